@@ -1,0 +1,79 @@
+"""What a model is and how an engine runs it: frozen; resolving returns a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from unspool.errors import RequestError
+
+RopeStyle = Literal["interleaved", "half"]
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How positions beyond the trained context are squeezed into the trained rotation speeds."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_context: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a model. One value for every number that a model file may ask for."""
+
+    architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma3", …
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope_theta: float
+    rope_style: RopeStyle  # GGUF's llama stores q and k permuted for "interleaved"; Hugging Face for "half"
+    rope_dim: int  # rotated channels of each head; head_dim unless partial
+    rope_scaling: RopeScaling | None = None
+    tied_embeddings: bool = False
+    activation: Activation = "silu"
+    sliding_window: int | None = None  # keys that a query may look back on, itself included
+    sliding_pattern: int | None = None  # every n-th layer is global; None: all layers alike
+    rope_theta_local: float | None = None  # gemma3: theta of the sliding layers
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+    attention_softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs. Every None is resolved, and told, when the engine starts."""
+
+    device: Literal["auto", "cpu", "cuda", "reference"] = "auto"
+    threads: int | None = None  # CPU threads; None: the cores this process may use
+    isa: Literal["auto", "avx512", "avx2", "plain"] = "auto"  # CPU kernel set
+    block_size: int = 32  # tokens in one KV block
+    kv_tokens: int | None = None  # capacity of the KV cache in tokens; None: from free memory
+    kv_dtype: Literal["f16", "q8", "f32"] = "f16"
+    step_tokens: int = 512  # tokens computed in one step, over all requests
+    max_running: int = 256  # requests in one step
+    max_waiting: int = 4096  # requests in the queue before QueueFullError
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "step_tokens", "max_running", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} is {getattr(self, name)}; it must be at least 1", name)
+        for name in ("threads", "kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(f"{name} is {value}; it must be at least 1", name)

@@ -1,0 +1,56 @@
+"""Every failure that unspool reports, as one tree.
+
+    UnspoolError
+    ├── RequestError(param)          the caller asked for something impossible: HTTP 4xx
+    │   ├── ContextLengthError       the prompt does not fit the model
+    │   └── QueueFullError           too many are waiting; try again later
+    ├── ModelError                   a model file, directory or name is unusable
+    └── EngineError                  the engine itself failed: HTTP 5xx
+        ├── BackendError             a device, driver, library or kernel is missing
+        └── EngineClosedError        the engine was shut down
+"""
+
+from __future__ import annotations
+
+
+class UnspoolError(Exception):
+    """The root: catch this to catch everything that unspool raises on purpose."""
+
+
+class RequestError(UnspoolError):
+    """A request that cannot be honoured; `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(RequestError):
+    """The prompt is longer than the model (or the cache) can hold."""
+
+    def __init__(self, message: str, param: str | None = "prompt") -> None:
+        super().__init__(message, param, "context_length_exceeded")
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is at its bound; nothing was queued."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, None, "queue_full")
+
+
+class ModelError(UnspoolError):
+    """A model that cannot be found, read or understood; the message names the file or tensor."""
+
+
+class EngineError(UnspoolError):
+    """The engine failed through no fault of the request."""
+
+
+class BackendError(EngineError):
+    """A device cannot be used; the message says what is missing and how to get it."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was shut down while, or before, the request ran."""
