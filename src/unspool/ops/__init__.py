@@ -1,0 +1,165 @@
+"""The vocabulary that models are written in: one signature an operation, several bodies.
+
+    reference   numpy, slow, right: the specification
+    cpu         native kernels; a model is recorded once and each step is one native call
+    cuda        Triton kernels; each step is a CUDA graph
+
+A model calls these methods on opaque `Rows` (activations, one row a token) and never looks inside: on the CPU a row
+handle is a buffer of a program being recorded, on the GPU a tensor, in the reference a float32 array.
+
+The first promise binds every body: *a row's bits depend on that row and on the weight's shape, never on how many rows
+come along or where it stands.*
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from unspool.config import Activation, EngineConfig, ModelConfig, RopeStyle
+from unspool.errors import BackendError
+
+if TYPE_CHECKING:
+    from unspool.weights.weight import Weight
+
+Rows = Any  # a body's own kind of activations
+Matrix = Any  # a body's own kind of prepared weight, from Ops.matrix
+Vector = Any  # a body's own kind of prepared float32 vector, from Ops.vector
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step computes: rows of tokens, packed sequence after sequence.
+
+    Row r holds the token `ids[r]` at `positions[r]`; its key and value go to slot `slots[r]` (block · block_size +
+    offset). Sequence s owns rows `starts[s] : starts[s + 1]` and the blocks `tables[s]`; a row sees every key of its
+    sequence at its own position or before. Logits are computed for `logit_rows` alone.
+    """
+
+    ids: np.ndarray  # int32 [rows]
+    positions: np.ndarray  # int32 [rows]
+    slots: np.ndarray  # int64 [rows]
+    starts: np.ndarray  # int32 [sequences + 1]
+    tables: np.ndarray  # int32 [sequences, most blocks of any]; unused places hold 0
+    logit_rows: np.ndarray  # int32 [logits]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: channel pair i of each head turns by position · inv_freq[i]; cos and sin are times `scale`."""
+
+    inv_freq: np.ndarray  # float32 [rope_dim / 2]
+    style: RopeStyle  # pairs are (2i, 2i+1) when interleaved, (i, i + rope_dim/2) when half
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention: heads, rotation, optional per-head norms, what a query may see."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope
+    window: int | None = None  # keys a query sees, itself included; None: all
+    softcap: float | None = None
+    q_norm: Vector | None = None  # RMS norm weight of head_dim, before the rotation
+    k_norm: Vector | None = None
+    norm_eps: float = 1e-6
+
+
+class KVCache(Protocol):
+    """Keys and values of every layer in blocks of `block_size` tokens; the layout inside a block is the body's own."""
+
+    block_size: int
+    num_blocks: int
+    block_bytes: int  # of one block over all layers
+    layout: str  # names what the bytes mean; a saved block is only good for an equal layout
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a whole block over all layers: copy on write."""
+
+    def read_block(self, block: int) -> bytes: ...
+    def write_block(self, block: int, data: bytes) -> None: ...
+
+
+class Ops(Protocol):
+    """A body. Signatures are the contract; ops/reference.py is what they mean."""
+
+    name: str
+    kernel_set: str  # what a receipt records: body and instruction set, e.g. "cpu-avx2"
+
+    # Preparing a model -------------------------------------------------------------------------------------------
+    def matrix(self, parts: Sequence[Weight]) -> Matrix:
+        """Prepare weights that share their input, stacked by output features (q, k and v; gate and up)."""
+
+    def vector(self, parts: Sequence[Weight]) -> Vector:
+        """Prepare float32 vectors, concatenated: norm weights and biases."""
+
+    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> KVCache: ...
+
+    def compile(self, forward: Callable[[Batch, KVCache], Rows], kv: KVCache) -> Callable[[Batch], np.ndarray]:
+        """Make a step of a model: batch in, float32 logits [len(logit_rows), vocabulary] out.
+
+        The array may be a buffer that the next step overwrites.
+        """
+
+    # Computing -----------------------------------------------------------------------------------------------------
+    def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0) -> Rows: ...
+
+    def norm(self, x: Rows, weight: Vector, eps: float, residual: Rows | None = None) -> Rows:
+        """residual + x / rms(x) · weight"""
+
+    def linear(self, x: Rows, weight: Matrix, bias: Vector | None = None, residual: Rows | None = None) -> Rows:
+        """residual + x · weightᵀ + bias"""
+
+    def gated(self, x: Rows, weight: Matrix, activation: Activation) -> Rows:
+        """activation(x · gateᵀ) · (x · upᵀ), where weight stacks gate over up"""
+
+    def attention(self, qkv: Rows, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Rows:
+        """Norm and rotate q and k, store k and v in their slots, attend; rows of num_heads · head_dim."""
+
+    def take(self, x: Rows, batch: Batch) -> Rows:
+        """The rows whose logits are wanted."""
+
+    def logits(self, x: Rows, weight: Matrix, softcap: float | None = None) -> Rows:
+        """softcap · tanh(x · weightᵀ / softcap) in float32"""
+
+
+def load(config: EngineConfig) -> Ops:
+    """The body for a device, imported only now; a missing one says why and what to do."""
+    if config.device == "reference":
+        from unspool.ops.reference import ReferenceOps
+
+        return ReferenceOps()
+    if config.device == "cuda" or (config.device == "auto" and _cuda_is_usable()):
+        from unspool.ops.cuda import CudaOps
+
+        return CudaOps()
+    try:
+        from unspool.ops.cpu import CpuOps
+    except ImportError as error:
+        raise BackendError(
+            f"the native CPU kernels are not built ({error}); run `pip install .` in the source tree, "
+            'or pass device="reference" for the slow numpy body'
+        ) from error
+    return CpuOps(threads=config.threads, isa=config.isa)
+
+
+def _cuda_is_usable() -> bool:
+    """True when a GPU can be used; asks the driver before paying for an import of torch."""
+    import ctypes.util
+
+    if ctypes.util.find_library("cuda") is None:
+        return False
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
