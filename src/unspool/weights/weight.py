@@ -1,0 +1,65 @@
+"""A weight: a tensor as its file stores it, with the means to say what its bytes are worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from unspool.errors import ModelError
+from unspool.weights.formats import FORMATS
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A named tensor in its storage format. The bytes are the file's own, memory-mapped, never copied at load.
+
+    Names are GGUF's (`blk.0.attn_q.weight`), whatever the file; `shape` is row-major, (out_features, in_features)
+    for a matrix.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    data: np.ndarray  # uint8, 1-D, contiguous, read-only
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ModelError(f"{self.name}: unknown format {self.format!r}; known: {', '.join(FORMATS)}")
+        if self.data.dtype != np.uint8 or self.data.ndim != 1 or not self.data.flags.c_contiguous:
+            raise ModelError(f"{self.name}: data must be a contiguous row of bytes")
+        format = FORMATS[self.format]
+        if not self.shape or self.shape[-1] % format.block:
+            raise ModelError(
+                f"{self.name}: shape {self.shape} does not fit {self.format}, which stores {format.block} values a block"
+            )
+        expected = format.nbytes(math.prod(self.shape))
+        if self.data.size != expected:
+            raise ModelError(
+                f"{self.name}: {self.format} of shape {self.shape} takes {expected} bytes; {self.data.size} are here"
+            )
+        if self.data.flags.writeable:
+            data = self.data.view()
+            data.flags.writeable = False
+            object.__setattr__(self, "data", data)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.size)
+
+    def dequantize(self) -> np.ndarray:
+        """The values, float32 of `shape`: the specification of what the bytes mean."""
+        return FORMATS[self.format].decode(self.data).reshape(self.shape)
+
+    def dequantize_rows(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of a matrix that `rows` names, float32 (len(rows), in_features)."""
+        num_rows = math.prod(self.shape[:-1])
+        table = self.data.reshape(num_rows, -1)
+        return FORMATS[self.format].decode(table[rows]).reshape(*np.shape(rows), self.shape[-1])
+
+
+def encode_weight(name: str, values: np.ndarray, format: str = "f32") -> Weight:
+    """`values` as a weight in `format`, in memory."""
+    data = np.frombuffer(FORMATS[format].encode(values), dtype=np.uint8)
+    return Weight(name, format, tuple(int(n) for n in values.shape), data)
