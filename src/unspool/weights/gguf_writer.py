@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from unspool.errors import ModelError
-from unspool.weights.gguf import ARRAY, MAGIC, SCALARS, STRING, TENSOR_FORMATS
+from unspool.weights.gguf_layout import ARRAY, MAGIC, SCALARS, STRING, TENSOR_FORMATS
 from unspool.weights.weight import Weight
 
 ALIGNMENT = 32
@@ -37,6 +37,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Mapping[str, Weight]) -> None:
     """Writes a GGUF file, version 3. Integers take the smallest of u32, i32, i64 that holds them, floats are f32."""
     path = Path(path)
+    alignment = int(metadata.get("general.alignment", ALIGNMENT))
     with replacing(path) as file:
         file.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
         for key, value in metadata.items():
@@ -46,11 +47,11 @@ def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Mapping[s
             dims = weight.shape[::-1]
             file.write(_string(name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims))
             file.write(struct.pack("<IQ", TYPE_OF_FORMAT[weight.format], offset))
-            offset += weight.nbytes + -weight.nbytes % ALIGNMENT
-        file.write(bytes(-file.tell() % metadata.get("general.alignment", ALIGNMENT)))
+            offset += weight.nbytes + -weight.nbytes % alignment
+        file.write(bytes(-file.tell() % alignment))
         for weight in tensors.values():
-            file.write(weight.data)
-            file.write(bytes(-weight.nbytes % ALIGNMENT))
+            file.write(memoryview(weight.data))
+            file.write(bytes(-weight.nbytes % alignment))
 
 
 def _string(text: str) -> bytes:

@@ -32,7 +32,7 @@ class Weight:
         format = FORMATS[self.format]
         if not self.shape or self.shape[-1] % format.block:
             raise ModelError(
-                f"{self.name}: shape {self.shape} does not fit {self.format}, which stores {format.block} values a block"
+                f"{self.name}: shape {self.shape} does not fit {self.format}, which has {format.block} values a block"
             )
         expected = format.nbytes(math.prod(self.shape))
         if self.data.size != expected:
