@@ -1,0 +1,142 @@
+"""Who holds which block of the KV cache: reference counts, a free list, and the index of computed prefixes.
+
+    free     no owner, nothing worth keeping                    _free
+    cached   no owner, holds a computed prefix                  _cached   (least recently used first)
+    held     one owner or more; registered if its key is known  _owners > 0
+
+    allocate: free → held, else the oldest cached one is forgotten and → held
+    release:  the last owner goes: registered → cached, else → free
+
+A block that is registered or has several owners is never written: whoever must write copies it first.
+An owner of a block owns all blocks before it in its sequence and releases them last to first, so in the order of
+release a block always comes before its parent, and forgetting the oldest never orphans a child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from unspool.errors import EngineError
+
+
+def root_key(*parts: str) -> bytes:
+    """The key that a chain starts from: all that changes keys and values besides tokens (model, layout, salt)."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+
+
+def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of a block that follows `parent` and holds `tokens`."""
+    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+
+
+class Blocks:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._owners = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # popped from the end: low numbers first
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, tuple[bytes, bytes, tuple[int, ...]]] = {}  # block: (key, parent's key, tokens)
+        self._children: dict[bytes, set[int]] = {}  # parent's key: blocks that follow it
+        self.num_evictions = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that could be allocated now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def allocate(self) -> int:
+        if self._free:
+            block = self._free.pop()
+        elif self._cached:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
+            self.num_evictions += 1
+        else:
+            raise EngineError("no block is free; the scheduler must preempt before it allocates")
+        self._owners[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Become one more owner of a held or cached block."""
+        if self._owners[block] == 0:
+            del self._cached[block]
+        self._owners[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Give up a sequence's blocks, first to last as they stand in it."""
+        for block in reversed(list(blocks)):
+            self._owners[block] -= 1
+            if self._owners[block] == 0:
+                if block in self._key_of:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def is_writable(self, block: int) -> bool:
+        return self._owners[block] == 1 and block not in self._key_of
+
+    # The index of computed prefixes ---------------------------------------------------------------------------------
+    def register(self, block: int, key: bytes, parent: bytes, tokens: Sequence[int]) -> None:
+        """Make a full, computed block findable. A key that is known already keeps the block it has."""
+        if key in self._block_of or block in self._key_of:
+            return
+        self._block_of[key] = block
+        self._key_of[block] = (key, parent, tuple(tokens))
+        self._children.setdefault(parent, set()).add(block)
+
+    def find(self, key: bytes) -> int | None:
+        return self._block_of.get(key)
+
+    def find_partial(self, parent: bytes, tokens: Sequence[int]) -> tuple[int, int]:
+        """The registered block after `parent` that shares most leading tokens: (block, how many), or (-1, 0)."""
+        best, most = -1, 0
+        for block in self._children.get(parent, ()):
+            count = 0
+            for a, b in zip(self._key_of[block][2], tokens, strict=False):
+                if a != b:
+                    break
+                count += 1
+            if count > most or (count == most and count and block < best):
+                best, most = block, count
+        return best, most
+
+    def clear_cache(self) -> None:
+        """Forget every prefix that nobody holds."""
+        for block in list(self._cached):
+            self._forget(block)
+            self._free.append(block)
+        self._cached.clear()
+
+    def _forget(self, block: int) -> None:
+        key, parent, _ = self._key_of.pop(block)
+        del self._block_of[key]
+        siblings = self._children[parent]
+        siblings.discard(block)
+        if not siblings:
+            del self._children[parent]
+
+    # The invariant --------------------------------------------------------------------------------------------------
+    def check(self, held: Iterable[Sequence[int]] = ()) -> None:
+        """Every block is free, cached or held, by exactly those who say they hold it; raises AssertionError."""
+        owners = [0] * self.num_blocks
+        for sequence in held:
+            for block in sequence:
+                owners[block] += 1
+        assert owners == self._owners, f"owners {owners} differ from counts {self._owners}"
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & cached, f"blocks {free & cached} are free and cached"
+        assert free | cached == {b for b, n in enumerate(owners) if n == 0}, "a block was lost"
+        assert not free & set(self._key_of), "a free block is registered"
+        assert cached <= set(self._key_of), "a cached block is not registered"
+        assert {key: block for block, (key, _, _) in self._key_of.items()} == self._block_of, "the index disagrees"
+        children = {block for blocks in self._children.values() for block in blocks}
+        assert children == set(self._key_of), "a registered block has no parent entry"

@@ -1,0 +1,36 @@
+"""The hinge between deciding and computing: what one step will do, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request's part of a step: compute `tokens` at positions `start`, `start + 1`, … into `blocks`.
+
+    Logits are wanted for the last `num_logits` of them: none inside a prompt, one at the end of what is known, one
+    more for each drafted token.
+    """
+
+    request: int
+    start: int
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+    num_logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step. Blocks are copied before anything is computed; `preempted` requests lost theirs to make room."""
+
+    works: tuple[Work, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    preempted: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(work.tokens) for work in self.works)
+
+    def __bool__(self) -> bool:
+        return bool(self.works)

@@ -1,0 +1,53 @@
+"""A request inside the engine: tokens, how many of them are computed, and the blocks they are computed into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Request:
+    """What is left to compute, `len(tokens) + len(draft) - num_computed`, is all that the scheduler plans with.
+
+    tokens   |  prompt  |  output so far  |  draft |
+             |---------- computed ---|---- left ---|
+    blocks   |  b0  |  b1  |  b2  |  …          cover at least what is computed
+    """
+
+    __slots__ = (
+        "arrival", "blocks", "draft", "is_paused", "keys", "num_cached", "num_computed", "num_preemptions", "num_prompt",
+        "number", "priority", "root", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, number: int, prompt: Sequence[int], *, priority: int = 0, root: bytes = b"") -> None:
+        self.number = number  # unique in the engine
+        self.arrival = number  # a fork inherits its parent's
+        self.tokens = list(prompt)
+        self.num_prompt = len(prompt)
+        self.draft: list[int] = []
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.keys: list[bytes] = []  # of the full blocks, as far as they were needed
+        self.root = root  # where the chain of keys starts: model, layout, salt
+        self.priority = priority  # lower goes first
+        self.num_cached = 0  # prompt tokens that the prefix cache gave, at admission
+        self.num_preemptions = 0
+        self.is_paused = False  # holds its blocks, plans nothing: waits for its siblings
+
+    @property
+    def num_left(self) -> int:
+        return len(self.tokens) + len(self.draft) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """Who goes first: priority, then arrival."""
+        return (self.priority, self.arrival, self.number)
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.number}: {self.num_prompt}+{self.num_output} tokens, {self.num_computed} computed, "
+            f"{len(self.blocks)} blocks)"
+        )

@@ -1,0 +1,83 @@
+"""What an engine tells whoever asked: text as it comes, then exactly one ending for each choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "eos", "abort", "deadline", "repetition"]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `logprob` and `top` (id, logprob) are there when asked for, and so is `trace`."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    trace: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds. `queue` + `prefill` = `first_token`; decode covers the tokens after the first."""
+
+    queue: float
+    prefill: float
+    decode: float
+    total: float
+    first_token: float | None  # None: no token came
+    tokens_per_second: float | None  # decode rate; None: fewer than two tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens that a step chose for a choice, before they are text."""
+
+    request: str
+    choice: int
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that is final, and the tokens whose text is thereby wholly out."""
+
+    request: str
+    choice: int
+    text: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    request: str
+    choice: int
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop: str | int | None = None  # the stop string or end token that matched
+    seed: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)  # what an extension adds: beam score, speculation counts
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    request: str
+    choice: int
+    error: Exception
+
+
+Event = Text | Finished | Failed
