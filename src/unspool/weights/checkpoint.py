@@ -1,0 +1,210 @@
+"""A checkpoint: one opened model, whichever kind of file it came from.
+
+Weights are canonical: GGUF's names and GGUF's conventions. Two things follow for a Hugging Face directory. Its names
+are mapped (`hf_config`), and Gemma's norms, which it stores as w and applies as 1 + w, become the 1 + w that GGUF
+stores: these few vectors are float32 in memory, everything else stays the file's own bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unspool.config import ModelConfig
+from unspool.errors import ModelError
+from unspool.weights.fields import Fields, read_json
+from unspool.weights.generation import generation_from_gguf, generation_from_json
+from unspool.weights.gguf import GGUFFile, open_gguf
+from unspool.weights.gguf_config import config_from_gguf
+from unspool.weights.hf_config import canonical_name, config_from_json
+from unspool.weights.safetensors import open_safetensors_directory
+from unspool.weights.weight import Weight, encode_weight
+
+if TYPE_CHECKING:
+    from unspool.text.tokenizer import Tokenizer
+
+MAX_TEMPLATE = 1 << 20
+SAMPLES = 16  # chunks of each tensor that the fingerprint reads
+SAMPLE_BYTES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model that can be built: its shape, its weights, and what it says about its text and its defaults."""
+
+    path: Path
+    name: str
+    config: ModelConfig
+    weights: Mapping[str, Weight]
+    tokenizer: Callable[[], Tokenizer]  # made on demand: not every use of a checkpoint needs one
+    chat_template: str | None
+    generation: Mapping[str, Any]  # the model's own sampling defaults, by SamplingParams' names
+    eos_ids: tuple[int, ...]  # the ends that the model's files name, beyond what its tokenizer knows
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash that tells models apart: the config, and each tensor's name, format, shape and bytes.
+
+        Of a tensor of more than 4 KiB, 16 chunks of 256 bytes at even distances stand for the whole, so that
+        fingerprinting reads a few megabytes of a model of any size. It tells different models and quantizations apart;
+        it is no defence against someone who changes bytes in between.
+        """
+        digest = hashlib.sha256(repr(self.config).encode())
+        for name in sorted(self.weights):
+            weight = self.weights[name]
+            digest.update(f"\n{name} {weight.format} {weight.shape}\n".encode())
+            if weight.nbytes <= SAMPLES * SAMPLE_BYTES:
+                digest.update(weight.data.data)
+                continue
+            for start in np.linspace(0, weight.nbytes - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist():
+                digest.update(weight.data[start : start + SAMPLE_BYTES].data)
+        return digest.hexdigest()
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a GGUF file or a Hugging Face directory."""
+    path = Path(path)
+    if not path.exists():
+        raise ModelError(f"{path} does not exist")
+    return _open_directory(path) if path.is_dir() else _open_file(path)
+
+
+def check_names(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Weight]) -> None:
+    """Every expected tensor is there with its shape, and no other is."""
+    for name, shape in expected.items():
+        if name not in weights:
+            raise ModelError(f"tensor {name!r} of shape {shape} is missing")
+        if weights[name].shape != shape:
+            raise ModelError(f"tensor {name!r} has shape {weights[name].shape}; {shape} was expected")
+    for name, weight in weights.items():
+        if name not in expected:
+            raise ModelError(f"tensor {name!r} of shape {weight.shape} is not part of this architecture")
+
+
+# --- one file ----------------------------------------------------------------------------------------------------
+
+
+def _open_file(path: Path) -> Checkpoint:
+    file = open_gguf(path)
+    config = config_from_gguf(file)
+    keys = Fields(path, file.metadata, "tokenizer.")
+
+    def tokenizer() -> Tokenizer:
+        from unspool.text.tokenizer import from_gguf
+
+        return from_gguf(file.metadata)
+
+    template = keys.optional_string("chat_template")
+    return Checkpoint(
+        path=path,
+        name=re.sub(r"-\d{5}-of-\d{5}$", "", path.stem),
+        config=config,
+        weights=file.tensors,
+        tokenizer=tokenizer,
+        chat_template=_bounded(path, template),
+        generation=generation_from_gguf(path, file.metadata),
+        eos_ids=_gguf_eos(file, config),
+    )
+
+
+def _gguf_eos(file: GGUFFile, config: ModelConfig) -> tuple[int, ...]:
+    keys = Fields(file.path, file.metadata, "tokenizer.ggml.")
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = [keys.integer(name, low=0, high=config.vocab_size - 1) for name in names if keys.get(name) is not None]
+    return tuple(dict.fromkeys(ids))
+
+
+def _bounded(path: Path, template: str | None) -> str | None:
+    if template is not None and len(template) > MAX_TEMPLATE:
+        raise ModelError(f"{path}: a chat template of {len(template)} characters; at most {MAX_TEMPLATE} are allowed")
+    return template
+
+
+# --- a directory -------------------------------------------------------------------------------------------------
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        hint = f"; did you mean {files[0]}?" if files else ""
+        raise ModelError(f"{path} holds no config.json{hint}")
+    values = read_json(path / "config.json")
+    config = config_from_json(path / "config.json", values)
+    ids = [*Fields(path / "config.json", values).token_ids("eos_token_id")]
+    generation: dict[str, Any] = {}
+    if (path / "generation_config.json").is_file():
+        defaults = read_json(path / "generation_config.json")
+        generation = generation_from_json(path / "generation_config.json", defaults)
+        ids += Fields(path / "generation_config.json", defaults).token_ids("eos_token_id")
+
+    def tokenizer() -> Tokenizer:
+        from unspool.text.tokenizer import from_directory
+
+        return from_directory(path)
+
+    return Checkpoint(
+        path=path,
+        name=_directory_name(path),
+        config=config,
+        weights=canonical_weights(open_safetensors_directory(path), config),
+        tokenizer=tokenizer,
+        chat_template=_bounded(path, _directory_template(path)),
+        generation=generation,
+        eos_ids=tuple(dict.fromkeys(ids)),
+    )
+
+
+def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
+    """A Hugging Face directory's tensors under GGUF's names, and by GGUF's conventions."""
+    weights: dict[str, Weight] = {}
+    for name, weight in tensors.items():
+        canonical = canonical_name(name, config)
+        if canonical is None:
+            continue
+        if canonical in weights:
+            raise ModelError(f"tensor {name!r}: another tensor is {canonical!r} too")
+        if config.architecture == "gemma3" and canonical.endswith("norm.weight"):
+            weights[canonical] = encode_weight(canonical, weight.dequantize() + np.float32(1))
+        else:
+            weights[canonical] = Weight(canonical, weight.format, weight.shape, weight.data)
+    return weights
+
+
+def _directory_name(path: Path) -> str:
+    """The directory's name, or the hub's own where it is a snapshot: models--org--name/snapshots/revision."""
+    resolved = path.resolve()
+    if resolved.parent.name == "snapshots" and resolved.parent.parent.name.startswith("models--"):
+        return resolved.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return resolved.name
+
+
+def _directory_template(path: Path) -> str | None:
+    """The chat template from its own file, or from the tokenizer's configuration (one, or several by name)."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            size = file.stat().st_size
+            if size > 4 * MAX_TEMPLATE:
+                raise ModelError(f"{file}: {size} bytes; a template has at most {MAX_TEMPLATE} characters")
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from error
+    for file in (path / "tokenizer_config.json", path / "chat_template.json"):
+        if not file.is_file():
+            continue
+        fields = Fields(file, read_json(file))
+        value = fields.get("chat_template")
+        if isinstance(value, list):
+            named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+            fields = Fields(file, {"chat_template": named.get("default")})
+        template = fields.optional_string("chat_template")
+        if template is not None:
+            return template
+    return None
