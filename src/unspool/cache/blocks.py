@@ -108,6 +108,14 @@ class Blocks:
                 best, most = block, count
         return best, most
 
+    def unregister(self, block: int) -> None:
+        """Make a held block private again, so that its one owner may write it."""
+        if block in self._key_of:
+            self._forget(block)
+
+    def num_owners(self, block: int) -> int:
+        return self._owners[block]
+
     def clear_cache(self) -> None:
         """Forget every prefix that nobody holds."""
         for block in list(self._cached):

@@ -1,0 +1,264 @@
+"""Who computes what in the next step. Plain Python: it sees counts of tokens and numbers of blocks, nothing else.
+
+There are no phases. A request has tokens left to compute; a step has a budget of tokens. It is spent in this order:
+
+    1. running requests with one token left (and their drafts): nobody's stream waits for somebody's prompt
+    2. running requests with more left: prompts, in chunks of what the budget still holds
+    3. waiting requests, by priority and arrival, while their whole prompt finds room
+
+When blocks run out, the running request whose turn is last loses its blocks and waits again; its tokens stay, so it
+computes them anew. The request whose turn is first can take everyone else's blocks and fits alone, so it always
+advances: no livelock, no starvation.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+
+from unspool.cache.blocks import Blocks, chain_key
+from unspool.engine.plan import Plan, Work
+from unspool.engine.request import Request
+
+
+class Scheduler:
+    def __init__(
+        self,
+        blocks: Blocks,
+        *,
+        step_tokens: int,
+        max_running: int,
+        prefix_cache: bool = True,
+        chunk_tokens: int | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.step_tokens = step_tokens
+        self.chunk_tokens = chunk_tokens or step_tokens  # of prompts, in a step that others stream in
+        self.max_running = min(max_running, step_tokens)
+        self.prefix_cache = prefix_cache
+        self.running: list[Request] = []  # in turn
+        self.waiting: list[Request] = []  # in turn
+        self.num_preemptions = 0
+        self.prefix_queries = 0  # prompt tokens looked up in the prefix cache
+        self.prefix_hits = 0  # of those, found
+
+    # Coming and going -----------------------------------------------------------------------------------------------
+    def add(self, request: Request) -> None:
+        bisect.insort(self.waiting, request, key=_turn)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request, finished or not, and free its blocks at once."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        self._drop_blocks(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Start `child`, whose tokens begin as `parent`'s do, on the blocks that both share."""
+        common = 0
+        for a, b in zip(parent.tokens, child.tokens, strict=False):
+            if a != b:
+                break
+            common += 1
+        child.num_computed = min(common, parent.num_computed, len(child.tokens) - 1)
+        child.blocks = parent.blocks[: self._num_blocks(child.num_computed)]
+        child.num_cached = min(child.num_computed, child.num_prompt)
+        for block in child.blocks:
+            self.blocks.share(block)
+        child.num_registered = child.num_computed // self.blocks.block_size
+        child.keys = parent.keys[: child.num_registered]
+        bisect.insort(self.running, child, key=_turn)
+
+    def rewind(self, request: Request, num_tokens: int) -> None:
+        """Take back the tokens after the first `num_tokens`; what was computed of them is void."""
+        del request.tokens[num_tokens:]
+        request.draft = []
+        request.num_computed = min(request.num_computed, num_tokens - 1)
+        self._keep_blocks(request, self._num_blocks(request.num_computed))
+        num_full = request.num_computed // self.blocks.block_size
+        del request.keys[num_full:]
+        request.num_registered = min(request.num_registered, num_full)
+
+    # Planning -------------------------------------------------------------------------------------------------------
+    def plan(self) -> Plan:
+        """Decide the next step and take the blocks it needs."""
+        budget, works, copies, preempted = self.step_tokens, {}, [], []
+        ready = [request for request in self.running if request.num_left and not request.is_paused]
+        streaming = [request for request in ready if request.num_left <= 1 + len(request.draft)]
+        prompts = [request for request in ready if request.num_left > 1 + len(request.draft)]
+
+        def schedule(request: Request, most: int) -> int:
+            if request not in self.running:  # preempted a moment ago
+                return 0
+            count = min(request.num_left, most)
+            while not self._has_room(request, count):
+                victim = self.running[-1]
+                self._preempt(victim)
+                works.pop(victim.number, None)
+                preempted.append(victim.number)
+                if victim is request:
+                    return 0
+            works[request.number] = self._take(request, count, copies)
+            return count
+
+        for request in streaming:
+            budget -= schedule(request, budget) if budget else 0
+        if streaming:
+            budget = min(budget, self.chunk_tokens)
+        for request in prompts:
+            budget -= schedule(request, budget) if budget else 0
+        while budget and self.waiting and len(self.running) < self.max_running and not preempted:
+            request = self.waiting[0]
+            if not self._admit(request, copies):
+                break
+            budget -= schedule(request, budget)
+        return Plan(tuple(works.values()), tuple(copies), tuple(preempted))
+
+    def _admit(self, request: Request, copies: list[tuple[int, int]]) -> bool:
+        """Move the first waiting request to the running ones, with what the prefix cache has of it."""
+        if self.prefix_cache:
+            self._share_prefix(request)
+        missing = self._num_blocks(len(request.tokens)) - len(request.blocks)
+        while missing > self.blocks.num_free and self.running and self._all_paused():
+            self._preempt(self.running[-1])  # they wait for a sibling, and this may be it
+        if missing > self.blocks.num_free and self.running:
+            self._drop_blocks(request)
+            return False
+        self.waiting.remove(request)
+        bisect.insort(self.running, request, key=_turn)
+        if self.prefix_cache:
+            self._copy_partial(request, copies)
+        if request.num_preemptions == 0:
+            self.prefix_queries += len(request.tokens)
+            self.prefix_hits += request.num_computed
+            request.num_cached = min(request.num_computed, request.num_prompt)
+        return True
+
+    def _all_paused(self) -> bool:
+        return all(request.is_paused for request in self.running)
+
+    def _share_prefix(self, request: Request) -> None:
+        """Share the computed blocks that the request's tokens begin with; one token is left, for its logits."""
+        size = self.blocks.block_size
+        while request.num_computed + size < len(request.tokens):
+            block = self.blocks.find(self._key(request, len(request.blocks)))
+            if block is None:
+                break
+            self.blocks.share(block)
+            request.blocks.append(block)
+            request.num_computed += size
+        request.num_registered = len(request.blocks)
+
+    def _copy_partial(self, request: Request, copies: list[tuple[int, int]]) -> None:
+        """Copy the registered block that begins as the rest of the request's tokens does."""
+        parent = request.keys[len(request.blocks) - 1] if request.blocks else request.root
+        block, count = self.blocks.find_partial(parent, request.tokens[request.num_computed : -1])
+        if count == 0 or self.blocks.num_free < 2:
+            return
+        self.blocks.share(block)  # so that the allocation cannot take it
+        request.blocks.append(self.blocks.allocate())
+        copies.append((block, request.blocks[-1]))
+        request.num_computed += count
+        self.blocks.release([block])
+
+    def _has_room(self, request: Request, count: int) -> bool:
+        missing = self._num_blocks(request.num_computed + count) - len(request.blocks)
+        return missing + self._must_copy(request) <= self.blocks.num_free
+
+    def _must_copy(self, request: Request) -> bool:
+        """Whether the block that the next token goes to belongs to others too."""
+        index = request.num_computed // self.blocks.block_size
+        return index < len(request.blocks) and self.blocks.num_owners(request.blocks[index]) > 1
+
+    def _take(self, request: Request, count: int, copies: list[tuple[int, int]]) -> Work:
+        start, end = request.num_computed, request.num_computed + count
+        missing = self._num_blocks(end) - len(request.blocks)
+        index = start // self.blocks.block_size
+        if index < len(request.blocks) and not self.blocks.is_writable(request.blocks[index]):
+            self._make_writable(request, index, copies, in_place=self.blocks.num_free <= missing)
+        request.blocks.extend(self.blocks.allocate() for _ in range(missing))
+        tokens = request.tokens[start:end]
+        tokens += request.draft[: count - len(tokens)]
+        num_logits = max(0, end - len(request.tokens) + 1)
+        return Work(request.number, start, tuple(tokens), tuple(request.blocks), num_logits)
+
+    def _make_writable(self, request: Request, index: int, copies: list[tuple[int, int]], *, in_place: bool) -> None:
+        """Copy on write; a block that is only registered leaves the index instead when none is free to copy to."""
+        block = request.blocks[index]
+        if in_place and self.blocks.num_owners(block) == 1:
+            self.blocks.unregister(block)
+            return
+        request.blocks[index] = self.blocks.allocate()
+        copies.append((block, request.blocks[index]))
+        self.blocks.release([block])
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._drop_blocks(request)
+        request.draft = []
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        bisect.insort(self.waiting, request, key=_turn)
+
+    # Committing -----------------------------------------------------------------------------------------------------
+    def commit(self, plan: Plan, chosen: Mapping[int, Sequence[int]]) -> None:
+        """Record that a plan was computed and which tokens its logits gave.
+
+        Of a draft, the leading part that equals what was chosen is computed; the rest never happened.
+        """
+        requests = {request.number: request for request in self.running}
+        for work in plan.works:
+            request = requests.get(work.request)
+            if request is None:  # finished or aborted since
+                continue
+            tokens = chosen.get(work.request, ())
+            end = work.start + len(work.tokens)
+            request.num_computed = end - work.num_logits + max(1, len(tokens)) if work.num_logits else end
+            request.tokens.extend(tokens)
+            request.draft = []
+            self._register(request)
+
+    def _register(self, request: Request) -> None:
+        """Make the blocks that became full and computed findable."""
+        if not self.prefix_cache:
+            return
+        size = self.blocks.block_size
+        for index in range(request.num_registered, request.num_computed // size):
+            key = self._key(request, index)
+            parent = request.keys[index - 1] if index else request.root
+            tokens = request.tokens[index * size : (index + 1) * size]
+            self.blocks.register(request.blocks[index], key, parent, tokens)
+            request.num_registered = index + 1
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+    def _key(self, request: Request, index: int) -> bytes:
+        """The key of a request's full block, chained from those before it."""
+        size = self.blocks.block_size
+        while len(request.keys) <= index:
+            at = len(request.keys)
+            parent = request.keys[-1] if request.keys else request.root
+            request.keys.append(chain_key(parent, request.tokens[at * size : (at + 1) * size]))
+        return request.keys[index]
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.blocks.block_size)
+
+    def _keep_blocks(self, request: Request, count: int) -> None:
+        self.blocks.release(request.blocks[count:])
+        del request.blocks[count:]
+
+    def _drop_blocks(self, request: Request) -> None:
+        self._keep_blocks(request, 0)
+        request.num_computed = request.num_registered = 0
+
+    def check(self) -> None:
+        """Every block is accounted for; every request is where it should be."""
+        self.blocks.check(request.blocks for request in [*self.running, *self.waiting])
+        for queue in (self.running, self.waiting):
+            assert queue == sorted(queue, key=_turn), "a queue is out of turn"
+        for request in self.waiting:
+            assert not request.blocks, f"{request} waits and holds blocks"
+        for request in self.running:
+            assert len(request.blocks) >= self._num_blocks(request.num_computed), f"{request} lacks blocks"
+
+
+def _turn(request: Request) -> tuple[int, int, int]:
+    return request.turn

@@ -1,0 +1,165 @@
+"""Thousands of random schedules on a fake model that reads its history from the blocks it was told to.
+
+The fake model writes each token into the slot of its block and chooses the next token by hashing what it finds there,
+so a block shared, copied, evicted or rewound wrongly changes an answer. Every finished answer must equal the one that
+the same request gives alone, and every block must be accounted for after every step.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from unspool.cache.blocks import Blocks, root_key
+from unspool.engine.plan import Plan
+from unspool.engine.request import Request
+from unspool.engine.scheduler import Scheduler
+
+VOCABULARY = 5  # small, so that random prompts often share prefixes
+
+
+def next_token(history: list[int], seed: int) -> int:
+    return zlib.crc32(bytes(history) + bytes([seed])) % VOCABULARY
+
+
+class FakeMemory:
+    """One token in each slot; what the keys and values of a real model would be."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.size = blocks.block_size
+        self.slots = [[-1] * blocks.block_size for _ in range(blocks.num_blocks)]
+
+    def run(self, plan: Plan, seeds: dict[int, int]) -> dict[int, list[int]]:
+        """Compute a plan: the tokens that each work's logits choose, drafts verified."""
+        for source, target in plan.copies:
+            self.slots[target] = list(self.slots[source])
+        chosen = {}
+        for work in plan.works:
+            for offset, token in enumerate(work.tokens):
+                position = work.start + offset
+                self.slots[work.blocks[position // self.size]][position % self.size] = token
+            if work.num_logits:
+                chosen[work.request] = self.verify(work, seeds[work.request])
+        return chosen
+
+    def verify(self, work, seed: int) -> list[int]:
+        end = work.start + len(work.tokens)
+        history = [self.slots[work.blocks[p // self.size]][p % self.size] for p in range(end)]
+        tokens: list[int] = []
+        for position in range(end - work.num_logits, end):
+            tokens.append(next_token(history[: position + 1], seed))
+            if position + 1 < end and history[position + 1] != tokens[-1]:
+                break
+        return tokens
+
+
+def answer_alone(prompt: list[int], seed: int, count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+class World:
+    """A scheduler, its fake memory and the requests in it, driven by random events."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        size = rng.choice([1, 2, 3, 4, 8])
+        self.capacity = rng.choice([24, 32, 64, 160])
+        self.blocks = Blocks(-(-self.capacity // size), size)
+        self.scheduler = Scheduler(
+            self.blocks,
+            step_tokens=rng.choice([1, 2, 5, 16, 64]),
+            max_running=rng.choice([1, 2, 4, 16]),
+            prefix_cache=rng.random() < 0.8,
+            chunk_tokens=rng.choice([None, 1, 3]),
+        )
+        self.memory = FakeMemory(self.blocks)
+        self.live: dict[int, tuple[Request, int, int]] = {}  # number: (request, seed, tokens wanted)
+        self.number = self.finished = 0
+        self.common = [rng.randrange(VOCABULARY) for _ in range(self.capacity)]
+
+    def arrive(self) -> None:
+        length = self.rng.randrange(1, self.capacity - 6)
+        shared = self.rng.randrange(length + 1)
+        prompt = self.common[:shared] + [self.rng.randrange(VOCABULARY) for _ in range(length - shared)]
+        salt = self.rng.choice(["", "", "tenant"])
+        request = Request(self.number, prompt, priority=self.rng.choice([0, 0, 1]), root=root_key("fake", salt))
+        self.live[self.number] = (request, self.rng.randrange(3), self.rng.randrange(1, 6))
+        self.number += 1
+        self.scheduler.add(request)
+
+    def fork(self) -> None:
+        running = [entry for entry in self.live.values() if entry[0] in self.scheduler.running]
+        if running:
+            parent, _, wanted = self.rng.choice(running)
+            child = Request(self.number, parent.tokens[: parent.num_prompt], priority=parent.priority, root=parent.root)
+            child.arrival = parent.arrival
+            self.live[self.number] = (child, self.rng.randrange(3), wanted)
+            self.number += 1
+            self.scheduler.fork(parent, child)
+
+    def rewind(self) -> None:
+        running = [entry[0] for entry in self.live.values() if entry[0] in self.scheduler.running]
+        if running:
+            request = self.rng.choice(running)
+            self.scheduler.rewind(request, self.rng.randrange(request.num_prompt, len(request.tokens) + 1))
+
+    def abort(self) -> None:
+        if self.live:
+            number = self.rng.choice(list(self.live))
+            self.scheduler.remove(self.live.pop(number)[0])
+
+    def draft(self) -> None:
+        for request, seed, wanted in self.live.values():
+            room = wanted - request.num_output - 1
+            if request in self.scheduler.running and request.num_left == 1 and room > 0 and self.rng.random() < 0.3:
+                guess = answer_alone(request.tokens, seed, room)
+                request.draft = [t if self.rng.random() < 0.7 else self.rng.randrange(VOCABULARY) for t in guess]
+
+    def step(self) -> None:
+        self.draft()
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        assert plan.num_tokens <= self.scheduler.step_tokens
+        assert bool(plan) == bool(self.live), "a step without work while requests are there: a livelock"
+        chosen = self.memory.run(plan, {number: entry[1] for number, entry in self.live.items()})
+        self.scheduler.commit(plan, chosen)
+        self.scheduler.check()
+        for number in chosen:
+            request, seed, wanted = self.live[number]
+            if request.num_output >= wanted:
+                alone = answer_alone(request.tokens[: request.num_prompt], seed, wanted)
+                assert request.tokens[request.num_prompt :] == alone
+                self.scheduler.remove(self.live.pop(number)[0])
+                self.finished += 1
+
+    def run(self, num_events: int) -> None:
+        events = [self.arrive, self.arrive, self.fork, self.rewind, self.abort] + [self.step] * 8
+        for _ in range(num_events):
+            self.rng.choice(events)()
+        for _ in range(20_000):
+            if not self.live:
+                break
+            self.step()
+        assert not self.live, "starved"
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        self.blocks.check()
+
+
+@pytest.mark.parametrize("chunk", range(8))
+def test_every_answer_in_a_crowd_equals_the_one_alone(chunk: int) -> None:
+    finished = preempted = hits = 0
+    for seed in range(chunk * 150, chunk * 150 + 150):
+        world = World(random.Random(seed))
+        world.run(60)
+        finished += world.finished
+        preempted += world.scheduler.num_preemptions
+        hits += world.scheduler.prefix_hits
+    assert finished > 500, "the schedules must do something"
+    assert preempted > 20
+    assert hits > 500
