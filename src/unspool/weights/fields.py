@@ -99,7 +99,7 @@ class Fields:
 
 
 def is_text(value: Any) -> bool:
-    """A string that can be written down: JSON's escapes can make half a character, which nothing downstream can encode."""
+    """A string that can be encoded: JSON's escapes can make half a surrogate pair, which cannot."""
     return type(value) is str and (value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value))
 
 

@@ -88,6 +88,8 @@ class Reader:
         if kind == "<?" and self.buffer[self.position] > 1:
             self.fail(f"a boolean is {self.buffer[self.position]}")
         self.position += length
+        if kind == "<f" and math.isfinite(value):
+            return float(str(np.float32(value)))  # 1e-05 as its author wrote it, not 9.999999747378752e-06
         return value
 
     def string(self, limit: int | None = None) -> str:

@@ -124,6 +124,9 @@ def metadata_of(config: ModelConfig) -> dict[str, Any]:
     """The keys that `config_from_gguf` reads back as `config`."""
     if config.architecture not in ARCHITECTURES:
         raise ModelError(f"architecture {config.architecture!r} has no GGUF keys; {', '.join(ARCHITECTURES)} have")
+    style = "interleaved" if config.architecture == "llama" else "half"
+    if config.rope_style != style:
+        raise ModelError(f"GGUF stores {config.architecture} for {style} rotation, not {config.rope_style}")
     values: dict[str, Any] = {
         "block_count": config.num_layers,
         "context_length": config.context_length,

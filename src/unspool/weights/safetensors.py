@@ -49,9 +49,9 @@ def open_safetensors_directory(path: str | Path) -> dict[str, Weight]:
 
 def _plain_name(index: Fields, name: str, file: Any) -> str:
     """A file beside the index and nowhere else: the index comes from a stranger."""
-    if is_text(file) and Path(file).name == file and file.endswith(".safetensors") and "\0" not in file:
-        return str(file)
-    index.fail("weight_map", f"tensor {name[:60]!r} is said to be in {str(file)[:60]!r}, which is no file beside it")
+    if not is_text(file) or Path(file).name != file or not file.endswith(".safetensors") or "\0" in file:
+        index.fail("weight_map", f"tensor {name[:60]!r} is said to be in {str(file)[:60]!r}, no file beside the index")
+    return str(file)
 
 
 def _only_file(path: Path) -> Path:

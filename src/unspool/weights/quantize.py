@@ -1,0 +1,29 @@
+"""A model in another format. Vectors, and matrices whose rows are not whole blocks of the format, stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unspool.errors import ModelError
+from unspool.weights.checkpoint import Checkpoint
+from unspool.weights.formats import FORMATS
+from unspool.weights.weight import Weight, encode_weight
+
+
+def quantize_weight(weight: Weight, format: str) -> Weight:
+    """The same values, as near as `format` can say them."""
+    if format not in FORMATS:
+        raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    return weight if weight.format == format else encode_weight(weight.name, weight.dequantize(), format)
+
+
+def quantize(checkpoint: Checkpoint, format: str) -> Checkpoint:
+    """A checkpoint in memory whose matrices are in `format` wherever their rows are whole blocks of it."""
+    if format not in FORMATS:
+        raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    block = FORMATS[format].block
+    weights = {
+        name: quantize_weight(weight, format) if len(weight.shape) > 1 and weight.shape[-1] % block == 0 else weight
+        for name, weight in checkpoint.weights.items()
+    }
+    return replace(checkpoint, weights=weights, name=f"{checkpoint.name}-{format}")

@@ -1,0 +1,123 @@
+"""Models of random weights: a shape is all that a law, a test or a benchmark needs. The same seed, the same bits."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unspool.config import ModelConfig
+from unspool.errors import ModelError
+from unspool.weights.checkpoint import Checkpoint
+from unspool.weights.formats import FORMATS
+from unspool.weights.gguf_config import metadata_of
+from unspool.weights.gguf_writer import write_gguf
+from unspool.weights.shapes import SHAPES, tensor_shapes
+from unspool.weights.weight import Weight, encode_weight
+
+if TYPE_CHECKING:
+    from unspool.text.tokenizer import Tokenizer
+
+__all__ = ["SHAPES", "byte_vocabulary", "random_checkpoint", "write_random_gguf"]
+
+NUM_BYTES = 256
+END = "<|endoftext|>"
+# A tensor of more values than this is tiled from a pool instead of drawn: eight billion draws take minutes.
+# The pool has a prime number of blocks, so that no two of a matrix's first rows are alike.
+DRAWN = 1 << 19
+POOL_BLOCKS = {1: 8_388_617, 32: 262_147, 256: 65_537}
+
+
+def random_checkpoint(config: ModelConfig, *, format: str = "f32", seed: int = 0) -> Checkpoint:
+    """A model in memory: matrices in `format`, vectors in f32, and a tokenizer whose first tokens are the 256 bytes."""
+    if format not in FORMATS:
+        raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    pools: dict[float, np.ndarray] = {}
+    weights = {
+        name: _vector(name, shape[0], seed) if len(shape) == 1 else _matrix(name, shape, format, seed, pools)
+        for name, shape in tensor_shapes(config).items()
+    }
+    return Checkpoint(
+        path=Path(f"random:{config.architecture}"),
+        name=f"random-{config.architecture}-{format}-{seed}",
+        config=config,
+        weights=weights,
+        tokenizer=_tokenizer(config),
+        chat_template=None,
+        generation={},
+        eos_ids=(NUM_BYTES,) if config.vocab_size > NUM_BYTES else (),
+    )
+
+
+def write_random_gguf(path: str | Path, config: ModelConfig, *, format: str = "f32", seed: int = 0) -> None:
+    """The same model as a file."""
+    checkpoint = random_checkpoint(config, format=format, seed=seed)
+    write_gguf(path, metadata_of(config) | byte_vocabulary(config.vocab_size), checkpoint.weights)
+
+
+def _generator(name: str, seed: int) -> np.random.Generator:
+    """Keyed by the tensor's name: no tensor's values depend on which others there are."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def _vector(name: str, size: int, seed: int) -> Weight:
+    values = 0.1 * _generator(name, seed).standard_normal(size, dtype=np.float32)
+    return encode_weight(name, values if name.endswith(".bias") else 1 + values)
+
+
+def _matrix(name: str, shape: tuple[int, ...], format: str, seed: int, pools: dict[float, np.ndarray]) -> Weight:
+    # Rows of unit length keep activations near one; a head twice that makes some tokens clearly likelier.
+    deviation = (2 if name in ("token_embd.weight", "output.weight") else 1) / math.sqrt(shape[-1])
+    generator = _generator(name, seed)
+    if math.prod(shape) <= DRAWN:
+        return encode_weight(name, deviation * generator.standard_normal(shape, dtype=np.float32), format)
+    kind = FORMATS[format]
+    if deviation not in pools:
+        values = _generator("pool", seed).standard_normal((POOL_BLOCKS[kind.block], kind.block), dtype=np.float32)
+        pools[deviation] = np.frombuffer(kind.encode(deviation * values), np.uint8)
+    pool = pools[deviation]
+    start = int(generator.integers(POOL_BLOCKS[kind.block])) * kind.bytes_per_block
+    data = np.empty(kind.nbytes(math.prod(shape)), np.uint8)
+    filled = 0
+    while filled < data.size:
+        piece = pool[start : start + data.size - filled]
+        data[filled : filled + piece.size] = piece
+        filled, start = filled + piece.size, 0
+    return Weight(name, format, shape, data)
+
+
+def byte_vocabulary(vocab_size: int) -> dict[str, Any]:
+    """GGUF's keys for a byte-level vocabulary without merges: the bytes, an end token, then names no text produces."""
+    if vocab_size <= NUM_BYTES:
+        raise ModelError(f"a vocabulary of {vocab_size} tokens has no room for {NUM_BYTES} bytes and an end token")
+    extra = vocab_size - NUM_BYTES - 1
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*_byte_characters(), END, *(f"<|extra_{index}|>" for index in range(extra))],
+        "tokenizer.ggml.token_type": [1] * NUM_BYTES + [3] + [5] * extra,  # normal, control, unused
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": NUM_BYTES,
+        "tokenizer.ggml.eos_token_id": NUM_BYTES,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def _byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary: itself if it prints, else one past 255."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(NUM_BYTES)]
+
+
+def _tokenizer(config: ModelConfig) -> Callable[[], Tokenizer]:
+    def tokenizer() -> Tokenizer:
+        from unspool.text.tokenizer import from_gguf
+
+        return from_gguf(byte_vocabulary(config.vocab_size))
+
+    return tokenizer
