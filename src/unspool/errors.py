@@ -7,7 +7,8 @@
     ├── ModelError                   a model file, directory or name is unusable
     └── EngineError                  the engine itself failed: HTTP 5xx
         ├── BackendError             a device, driver, library or kernel is missing
-        └── EngineClosedError        the engine was shut down
+        ├── EngineClosedError        the engine was shut down
+        └── SamplingError            a row of logits from which no token can be chosen
 """
 
 from __future__ import annotations
@@ -54,3 +55,7 @@ class BackendError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine was shut down while, or before, the request ran."""
+
+
+class SamplingError(EngineError):
+    """No token can be chosen from what the model gave; it fails the one request, and the message has the position."""

@@ -1,0 +1,268 @@
+"""From a row of logits to a token: the stages in their order, then the draw.
+
+    logits ─► bias · allowed · constraint · penalties ─► temperature · filters ─► draw ─► Choice
+              (touch few tokens: numpy, or a mask)       (every token: one native body, or the numpy reference)
+
+A Sampler belongs to one running sequence. `choose` looks, `accept` commits, `rewind` takes back; a choice is a function
+of the logits, the position and what was accepted, never of a neighbour or of how often `choose` was called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unspool.errors import RequestError, SamplingError
+from unspool.params import ResolvedParams
+from unspool.sampling import draw, filters, penalties
+from unspool.sampling.draw import F32
+from unspool.sampling.logprobs import rank_of, row_stats, top_ids
+from unspool.sampling.order import DRAW_STAGES, STAGES, Stage
+from unspool.sampling.resolve import is_on
+from unspool.sampling.state import History, StageState
+from unspool.sampling.trace import Recorded, StepTrace, step_trace
+
+REMOVED = filters.REMOVED
+
+
+class Matcher(Protocol):
+    """A constraint's progress through one answer. Bit t of the mask is 1 where token t may come next."""
+
+    def check(self, token: int) -> bool: ...
+
+    def mask(self) -> NDArray[np.uint32] | None: ...
+
+    def accept(self, token: int) -> None: ...
+
+    def rollback(self, n: int) -> None: ...
+
+    def fork(self) -> Matcher: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token, and what was asked to be told of it. Without logprobs, `logprob` is NaN and `rank` None."""
+
+    token: int
+    logprob: float
+    rank: int | None
+    top: tuple[tuple[int, float], ...]
+    trace: StepTrace | None = None
+
+
+class Sampler:
+    """One sequence's way of choosing tokens."""
+
+    def __init__(
+        self,
+        params: ResolvedParams,
+        *,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        end_ids: frozenset[int],
+        seed: int | None = None,
+        native: bool = True,
+        constraint: Matcher | None = None,
+        dry_breakers: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.params = params
+        self.vocab_size = vocab_size
+        self.seed = params.seed if seed is None else seed
+        self.constraint = constraint
+        self.history = History(params, prompt_ids)
+        self._end_ids = np.array(sorted(end_ids), dtype=np.int32)
+        self._dry_breakers = dry_breakers  # by token id: True where the text holds a sequence breaker
+        self._banned: dict[int, list[int]] = {}
+        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
+        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._refused = _all_but(params.allowed_token_ids, vocab_size)
+        self._stages = _stages_on(params, constraint)
+        self._native = native
+        # The winner of an unmasked row is the masked row's winner too, if the mask allows it, as long as nothing
+        # between mask and draw looks at other tokens. Filters do: with fewer rivals a token may survive that did not.
+        narrow = all(isinstance(stage, str) and stage not in DRAW_STAGES - {"temperature"} for stage in self._stages)
+        told = params.trace or (params.logprobs is not None and params.logprobs_stage == "final")
+        self._check_first = constraint is not None and narrow and not told
+
+    @property
+    def num_output(self) -> int:
+        return self.history.num_output
+
+    def choose(self, logits: F32, position: int) -> Choice:
+        """The token for this position of the sequence (prompt and output counted together); commits nothing."""
+        self._check_row(logits, position)
+        recorded: list[Recorded] | None = [] if self.params.trace else None
+        token, final = self._pick(logits, position, recorded, masked=not self._check_first)
+        if self._check_first and self.constraint is not None and not self.constraint.check(token):
+            token, final = self._pick(logits, position, recorded, masked=True)
+        return self._tell(logits, final, token, position, recorded)
+
+    def accept(self, token: int) -> None:
+        if self.constraint is not None:
+            self.constraint.accept(token)
+        self.history.push(token)
+
+    def rewind(self, num_output: int) -> None:
+        """Back to this many accepted output tokens; bans of places beyond them are forgotten."""
+        undone = self.num_output - num_output
+        if undone < 0 or num_output < 0:
+            raise ValueError(f"cannot rewind to {num_output} output tokens; there are {self.num_output}")
+        if self.constraint is not None and undone:
+            self.constraint.rollback(undone)
+        self.history.rewind(num_output)
+        self._banned = {place: tokens for place, tokens in self._banned.items() if place <= num_output}
+
+    def ban(self, token: int) -> None:
+        """Never choose this token as the next one (until a rewind to before this place)."""
+        self._banned.setdefault(self.num_output, []).append(token)
+
+    def fork(self, seed: int | None = None) -> Sampler:
+        twin = object.__new__(Sampler)
+        twin.__dict__.update(self.__dict__)
+        twin.seed = self.seed if seed is None else seed
+        twin.history = self.history.fork()
+        twin.constraint = None if self.constraint is None else self.constraint.fork()
+        twin._banned = {place: list(tokens) for place, tokens in self._banned.items()}
+        return twin
+
+    def _check_row(self, logits: F32, position: int) -> None:
+        if logits.shape != (self.vocab_size,) or logits.dtype != np.float32:
+            raise ValueError(f"logits are {logits.dtype}{logits.shape}; expected float32 ({self.vocab_size},)")
+        if np.isnan(logits).any():
+            raise SamplingError(f"the model gave NaN logits at position {position:,}")
+        if logits.max() == np.inf:
+            raise SamplingError(f"the model gave infinite logits at position {position:,}")
+
+    def _pick(self, logits: F32, position: int, recorded: list[Recorded] | None, *, masked: bool) -> tuple[int, F32]:
+        row = self._without_banned(logits)
+        for stage in self._stages:
+            if stage == "constraint" and not masked:
+                continue
+            before, row = row, self._apply(stage, row, position)
+            if row.max() == REMOVED:
+                raise SamplingError(f"no token is left at position {position:,} after {_name(stage)}")
+            if recorded is not None and (row is not before or stage in DRAW_STAGES):
+                recorded.append(Recorded(_name(stage), self._value(stage), before, row))
+        return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
+
+    def _without_banned(self, row: F32) -> F32:
+        banned = self._banned.get(self.num_output)
+        return row if banned is None else _patched(row, np.array(banned, np.int32), REMOVED)
+
+    def _apply(self, stage: Stage, row: F32, position: int) -> F32:
+        """The row after a stage; the very same object where the stage had nothing to do."""
+        if not isinstance(stage, str):
+            return self._custom(stage, row, position)
+        params, history = self.params, self.history
+        match stage:
+            case "bias":
+                return _patched(row, self._bias_ids, penalties.bias(row[self._bias_ids], self._bias))
+            case "allowed":
+                row = row if self._refused is None else _patched(row, self._refused, REMOVED)
+                early = self.num_output < params.min_tokens and self._end_ids.size > 0
+                return _patched(row, self._end_ids, REMOVED) if early else row
+            case "constraint":
+                mask = None if self.constraint is None else self.constraint.mask()
+                return row if mask is None else _masked(row, mask)
+            case "repetition" if history.repeated is not None:
+                ids, counts = history.repeated.ids, history.repeated.counts
+                return _patched(row, ids, penalties.repetition(row[ids], counts, params.repetition_penalty))
+            case "frequency" if history.frequent is not None:
+                ids, counts = history.frequent.ids, history.frequent.counts
+                return _patched(row, ids, penalties.frequency(row[ids], counts, params.frequency_penalty))
+            case "presence" if history.frequent is not None:
+                ids, counts = history.frequent.ids, history.frequent.counts
+                return _patched(row, ids, penalties.presence(row[ids], counts, params.presence_penalty))
+            case "dry":
+                return self._dry(row)
+            case "no_repeat_ngram":
+                return _patched(row, penalties.ngram_followers(history.tokens, params.no_repeat_ngram), REMOVED)
+            case "xtc":
+                acts = draw.xtc_uniform(self.seed, position) < params.xtc_probability
+                return filters.xtc(row, params.xtc_threshold) if acts else row
+            case _:
+                filtered: F32 = getattr(filters, stage)(row, self._value(stage))
+                return filtered
+
+    def _dry(self, row: F32) -> F32:
+        params = self.params
+        tokens = self.history.tokens
+        seen = tokens if params.dry_window < 0 else tokens[-params.dry_window :]
+        rule = params.dry_multiplier, params.dry_base, params.dry_allowed_length
+        ids, lengths = penalties.dry_matches(seen, self._dry_breakers, *rule)
+        return _patched(row, ids, penalties.dry(row[ids], lengths, *rule))
+
+    def _custom(self, stage: Any, row: F32, position: int) -> F32:
+        history = self.history
+        tokens = history.tokens
+        state = StageState(tokens[: history.num_prompt], tokens[history.num_prompt :], position, self.params)
+        result = stage(row.copy(), state)
+        if not isinstance(result, np.ndarray) or result.shape != row.shape or result.dtype != np.float32:
+            was = f"{result.dtype}{result.shape}" if isinstance(result, np.ndarray) else repr(type(result).__name__)
+            raise RequestError(f"stage {_name(stage)} returned {was}; expected float32 {row.shape}", "order")
+        if np.isnan(result).any() or result.max() == np.inf:
+            raise RequestError(f"stage {_name(stage)} returned NaN or infinite logits", "order")
+        return result
+
+    def _value(self, stage: Stage) -> Any:
+        if not isinstance(stage, str):
+            return None
+        names = STAGES[stage]
+        return getattr(self.params, names[0])
+
+    def _tell(self, logits: F32, final: F32, token: int, position: int, recorded: list[Recorded] | None) -> Choice:
+        params = self.params
+        trace = None
+        if recorded is not None:
+            trace = step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=params.greedy)
+        if params.logprobs is None and params.best_of == params.n and trace is None:
+            return Choice(token, math.nan, None, ())
+        row = final if params.logprobs_stage == "final" else logits
+        stats = row_stats(row)
+        top = tuple((other, stats.logprob(row[other])) for other in top_ids(row, params.logprobs or 0))
+        return Choice(token, stats.logprob(row[token]), rank_of(row, token), top, trace)
+
+
+def _stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage, ...]:
+    """The stages of the order that have something to do. Greedy choice needs none that only shape a draw."""
+
+    def on(stage: Stage) -> bool:
+        if not isinstance(stage, str):
+            return True
+        if stage == "constraint":
+            return constraint is not None
+        if params.greedy and stage in DRAW_STAGES:
+            return False
+        return any(is_on(name, getattr(params, name)) for name in STAGES[stage])
+
+    return tuple(stage for stage in params.order if on(stage))
+
+
+def _name(stage: Stage) -> str:
+    return stage if isinstance(stage, str) else getattr(stage, "__qualname__", repr(stage))
+
+
+def _all_but(allowed: tuple[int, ...] | None, vocab_size: int) -> NDArray[np.int32] | None:
+    if allowed is None:
+        return None
+    refused = np.ones(vocab_size, bool)
+    refused[list(allowed)] = False
+    return np.flatnonzero(refused).astype(np.int32)
+
+
+def _patched(row: F32, ids: NDArray[np.int32], values: F32 | np.float32) -> F32:
+    if ids.size == 0:
+        return row
+    row = row.copy()
+    row[ids] = values
+    return row
+
+
+def _masked(row: F32, mask: NDArray[np.uint32]) -> F32:
+    bits = np.unpackbits(mask.view(np.uint8), count=row.size, bitorder="little")
+    return np.where(bits == 1, row, REMOVED)

@@ -1,0 +1,127 @@
+"""Why this token: what every stage did, in numbers from which the choice can be made again by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unspool.sampling.draw import F32, gumbel
+from unspool.sampling.filters import ranking, weights
+from unspool.sampling.logprobs import entropy, rank_of, row_stats, top_ids
+
+NUM_ALTERNATIVES = 8  # top raw tokens that are followed through the stages
+NUM_CANDIDATES = 32  # best scores of the draw that are told
+
+
+@dataclass(frozen=True)
+class TokenEffect:
+    """One token before and after a stage; None where it had been, or has now been, removed."""
+
+    token: int
+    before: float | None
+    after: float | None
+
+    @property
+    def alive(self) -> bool:
+        return self.after is not None
+
+
+@dataclass(frozen=True)
+class StageTrace:
+    """What one stage did: how many tokens it left, and how much probability those held when it began."""
+
+    name: str
+    value: Any  # the parameter (or parameters) that it ran with
+    survivors: int
+    mass: float
+    tokens: tuple[TokenEffect, ...]  # the chosen token first, then the top raw alternatives
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A survivor in the draw: score = logit + gumbel, both float32; the best score is chosen."""
+
+    token: int
+    logit: float
+    gumbel: float  # 0 when greedy
+    score: float
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step: the model's view of the chosen token, then every stage that was on, then the draw."""
+
+    position: int
+    token: int
+    raw_probability: float
+    raw_rank: int  # 1 is the model's favourite
+    entropy: float  # of the raw distribution, in nats
+    alternatives: tuple[tuple[int, float], ...]  # top raw tokens and their probabilities
+    stages: tuple[StageTrace, ...]
+    greedy: bool
+    seed: int
+    candidates: tuple[Candidate, ...]  # best score first: the chosen token, the runner-up, …
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A stage's input and output rows, kept until the choice is known."""
+
+    name: str
+    value: Any
+    before: F32
+    after: F32
+
+
+def step_trace(
+    raw: F32, recorded: list[Recorded], final: F32, token: int, position: int, *, seed: int, greedy: bool
+) -> StepTrace:
+    stats = row_stats(raw)
+    best = top_ids(raw, NUM_ALTERNATIVES)
+    followed = [token, *(other for other in best if other != token)]
+    return StepTrace(
+        position=position,
+        token=token,
+        raw_probability=math.exp(stats.logprob(raw[token])),
+        raw_rank=rank_of(raw, token),
+        entropy=entropy(raw),
+        alternatives=tuple((other, math.exp(stats.logprob(raw[other]))) for other in best),
+        stages=tuple(_stage_trace(step, followed) for step in recorded),
+        greedy=greedy,
+        seed=seed,
+        candidates=_candidates(final, position, seed, greedy),
+    )
+
+
+def _stage_trace(step: Recorded, followed: list[int]) -> StageTrace:
+    alive = step.after > -np.inf
+    weight = weights(step.before)
+    return StageTrace(
+        name=step.name,
+        value=step.value,
+        survivors=int(np.count_nonzero(alive)),
+        mass=int(weight[alive].sum()) / max(1, int(weight.sum())),
+        tokens=tuple(TokenEffect(token, _alive(step.before[token]), _alive(step.after[token])) for token in followed),
+    )
+
+
+def _alive(logit: np.float32) -> float | None:
+    return float(logit) if logit > -np.inf else None
+
+
+def _candidates(final: F32, position: int, seed: int, greedy: bool) -> tuple[Candidate, ...]:
+    survivors = np.flatnonzero(final > -np.inf)
+    noise = np.zeros(survivors.size, np.float32) if greedy else gumbel(seed, position, survivors)
+    scores = final[survivors] + noise
+    order = ranking(scores)[:NUM_CANDIDATES]
+    return tuple(
+        Candidate(int(survivors[i]), float(final[survivors[i]]), float(noise[i]), float(scores[i])) for i in order
+    )
