@@ -1,0 +1,90 @@
+"""unspool: an inference engine for language models whose answers are reproducible, explainable and fast.
+
+    from unspool import LLM, SamplingParams
+    print(LLM().chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
+
+Names are loaded when first used, so that `import unspool` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unspool.config import EngineConfig, ModelConfig
+    from unspool.errors import (
+        BackendError,
+        ContextLengthError,
+        EngineClosedError,
+        EngineError,
+        ModelError,
+        QueueFullError,
+        RequestError,
+        UnspoolError,
+    )
+    from unspool.events import Event, Failed, Finished, Text, Timings, Token, Usage
+    from unspool.llm import LLM
+    from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+    from unspool.results import Completion, Receipt, Result
+
+_HOMES = {
+    "unspool.config": ("EngineConfig", "ModelConfig"),
+    "unspool.errors": (
+        "BackendError",
+        "ContextLengthError",
+        "EngineClosedError",
+        "EngineError",
+        "ModelError",
+        "QueueFullError",
+        "RequestError",
+        "UnspoolError",
+    ),
+    "unspool.events": ("Event", "Failed", "Finished", "Text", "Timings", "Token", "Usage"),
+    "unspool.llm": ("LLM",),
+    "unspool.params": ("BeamParams", "Constraint", "RepetitionDetector", "SamplingParams"),
+    "unspool.results": ("Completion", "Receipt", "Result"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 (grouped as a reader meets them)
+    "LLM",
+    "SamplingParams",
+    "Constraint",
+    "BeamParams",
+    "RepetitionDetector",
+    "EngineConfig",
+    "ModelConfig",
+    "Result",
+    "Completion",
+    "Receipt",
+    "Event",
+    "Text",
+    "Token",
+    "Finished",
+    "Failed",
+    "Usage",
+    "Timings",
+    "UnspoolError",
+    "RequestError",
+    "ContextLengthError",
+    "QueueFullError",
+    "ModelError",
+    "EngineError",
+    "BackendError",
+    "EngineClosedError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from unspool.version import VERSION
+
+        return VERSION
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'unspool' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -65,12 +65,13 @@ class EngineConfig:
     kv_tokens: int | None = None  # capacity of the KV cache in tokens; None: from free memory
     kv_dtype: Literal["f16", "q8", "f32"] = "f16"
     step_tokens: int = 512  # tokens computed in one step, over all requests
+    chunk_tokens: int = 128  # of which prompts may take, in a step that others stream in
     max_running: int = 256  # requests in one step
     max_waiting: int = 4096  # requests in the queue before QueueFullError
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "step_tokens", "max_running", "max_waiting"):
+        for name in ("block_size", "step_tokens", "chunk_tokens", "max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must be at least 1", name)
         for name in ("threads", "kv_tokens"):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Work:
     """One request's part of a step: compute `tokens` at positions `start`, `start + 1`, … into `blocks`.
 
-    Logits are wanted for the last `num_logits` of them: none inside a prompt, one at the end of what is known, one
-    more for each drafted token.
+    Logits are wanted for the last `num_logits` of them, and the last `num_samples` of these choose tokens: none inside
+    a prompt, one at the end of what is known, one more for each drafted token. (A prompt that is scored wants logits
+    without choosing.)
     """
 
     request: int
@@ -18,6 +19,7 @@ class Work:
     tokens: tuple[int, ...]
     blocks: tuple[int, ...]
     num_logits: int
+    num_samples: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "blocks", "draft", "is_paused", "keys", "num_cached", "num_computed", "num_preemptions",
-        "num_prompt", "num_registered", "number", "priority", "root", "tokens",
+        "arrival", "blocks", "draft", "is_paused", "is_scored", "keys", "num_cached", "num_computed",
+        "num_preemptions", "num_prompt", "num_registered", "number", "priority", "root", "tokens",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: Sequence[int], *, priority: int = 0, root: bytes = b"") -> None:
@@ -32,6 +32,7 @@ class Request:
         self.priority = priority  # lower goes first
         self.num_cached = 0  # prompt tokens that the prefix cache gave, at admission
         self.num_preemptions = 0
+        self.is_scored = False  # wants logits for every prompt token, so none may come from the prefix cache
         self.is_paused = False  # holds its blocks, plans nothing: waits for its siblings
 
     @property

@@ -20,6 +20,8 @@ from unspool.cache.blocks import Blocks, chain_key
 from unspool.engine.plan import Plan, Work
 from unspool.engine.request import Request
 
+SCORED_TOKENS = 64  # of a scored prompt in one step: each asks for a row of logits
+
 
 class Scheduler:
     def __init__(
@@ -88,7 +90,7 @@ class Scheduler:
         def schedule(request: Request, most: int) -> int:
             if request not in self.running:  # preempted a moment ago
                 return 0
-            count = min(request.num_left, most)
+            count = min(request.num_left, most, SCORED_TOKENS if request.is_scored else most)
             while not self._has_room(request, count):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -114,7 +116,8 @@ class Scheduler:
 
     def _admit(self, request: Request, copies: list[tuple[int, int]]) -> bool:
         """Move the first waiting request to the running ones, with what the prefix cache has of it."""
-        if self.prefix_cache:
+        may_share = self.prefix_cache and not request.is_scored
+        if may_share:
             self._share_prefix(request)
         missing = self._num_blocks(len(request.tokens)) - len(request.blocks)
         while missing > self.blocks.num_free and self.running and self._all_paused():
@@ -124,7 +127,7 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_turn)
-        if self.prefix_cache:
+        if may_share:
             self._copy_partial(request, copies)
         if request.num_preemptions == 0:
             self.prefix_queries += len(request.tokens)
@@ -177,8 +180,9 @@ class Scheduler:
         request.blocks.extend(self.blocks.allocate() for _ in range(missing))
         tokens = request.tokens[start:end]
         tokens += request.draft[: count - len(tokens)]
-        num_logits = max(0, end - len(request.tokens) + 1)
-        return Work(request.number, start, tuple(tokens), tuple(request.blocks), num_logits)
+        num_samples = max(0, end - len(request.tokens) + 1)
+        num_logits = count if request.is_scored else num_samples
+        return Work(request.number, start, tuple(tokens), tuple(request.blocks), num_logits, num_samples)
 
     def _make_writable(self, request: Request, index: int, copies: list[tuple[int, int]], *, in_place: bool) -> None:
         """Copy on write; a block that is only registered leaves the index instead when none is free to copy to."""
@@ -211,7 +215,7 @@ class Scheduler:
                 continue
             tokens = chosen.get(work.request, ())
             end = work.start + len(work.tokens)
-            request.num_computed = end - work.num_logits + max(1, len(tokens)) if work.num_logits else end
+            request.num_computed = end - work.num_samples + max(1, len(tokens)) if work.num_samples else end
             request.tokens.extend(tokens)
             request.draft = []
             self._register(request)

@@ -69,7 +69,9 @@ class Attention:
         self.bias = None
         if model.qkv_bias:
             self.bias = shelf.vector(
-                (f"{prefix}.attn_q.bias", q_width), (f"{prefix}.attn_k.bias", kv_width), (f"{prefix}.attn_v.bias", kv_width)
+                (f"{prefix}.attn_q.bias", q_width),
+                (f"{prefix}.attn_k.bias", kv_width),
+                (f"{prefix}.attn_v.bias", kv_width),
             )
         self.output = shelf.matrix((f"{prefix}.attn_output.weight", c.hidden_size, q_width))
         self.post_norm = None

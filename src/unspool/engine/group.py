@@ -1,0 +1,98 @@
+"""The branches of one user's request, and which of their events go out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unspool.engine.branch import Branch
+from unspool.engine.plan import Work
+from unspool.events import Event, Failed, Finished, Token
+from unspool.params import ResolvedParams
+
+
+def branch_seed(seed: int, choice: int) -> int:
+    """The seed of the choice-th answer; the first has the request's own. (The mixing is SplitMix64's.)"""
+    if choice == 0:
+        return seed
+    mask = 2**64 - 1
+    x = (seed + choice * 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)
+
+
+@dataclass
+class Group:
+    """Of `num_branches` answers the `n` best go out: at once when all do, else when all are there to be ranked."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: ResolvedParams
+    arrived: float
+    branches: list[Branch] = field(default_factory=list)
+    prompt_logprobs: list[Token | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.num_branches = self.params.best_of
+        self.is_ranked = self.params.best_of > self.params.n
+        self.deadline = None
+        if self.params.deadline_ms is not None:
+            self.deadline = self.arrived + self.params.deadline_ms / 1000
+        self._held: dict[int, list[Event]] = {}
+        self._num_ended = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._num_ended == self.num_branches
+
+    def deliver(self, event: Event) -> Sequence[Event]:
+        """What goes out because of this event."""
+        is_end = isinstance(event, Finished | Failed)
+        self._num_ended += is_end
+        if isinstance(event, Finished) and event.choice == 0 and self.prompt_logprobs:
+            event.details["prompt_logprobs"] = self.prompt_logprobs  # type: ignore[index]
+        if not self.is_ranked:
+            return (event,)
+        self._held.setdefault(event.choice, []).append(event)
+        return self._ranked() if self.is_done else ()
+
+    def _ranked(self) -> list[Event]:
+        """The n answers with the best mean logprob, renumbered best first; a failure goes before any answer."""
+
+        def rank(branch: Branch) -> tuple[bool, float, int]:
+            failed = isinstance(self._held[branch.choice][-1], Failed)
+            mean = branch.logprob_sum / branch.num_given if branch.num_given else float("-inf")
+            return (not failed, -mean, branch.choice)
+
+        best = sorted(self.branches, key=rank)[: self.params.n]
+        out = []
+        for place, branch in enumerate(best):
+            for event in self._held[branch.choice]:
+                if isinstance(event, Finished):
+                    event.details["mean_logprob"] = -rank(branch)[1]  # type: ignore[index]
+                out.append(_renumbered(event, place))
+        return out
+
+    def score(self, branch: Branch, work: Work, rows: np.ndarray) -> None:
+        """Note the logprobs of the prompt tokens that these rows predict."""
+        from unspool.sampling.logprobs import score_row
+
+        if branch.output:
+            return
+        if not self.prompt_logprobs:
+            self.prompt_logprobs.append(None)  # nothing predicts the first token
+        for position, row in enumerate(rows, work.start + 1):
+            if position < len(self.prompt):
+                token = self.prompt[position]
+                logprob, top = score_row(row, token, self.params.prompt_logprobs or 0)
+                if len(self.prompt_logprobs) == position:  # else a preempted prompt, computed again
+                    self.prompt_logprobs.append(Token(token, logprob, top))
+
+
+def _renumbered(event: Event, choice: int) -> Event:
+    from dataclasses import replace
+
+    return replace(event, choice=choice)

@@ -1,0 +1,44 @@
+"""How large the KV cache is: what the user says, else what the model and the free memory suggest."""
+
+from __future__ import annotations
+
+import os
+
+from unspool.config import EngineConfig, ModelConfig
+from unspool.errors import RequestError
+
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8": 1.0}  # of one number; q8 adds a scale a head (see kv_bytes_per_token)
+
+
+def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> float:
+    """2 · layers · kv_heads · head_dim · bytes, and for q8 a 4-byte scale for each key and each value of a head."""
+    heads = 2 * model.num_layers * model.num_kv_heads
+    return heads * (model.head_dim * KV_BYTES[kv_dtype] + (4 if kv_dtype == "q8" else 0))
+
+
+def num_kv_blocks(model: ModelConfig, config: EngineConfig) -> int:
+    """Unless told, room for four whole contexts or a quarter of the free memory, whichever is less, but one context
+    at least where half of the free memory has room for it. Memory is taken as it is used, not now."""
+    if config.kv_tokens is not None:
+        tokens = config.kv_tokens
+    else:
+        per_token = kv_bytes_per_token(model, config.kv_dtype)
+        free = free_memory()
+        tokens = int(min(4 * model.context_length, free // 4 // per_token))
+        tokens = max(tokens, int(min(model.context_length, free // 2 // per_token)))
+    blocks = -(-tokens // config.block_size)
+    if blocks < 1:
+        raise RequestError("there is no free memory for a KV cache; set kv_tokens or use a smaller model", "kv_tokens")
+    return blocks
+
+
+def free_memory() -> int:
+    """Bytes that this machine could give now, the page cache counted as free."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,192 @@
+"""LLM: a model in this process. `generate` folds `stream`; `chat` is both, through the model's template."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+from unspool.config import EngineConfig
+from unspool.engine.engine import Engine
+from unspool.errors import RequestError
+from unspool.events import Event, Failed, Finished, Token
+from unspool.params import SamplingParams
+from unspool.results import Fold, Receipt, Result
+from unspool.text.chat import ChatTemplate
+from unspool.version import VERSION
+from unspool.weights.checkpoint import Checkpoint, open_checkpoint
+from unspool.weights.store import resolve
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model, ready to answer.
+
+    >>> llm = LLM()                                             # the default model, fetched once
+    >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0)).text
+
+    `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; other arguments are EngineConfig's.
+    """
+
+    def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Any) -> None:
+        config = make_config(options)
+        self.checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
+        self.tokenizer = self.checkpoint.tokenizer()
+        self.engine = Engine(self.checkpoint, config, tokenizer=self.tokenizer)
+        self.template = None
+        if self.checkpoint.chat_template is not None:
+            self.template = ChatTemplate(
+                self.checkpoint.chat_template,
+                bos_token=_text_of(self.tokenizer, self.tokenizer.bos_id),
+                eos_token=_text_of(self.tokenizer, next(iter(sorted(self.checkpoint.eos_ids)), None)),
+            )
+        self._inboxes: dict[str, deque[Event]] = {}
+
+    # Generating -----------------------------------------------------------------------------------------------------
+    @overload
+    def generate(self, prompts: str, params: SamplingParams | None = None) -> Result: ...
+    @overload
+    def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> Result: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Result]: ...
+    def generate(self, prompts: Any, params: Any = None) -> Any:
+        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters."""
+        many = not isinstance(prompts, str) and not (prompts and isinstance(prompts[0], int))
+        each = list(prompts) if many else [prompts]
+        per_prompt = _spread(params, len(each))
+        results = self._run_all([(self.encode(p), one) for p, one in zip(each, per_prompt, strict=True)])
+        return results if many else results[0]
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template_options: Any
+    ) -> Result:
+        """Answer a conversation: a list of {"role": …, "content": …}."""
+        return self._run_all([(self.render(messages, **template_options), params)])[0]
+
+    def stream(
+        self, prompt: Prompt | Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> Iterator[Event]:
+        """The events of an answer as they come: Text, then Finished for each choice. Closing the iterator aborts it.
+
+        A list of messages is a chat. Failures are raised.
+        """
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        ids = self.render(prompt) if is_chat else self.encode(prompt)  # type: ignore[arg-type]
+        return self._events(ids, params)
+
+    def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
+        """The logprob of each token of a text given those before it, in one pass; None for the first."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=top)
+        scored = self._run_all([(self.encode(text), params)])[0].prompt_logprobs
+        assert scored is not None
+        return scored
+
+    # Text to tokens -------------------------------------------------------------------------------------------------
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a plain prompt: BOS where the model wants it, control tokens read as plain text."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if any(isinstance(token, bool) or not isinstance(token, int) for token in prompt):
+            raise RequestError("a prompt is a text or a sequence of token ids (integers)", "prompt")
+        return list(prompt)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation, through the model's chat template."""
+        if self.template is None:
+            raise RequestError(
+                f"{self.checkpoint.name} has no chat template, so it can only continue text; use generate()", "messages"
+            )
+        return self.tokenizer.encode(self.template.render(messages, **options), parse_special=True)
+
+    # The loop -------------------------------------------------------------------------------------------------------
+    def _events(self, ids: Sequence[int], params: SamplingParams | None) -> Iterator[Event]:
+        request = self._add(ids, params)
+        inbox, left = self._inboxes[request], (params or SamplingParams()).n
+        try:
+            while left:
+                while not inbox:
+                    self._step()
+                event = inbox.popleft()
+                if isinstance(event, Failed):
+                    raise event.error
+                left -= isinstance(event, Finished)
+                yield event
+        finally:
+            self._inboxes.pop(request, None)
+            self.engine.abort(request)
+
+    def _run_all(self, jobs: Sequence[tuple[Sequence[int], SamplingParams | None]]) -> list[Result]:
+        requests: list[str] = []
+        try:
+            for ids, params in jobs:
+                requests.append(self._add(ids, params))
+            folds = [Fold((params or SamplingParams()).n) for _, params in jobs]
+            resolved = [self.engine.params_of(request) for request in requests]
+            while not all(fold.is_done for fold in folds):
+                self._step()
+                for request, fold in zip(requests, folds, strict=True):
+                    inbox = self._inboxes[request]
+                    while inbox:
+                        fold.push(inbox.popleft())
+            return [
+                Result(tuple(ids), params, tuple(fold.completions()), self.receipt(params.seed))
+                for (ids, _), params, fold in zip(jobs, resolved, folds, strict=True)
+            ]
+        finally:
+            for request in requests:
+                self._inboxes.pop(request, None)
+                self.engine.abort(request)
+
+    def _add(self, ids: Sequence[int], params: SamplingParams | None) -> str:
+        request = self.engine.add(ids, params)
+        self._inboxes[request] = deque()
+        return request
+
+    def _step(self) -> None:
+        for event in self.engine.step():
+            inbox = self._inboxes.get(event.request)
+            if inbox is not None:  # else its reader has gone
+                inbox.append(event)
+
+    def receipt(self, seed: int) -> Receipt:
+        return Receipt(self.checkpoint.fingerprint, VERSION, self.engine.ops.kernel_set, seed)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def make_config(options: Mapping[str, Any]) -> EngineConfig:
+    """EngineConfig from keyword arguments; one that it does not know is refused by name."""
+    known = set(EngineConfig.__dataclass_fields__)
+    for name in options:
+        if name not in known:
+            raise RequestError(f"unknown option {name!r}; known: {', '.join(sorted(known))}", name)
+    return EngineConfig(**options)
+
+
+def _spread(params: Any, count: int) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    each = list(params)
+    if len(each) != count:
+        raise RequestError(f"{count} prompts came with {len(each)} params; give one, or one for each", "params")
+    return each
+
+
+def _text_of(tokenizer: Any, token: int | None) -> str:
+    return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")

@@ -1,0 +1,131 @@
+"""From tokens to text that is safe to show, with tokens and text kept in step.
+
+    token ─► detokenizer ─► banned strings ─► stop strings ─► text
+               half a character  may still become      may still become
+               is held           a banned string       a stop string
+
+A token goes out with the text that completes it. A stop string cuts the text, and the tokens that lie wholly behind
+the cut are dropped. A banned string is reported with the token it starts in, so that the engine can go back there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unspool.events import Token
+from unspool.text.detokenizer import Detokenizer
+from unspool.text.stop import StopMatcher
+from unspool.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one push gives: text to show, the tokens it completes, and what was matched, if anything."""
+
+    text: str = ""
+    tokens: tuple[Token, ...] = ()
+    stop: str | None = None
+    banned: str | None = None
+    banned_at: int = 0  # index of the output token that the banned string starts in
+
+
+class Assembler:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        banned: Sequence[str] = (),
+        skip_special: bool = True,
+    ) -> None:
+        self._tokenizer, self._stops, self._include_stop = tokenizer, tuple(stops), include_stop
+        self._banned, self._skip_special = tuple(banned), skip_special
+        self._emitted = 0  # characters shown
+        self._given = 0  # tokens shown
+        self._reset()
+
+    def _reset(self) -> None:
+        self._detokenizer = Detokenizer(self._tokenizer, skip_special=self._skip_special)
+        self._stop_matcher = StopMatcher(self._stops, include=self._include_stop) if self._stops else None
+        self._banned_matcher = StopMatcher(self._banned) if self._banned else None
+        self._decoded = 0  # characters that the detokenizer gave
+        self._starts: list[int] = []  # where each token's text starts
+        self._tokens: list[Token] = []
+
+    def push(self, token: Token, *, show: bool = True) -> Piece:
+        """Take one token in; one that is not to be shown (a stop token) has no text."""
+        return self._filter(self._advance(token, show))
+
+    def flush(self) -> Piece:
+        """The end: everything held goes out, unless it completes a stop after all."""
+        piece = self._filter(self._detokenizer.flush())
+        if piece.stop is not None or piece.banned is not None:
+            return piece
+        text = piece.text
+        if self._banned_matcher is not None:
+            held = self._banned_matcher.flush()
+            if self._stop_matcher is not None:
+                held, matched = self._stop_matcher.push(held)
+                if matched is not None:
+                    return self._cut(text + held, matched)
+            text += held
+        if self._stop_matcher is not None:
+            text += self._stop_matcher.flush()
+        self._emitted += len(text) - len(piece.text)
+        tokens = piece.tokens + tuple(self._tokens[self._given :])
+        self._given = len(self._tokens)
+        return Piece(text, tokens)
+
+    def rewind(self, num_tokens: int) -> None:
+        """Forget the tokens after the first `num_tokens`. Nothing shown can be taken back, and nothing is: what a
+        banned string may still begin in has been held."""
+        kept = self._tokens[:num_tokens]
+        emitted, given = self._emitted, self._given
+        self._reset()
+        for token in kept:
+            self._filter(self._advance(token, show=True))
+        self._emitted, self._given = emitted, given
+
+    def _advance(self, token: Token, show: bool) -> str:
+        text = self._detokenizer.push(token.id) if show else ""
+        self._starts.append(self._decoded)
+        self._tokens.append(token)
+        self._decoded += len(text)
+        return text
+
+    def _filter(self, text: str) -> Piece:
+        if self._banned_matcher is not None:
+            before = self._decoded - len(text) - self._banned_matcher.held
+            text, matched = self._banned_matcher.push(text)
+            if matched is not None:
+                return Piece(banned=matched, banned_at=self._token_at(before + len(text)))
+        if self._stop_matcher is not None:
+            text, matched = self._stop_matcher.push(text)
+            if matched is not None:
+                return self._cut(text, matched)
+        return self._show(text)
+
+    def _show(self, text: str) -> Piece:
+        self._emitted += len(text)
+        first = self._given
+        if text:
+            ends = [*self._starts[first + 1 :], self._decoded]
+            while self._given < len(self._tokens) and ends[self._given - first] <= self._emitted:
+                self._given += 1
+        return Piece(text, tuple(self._tokens[first : self._given]))
+
+    def _cut(self, text: str, matched: str) -> Piece:
+        self._emitted += len(text)
+        first = self._given
+        while self._given < len(self._tokens) and self._starts[self._given] < self._emitted:
+            self._given += 1
+        return Piece(text, tuple(self._tokens[first : self._given]), stop=matched)
+
+    def _token_at(self, offset: int) -> int:
+        """The token in whose text a character stands."""
+        index = len(self._starts) - 1
+        while index > 0 and self._starts[index] > offset:
+            index -= 1
+        return index

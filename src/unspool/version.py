@@ -1,0 +1,3 @@
+"""The one place that says which version this is; pyproject.toml reads it from here."""
+
+VERSION = "0.1.0"
