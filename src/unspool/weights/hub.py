@@ -90,7 +90,8 @@ def _choose(files: list[str], wanted: str | None) -> tuple[list[str], list[str]]
         models.setdefault(PART.sub("", name), []).append(name)
     matching = list(models)
     if wanted is not None:
-        word = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-._/]|$)", re.IGNORECASE)
+        # Q4 is not Q4_K_M: an underscore may stand before the name of a quantization, but never ends it
+        word = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-./]|$)", re.IGNORECASE)
         exact = [model for model, parts in models.items() if wanted in (model, Path(model).name, *parts)]
         matching = exact or [model for model in models if word.search(model)]
     return (models[matching[0]] if len(matching) == 1 else []), list(models)
