@@ -1,0 +1,80 @@
+# unspool from a fresh clone: `make demo` answers a prompt, `make test` sets everything up and runs every check.
+# Needs Python 3.11 or newer with venv, and a C++20 compiler; whatever else there is to fetch comes through pip.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+EXTRAS  ?= test dev
+PROMPT  ?= Why is the sky blue?
+BENCH   ?= startup
+# Arguments for pytest, as in `make test PYTEST="tests/unit -x"`.
+PYTEST  ?=
+
+BIN     := $(VENV)/bin
+STAMPS  := $(VENV)/.stamps
+PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NATIVE  := $(shell find native -type f 2>/dev/null)
+NOTHING :=
+SPACE   := $(NOTHING) $(NOTHING)
+TESTING := $(STAMPS)/requirements-$(subst $(SPACE),-,$(strip $(EXTRAS)))
+
+.PHONY: help demo test test-slow test-gpu lint native bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo       set up, fetch the default model, answer a prompt (PROMPT=…)"
+	@echo "make test       set up, ruff, mypy, pytest (PYTEST=… for its arguments)"
+	@echo "make test-slow  the tests that take longer"
+	@echo "make test-gpu   the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
+	@echo "make native     build the native kernels again after a change in native/"
+	@echo "make bench      run benchmarks (BENCH=…; \`unspool bench\` lists them)"
+	@echo "make clean      remove what was built, the virtual environment too"
+
+demo: $(STAMPS)/install
+	@$(BIN)/unspool pull
+	@$(BIN)/unspool run "$(PROMPT)"
+
+test: $(TESTING) $(STAMPS)/install lint
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST)
+
+test-slow: $(TESTING) $(STAMPS)/install
+	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST)
+
+# Where there is a GPU there is a torch that fits it: take the interpreter that has it, install and build nothing.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(PYTEST)
+
+lint: $(TESTING)
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/mypy
+
+native: $(STAMPS)/install
+
+bench: $(STAMPS)/install
+	@for name in $(BENCH); do $(BIN)/unspool bench $$name || exit; done
+
+clean:
+	rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("unspool needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV) || (echo "python's venv module is missing: on Debian, apt install python3-venv" >&2; exit 1)
+	@mkdir -p $(STAMPS) && touch $@
+
+# Built without isolation, so that a second build compiles only what changed. cmake and ninja come from the system if
+# it has them.
+$(STAMPS)/requirements: pyproject.toml scripts/requirements.py $(STAMPS)/venv
+	@$(BIN)/python scripts/requirements.py build base > $@.txt
+	@command -v cmake > /dev/null || echo cmake >> $@.txt
+	@command -v ninja > /dev/null || echo ninja >> $@.txt
+	$(PIP) install -r $@.txt
+	@touch $@
+
+$(TESTING): pyproject.toml scripts/requirements.py $(STAMPS)/requirements
+	@$(BIN)/python scripts/requirements.py $(EXTRAS) > $@.txt
+	$(PIP) install -r $@.txt
+	@touch $@
+
+$(STAMPS)/install: $(NATIVE) src/unspool/version.py $(STAMPS)/requirements
+	$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
