@@ -225,4 +225,3 @@ def canonical_name(name: str, config: ModelConfig) -> str | None:
     if len(parts) == 4 and parts[:2] == ["model", "layers"] and parts[3] in table:
         return f"blk.{parts[2]}.{table[parts[3]]}"
     return name
-

