@@ -29,7 +29,7 @@ TEMPTING = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, 1 << 62, (1 << 63
 
 
 def survive(path: Path) -> bool:
-    """Opens the model and touches every byte; True if it is still a model, False if it was refused."""
+    """Opens the model, touches every byte, makes its tokenizer: True if it is still a model, False if refused."""
     try:
         checkpoint = open_checkpoint(path)
         with warnings.catch_warnings():
@@ -38,6 +38,8 @@ def survive(path: Path) -> bool:
                 assert weight.dequantize().shape == weight.shape
             check_names(tensor_shapes(checkpoint.config), checkpoint.weights)
         assert len(checkpoint.fingerprint) == 64
+        if path.suffix == ".gguf":
+            checkpoint.tokenizer()
     except ModelError:
         return False
     return True

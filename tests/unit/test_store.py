@@ -257,6 +257,11 @@ def test_the_hub_is_asked_for_what_cannot_run_code(monkeypatch: pytest.MonkeyPat
     assert asked == [{"revision": "abc", "allow_patterns": ["*.safetensors", "*.json", "*.jinja"]}]
 
 
+def test_a_name_that_the_hub_refuses() -> None:
+    with pytest.raises(ModelError, match=r"org/a--b is not a name that the hub could hold"):
+        store.resolve("org/a--b")
+
+
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

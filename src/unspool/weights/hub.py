@@ -18,12 +18,14 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 def find(repository: str, wanted: str | None) -> Path | None:
     """What an earlier fetch left, if it is whole; the hub is not asked."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         snapshot = Path(snapshot_download(repository, local_files_only=True, allow_patterns=PATTERNS))
     except LocalEntryNotFoundError:
         return None
+    except HFValidationError as error:
+        raise ModelError(f"{repository} is not a name that the hub could hold: {error}") from error
     if wanted is None:
         return snapshot if _is_whole(snapshot) else None
     files = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
