@@ -40,7 +40,7 @@ class FakeMemory:
             for offset, token in enumerate(work.tokens):
                 position = work.start + offset
                 self.slots[work.blocks[position // self.size]][position % self.size] = token
-            if work.num_logits:
+            if work.num_samples:
                 chosen[work.request] = self.verify(work, seeds[work.request])
         return chosen
 
@@ -48,7 +48,7 @@ class FakeMemory:
         end = work.start + len(work.tokens)
         history = [self.slots[work.blocks[p // self.size]][p % self.size] for p in range(end)]
         tokens: list[int] = []
-        for position in range(end - work.num_logits, end):
+        for position in range(end - work.num_samples, end):
             tokens.append(next_token(history[: position + 1], seed))
             if position + 1 < end and history[position + 1] != tokens[-1]:
                 break

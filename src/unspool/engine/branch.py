@@ -62,6 +62,8 @@ class Branch:
     clock: Clock
     end_ids: frozenset[int]
     max_output: int  # tokens: what the request asks for and the context has room for
+    has_begun: bool = False  # is, or was, in the scheduler
+    has_ended: bool = False
     output: list[int] = field(default_factory=list)
     num_given: int = 0  # tokens handed to whoever asked
     logprob_sum: float = 0.0  # of those

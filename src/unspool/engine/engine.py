@@ -12,6 +12,7 @@ import numpy as np
 
 from unspool.cache.blocks import Blocks, root_key
 from unspool.config import EngineConfig
+from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock, Ending
 from unspool.engine.group import Group, branch_seed
 from unspool.engine.plan import Plan, Work
@@ -20,8 +21,9 @@ from unspool.engine.runner import Runner
 from unspool.engine.scheduler import Scheduler
 from unspool.engine.sizing import num_kv_blocks
 from unspool.errors import ContextLengthError, EngineClosedError, EngineError, QueueFullError, RequestError
-from unspool.events import Event, Failed, Finished, Text, Token
+from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
 from unspool.params import ResolvedParams, SamplingParams
+from unspool.sampling.beam import BeamSearch
 from unspool.text.assembler import Assembler, Piece
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Engine:
         self._now = clock
         self._groups: dict[str, Group] = {}
         self._branches: dict[int, tuple[Group, Branch]] = {}  # by the scheduler's number
+        self._breaker_tables: dict[tuple[str, ...], np.ndarray] = {}
         self._next_number = 0
         self._events: list[Event] = []
         self._is_closed = False
@@ -80,13 +83,23 @@ class Engine:
         id = id if id is not None else f"r{self._next_number}"
         if id in self._groups:
             raise RequestError(f"a request {id!r} is running already", "id")
-        group = Group(id, tuple(prompt), resolved, arrived=self._now())
-        branch = self._make_branch(group, 0, self._compile(resolved))
-        if resolved.prompt_logprobs is not None:
-            branch.request.is_scored = True
+        kind = Group if resolved.beam is None else BeamGroup
+        group = kind(id, tuple(prompt), resolved, arrived=self._now(), matcher=self._compile(resolved))
+        for choice in range(resolved.best_of if resolved.beam is None else 1):
+            self._make_branch(group, choice)
+        if isinstance(group, BeamGroup):
+            self._prepare_search(group)
+        leader = group.branches[0]
+        leader.request.is_scored = resolved.prompt_logprobs is not None
         self._groups[id] = group
-        self.scheduler.add(branch.request)
+        self._begin(group, leader)
+        self.scheduler.add(leader.request)
         return id
+
+    def _begin(self, group: Group, branch: Branch) -> None:
+        """A branch enters the scheduler: the first at once, the others when its prompt is computed."""
+        branch.has_begun = True
+        self._branches[branch.request.number] = (group, branch)
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         vocab_size = self.checkpoint.config.vocab_size
@@ -110,7 +123,17 @@ class Engine:
 
         return compile_constraint(params.constraint, self.tokenizer)
 
-    def _make_branch(self, group: Group, choice: int, matcher: Any) -> Branch:
+    def _dry_breakers(self, params: ResolvedParams) -> np.ndarray | None:
+        """By token id: whether its text holds a sequence breaker. Looked up once for each set of breakers."""
+        if not params.dry_multiplier or self.tokenizer is None:
+            return None
+        breakers = params.dry_sequence_breakers
+        if breakers not in self._breaker_tables:
+            texts = (self.tokenizer.token_text(token) for token in range(self.checkpoint.config.vocab_size))
+            self._breaker_tables[breakers] = np.array([any(b in text for b in breakers) for text in texts])
+        return self._breaker_tables[breakers]
+
+    def _make_branch(self, group: Group, choice: int) -> None:
         from unspool.sampling.pipeline import Sampler
 
         params, prompt = group.params, group.prompt
@@ -125,29 +148,51 @@ class Engine:
             vocab_size=self.checkpoint.config.vocab_size,
             end_ids=self.end_ids,
             seed=branch_seed(params.seed, choice),
-            constraint=matcher,
+            constraint=None if group.matcher is None else group.matcher.fork(),
+            dry_breakers=self._dry_breakers(params),
         )
-        assembler = None
-        if self.tokenizer is not None:
-            assembler = Assembler(
-                self.tokenizer, stops=params.stop, include_stop=params.include_stop_str, banned=params.bad_words
-            )
-        elif params.stop or params.bad_words:
-            raise RequestError("stop strings need a tokenizer; this model was loaded without one", "stop")
         room = self.context_length - len(prompt)
         branch = Branch(
             request=request,
             choice=choice,
             params=params,
             sampler=sampler,
-            assembler=assembler,
+            assembler=self._make_assembler(params),
             clock=Clock(group.arrived),
             end_ids=end_ids,
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
         )
         group.branches.append(branch)
-        self._branches[request.number] = (group, branch)
-        return branch
+
+    def _make_assembler(self, params: ResolvedParams) -> Assembler | None:
+        if self.tokenizer is not None:
+            return Assembler(
+                self.tokenizer, stops=params.stop, include_stop=params.include_stop_str, banned=params.bad_words
+            )
+        for name in ("stop", "bad_words"):
+            if getattr(params, name):
+                raise RequestError(f"{name} needs a tokenizer; this model was loaded without one", name)
+        return None
+
+    def _prepare_search(self, group: BeamGroup) -> None:
+        params, leader = group.params, group.branches[0]
+        assert params.beam is not None
+        if params.bad_words:
+            raise RequestError("bad_words go back in an answer, which a beam cannot; use a constraint", "bad_words")
+        if params.trace:
+            raise RequestError("trace explains draws, and a beam search makes none", "trace")
+        end_ids = leader.end_ids | set(params.stop_token_ids)
+
+        def ends(tokens: tuple[int, ...]) -> bool:
+            if tokens[-1] in end_ids:
+                return len(tokens) >= params.min_tokens
+            if not params.stop or self.tokenizer is None:
+                return False
+            text = self.tokenizer.decode(tokens)
+            return any(stop in text for stop in params.stop)
+
+        group.search = BeamSearch(params.beam, max_output=leader.max_output, num_end_ids=len(end_ids), ends=ends)
+        group.make_assembler = lambda: self._make_assembler(params)
 
     def params_of(self, id: str) -> ResolvedParams:
         """The parameters in force for a request that has not ended."""
@@ -203,11 +248,15 @@ class Engine:
         self, group: Group, branch: Branch, work: Work, rows: np.ndarray, after: list[Callable[[], None]]
     ) -> list[int]:
         """The tokens that a branch's rows of logits give: one, and one more for each drafted token that equals it."""
-        if not branch.output and branch.choice == 0 and group.num_branches > 1 and len(group.branches) == 1:
+        if not group.has_forked:
             after.append(lambda: self._fork_siblings(group, branch))
         tokens: list[int] = []
         if branch.max_output == 0:
             after.append(lambda: self._finish(group, branch, Ending("length")))
+            return tokens
+        if isinstance(group, BeamGroup):
+            group.offer(branch, rows[-1])
+            after.append(lambda: self._advance_beams(group))
             return tokens
         draft = work.tokens[len(work.tokens) - work.num_samples + 1 :]
         for index, row in enumerate(rows):
@@ -231,19 +280,52 @@ class Engine:
 
     def _fork_siblings(self, group: Group, leader: Branch) -> None:
         """The prompt is computed: the other branches start on its blocks."""
-        for choice in range(1, group.num_branches):
-            matcher = leader.sampler.constraint
-            if matcher is not None:
-                matcher = self._compile(group.params)
-            branch = self._make_branch(group, choice, matcher)
+        group.has_forked = True
+        for branch in group.branches[1:]:
+            self._begin(group, branch)
             branch.clock.started = leader.clock.started
             self.scheduler.fork(leader.request, branch.request)
+
+    def _advance_beams(self, group: BeamGroup) -> None:
+        """When all beams of a search have handed in their continuations: decide, fork, drop, or end."""
+        if not group.is_complete:
+            return
+        clock = group.branches[0].clock
+        clock.tick(self._now())
+        group.num_cached = max(group.num_cached, group.branches[0].request.num_cached)
+        begun, dropped = group.advance(self.scheduler, self._new_request)
+        for branch in begun:
+            self._begin(group, branch)
+        for branch in dropped:
+            self._drop(branch)
+        if group.search.is_done:
+            self._end_search(group)
+
+    def _end_search(self, group: BeamGroup, reason: FinishReason | None = None) -> None:
+        clock = group.branches[0].clock if group.branches else Clock(group.arrived)
+        for branch in group.branches:
+            self._drop(branch)
+        del self._groups[group.id]
+        events = group.results(reason, lambda num_tokens: clock.timings(self._now(), num_tokens))
+        self.finished.update(event.reason for event in events if isinstance(event, Finished))
+        self._events += events
+
+    def _new_request(self, like: Request) -> Request:
+        """A request for a branch that is to be forked from another."""
+        request = Request(self._next_number, like.tokens, priority=like.priority, root=like.root)
+        request.num_prompt, request.arrival = like.num_prompt, like.arrival
+        self._next_number += 1
+        return request
+
+    def _drop(self, branch: Branch) -> None:
+        del self._branches[branch.request.number]
+        self.scheduler.remove(branch.request)
 
     def _go_back(self, branch: Branch, index: int) -> None:
         """Undo a banned string: the token it started in may not stand at that place."""
         token = branch.output[index]
         branch.rewind(index)
-        branch.sampler.ban(branch.request.num_prompt + index, token)
+        branch.sampler.ban(token)
         self.scheduler.rewind(branch.request, branch.request.num_prompt + index)
 
     # Telling and ending ---------------------------------------------------------------------------------------------
@@ -265,11 +347,25 @@ class Engine:
         self._end(group, branch, event, ending.reason)
 
     def _fail(self, group: Group, branch: Branch, error: Exception) -> None:
-        self._end(group, branch, Failed(group.id, branch.choice, error), "error")
+        """One branch fails alone; before the branches part, they fail together."""
+        if isinstance(group, BeamGroup):
+            self._fail_search(group, error)
+            return
+        for each in [branch] if group.has_forked else group.branches:
+            self._end(group, each, Failed(group.id, each.choice, error), "error")
+
+    def _fail_search(self, group: BeamGroup, error: Exception) -> None:
+        if group.id in self._groups:  # else another of its beams failed in the same step
+            for beam in group.branches:
+                self._drop(beam)
+            del self._groups[group.id]
+            self.finished["error"] += group.params.n
+            self._events += [Failed(group.id, choice, error) for choice in range(group.params.n)]
 
     def _end(self, group: Group, branch: Branch, event: Event, reason: str) -> None:
-        del self._branches[branch.request.number]
-        self.scheduler.remove(branch.request)
+        branch.has_ended = True
+        if branch.has_begun:
+            self._drop(branch)
         self.finished[reason] += 1
         self._events += group.deliver(event)
         if group.is_done:
@@ -283,16 +379,18 @@ class Engine:
             if work.request in self._branches:
                 self._fail(*self._branches[work.request], failure)
 
-    def abort(self, id: str, reason: str = "abort") -> bool:
+    def abort(self, id: str, reason: FinishReason = "abort") -> bool:
         """End a request now, from outside; what it has goes out. False: there is no such request (any more)."""
         group = self._groups.get(id)
         if group is None:
             return False
-        group.num_branches = len(group.branches)  # those not begun never will
-        for branch in list(group.branches):
-            if branch.request.number in self._branches:
+        if isinstance(group, BeamGroup):
+            self._end_search(group, reason)
+            return True
+        for branch in group.branches:
+            if not branch.has_ended:
                 self._tell(group, branch, branch.flush())
-                self._finish(group, branch, Ending(reason))  # type: ignore[arg-type]
+                self._finish(group, branch, Ending(reason))
         return True
 
     def _expire(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from unspool.engine.branch import Branch
 from unspool.engine.plan import Work
 from unspool.events import Event, Failed, Finished, Token
 from unspool.params import ResolvedParams
+from unspool.sampling.logprobs import row_stats, top_ids
 
 
 def branch_seed(seed: int, choice: int) -> int:
@@ -32,11 +34,12 @@ class Group:
     prompt: tuple[int, ...]
     params: ResolvedParams
     arrived: float
+    matcher: Any = None  # the constraint at its start; each branch walks a fork of it
     branches: list[Branch] = field(default_factory=list)
     prompt_logprobs: list[Token | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.num_branches = self.params.best_of
+        self.has_forked = self.params.best_of == 1
         self.is_ranked = self.params.best_of > self.params.n
         self.deadline = None
         if self.params.deadline_ms is not None:
@@ -46,7 +49,7 @@ class Group:
 
     @property
     def is_done(self) -> bool:
-        return self._num_ended == self.num_branches
+        return self._num_ended == self.params.best_of
 
     def deliver(self, event: Event) -> Sequence[Event]:
         """What goes out because of this event."""
@@ -73,13 +76,11 @@ class Group:
             for event in self._held[branch.choice]:
                 if isinstance(event, Finished):
                     event.details["mean_logprob"] = -rank(branch)[1]  # type: ignore[index]
-                out.append(_renumbered(event, place))
+                out.append(replace(event, choice=place))
         return out
 
     def score(self, branch: Branch, work: Work, rows: np.ndarray) -> None:
         """Note the logprobs of the prompt tokens that these rows predict."""
-        from unspool.sampling.logprobs import score_row
-
         if branch.output:
             return
         if not self.prompt_logprobs:
@@ -87,12 +88,11 @@ class Group:
         for position, row in enumerate(rows, work.start + 1):
             if position < len(self.prompt):
                 token = self.prompt[position]
-                logprob, top = score_row(row, token, self.params.prompt_logprobs or 0)
                 if len(self.prompt_logprobs) == position:  # else a preempted prompt, computed again
-                    self.prompt_logprobs.append(Token(token, logprob, top))
+                    self.prompt_logprobs.append(_score(row, token, self.params.prompt_logprobs or 0))
 
 
-def _renumbered(event: Event, choice: int) -> Event:
-    from dataclasses import replace
-
-    return replace(event, choice=choice)
+def _score(row: np.ndarray, token: int, num_top: int) -> Token:
+    stats = row_stats(row)
+    top = tuple((other, stats.logprob(row[other])) for other in top_ids(row, num_top))
+    return Token(token, stats.logprob(row[token]), top)

@@ -1,0 +1,221 @@
+"""The engine in a thread of its own, for any number of asyncio consumers.
+
+    asyncio task ──submit──► commands ──► engine thread: add · step · abort
+         ▲                                       │ events, a step's worth at a time
+         └────────── a queue each ◄──────────────┘
+
+The engine thread never waits for a reader. What a slow reader has not read stays in its own queue, so it costs memory
+bounded by its own answer and nobody else's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from unspool.engine.engine import Engine
+from unspool.errors import EngineClosedError, EngineError
+from unspool.events import Event, Failed, Finished, FinishReason
+from unspool.params import ResolvedParams, SamplingParams
+
+T = TypeVar("T")
+
+
+@dataclass
+class Reader:
+    """Who waits for a request's events, and where."""
+
+    loop: asyncio.AbstractEventLoop
+    inbox: asyncio.Queue[Event]
+    num_left: int  # choices that have not ended
+
+
+class Stream:
+    """One request's events. Iterate to the end, or `abort`; leaving early through `async with` aborts too."""
+
+    def __init__(self, owner: AsyncEngine, id: str, params: ResolvedParams, reader: Reader) -> None:
+        self.id, self.params = id, params
+        self._owner, self._reader, self._num_left = owner, reader, params.n
+
+    def abort(self, reason: FinishReason = "abort") -> None:
+        self._owner.abort(self.id, reason)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event; a failure is raised."""
+        if self._num_left == 0:
+            raise StopAsyncIteration
+        event = await self._reader.inbox.get()
+        if isinstance(event, Failed):
+            self._num_left = 0
+            self.abort()
+            raise event.error
+        self._num_left -= isinstance(event, Finished)
+        return event
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._num_left:
+            self.abort()
+
+
+class AsyncEngine:
+    """Owns an Engine: after this, nobody else may call it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.failure: Exception | None = None  # why the thread died, if it did
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._readers: dict[str, Reader] = {}
+        self._is_closing = self._is_stopped = False
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._run, name="unspool-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.failure is None and not self._is_closing
+
+    # Called from asyncio --------------------------------------------------------------------------------------------
+    async def submit(
+        self, prompt: Sequence[int], params: SamplingParams | None = None, *, id: str | None = None
+    ) -> Stream:
+        """Queue a prompt. What is wrong with it is raised here, before anything is computed."""
+        self._check_open()
+        params = params or SamplingParams()
+        if params.constraint is not None and self.engine.tokenizer is not None:
+            from unspool.sampling.constraint import compile_constraint
+
+            # Aside, so that a slow schema delays its own request alone; the engine then finds it compiled.
+            await asyncio.to_thread(compile_constraint, params.constraint, self.engine.tokenizer)
+        reader = Reader(asyncio.get_running_loop(), asyncio.Queue(), params.n)
+
+        def add() -> tuple[str, ResolvedParams]:
+            name = self.engine.add(prompt, params, id=id)
+            self._readers[name] = reader
+            return name, self.engine.params_of(name)
+
+        future = self._call(add)
+        try:
+            name, resolved = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self._commands.put(lambda: self._forget(future))
+            raise
+        return Stream(self, name, resolved, reader)
+
+    def abort(self, id: str, reason: FinishReason = "abort") -> None:
+        """End a request soon; its stream gets its ending. Harmless when it has ended."""
+        self._commands.put(lambda: self._abort(id, reason))
+
+    async def ask(self, question: Callable[[Engine], T]) -> T:
+        """Run a function on the engine between two steps."""
+        self._check_open()
+        return await asyncio.wrap_future(self._call(lambda: question(self.engine)))
+
+    async def shutdown(self, drain: float = 0.0) -> None:
+        """Take no more, let what runs finish for `drain` seconds, abort the rest, end the thread."""
+        self._is_closing = True
+        if drain > 0:
+            await asyncio.to_thread(self._idle.wait, drain)
+        self._commands.put(self._stop)
+        await asyncio.to_thread(self._thread.join)
+
+    # The engine's thread --------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while not self._is_stopped:
+                self._obey(wait=not self.engine.has_work)
+                if self.engine.has_work:
+                    self._hand_out(self.engine.step())
+                if not self.engine.has_work:
+                    self._idle.set()
+        except Exception as error:  # the engine is beyond repair: everyone is told, and nobody new gets in
+            self._die(error)
+
+    def _obey(self, *, wait: bool) -> None:
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return
+            command()
+            wait = False
+
+    def _call(self, act: Callable[[], T]) -> Future[T]:
+        """Have the engine's thread do something, and its result or error come back."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                self._check_open()
+                self._idle.clear()
+                future.set_result(act())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._commands.put(command)
+        if self.failure is not None:  # the thread died while we queued
+            self._refuse_commands()
+        return future
+
+    def _forget(self, future: Future[tuple[str, ResolvedParams]]) -> None:
+        """Whoever asked went away while the request was being added."""
+        if future.done() and future.exception() is None:
+            self._abort(future.result()[0], "abort")
+
+    def _abort(self, id: str, reason: FinishReason) -> None:
+        self.engine.abort(id, reason)
+
+    def _stop(self) -> None:
+        self._hand_out(self.engine.close())
+        self._is_stopped = True
+
+    def _hand_out(self, events: Sequence[Event]) -> None:
+        """One wake-up for each event loop, however many events the step had."""
+        mail: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]] = {}
+        for event in events:
+            reader = self._readers[event.request]
+            mail.setdefault(reader.loop, []).append((reader.inbox, event))
+            reader.num_left -= isinstance(event, Finished | Failed)
+            if reader.num_left == 0:
+                del self._readers[event.request]
+        for loop, letters in mail.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_deliver, letters)
+
+    def _die(self, error: Exception) -> None:
+        failure = EngineError(f"the engine stopped: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self.failure = failure
+        self._hand_out([Failed(id, 0, failure) for id in self._readers])
+        self._readers.clear()
+        self._idle.set()
+        self._refuse_commands()
+
+    def _refuse_commands(self) -> None:
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except queue.Empty:
+                return
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._is_closing:
+            raise EngineClosedError("the engine is shutting down; no new requests are taken")
+
+
+def _deliver(letters: Sequence[tuple[asyncio.Queue[Event], Event]]) -> None:
+    for inbox, event in letters:
+        inbox.put_nowait(event)

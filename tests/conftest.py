@@ -1,0 +1,36 @@
+"""What several tests use: the default model and tiny random ones, opened once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from unspool.weights.checkpoint import Checkpoint, open_checkpoint
+from unspool.weights.random import SHAPES, random_checkpoint
+
+
+@cache
+def _tiny(shape: str, format: str) -> Checkpoint:
+    return random_checkpoint(SHAPES[shape], format=format)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Checkpoint]:
+    """tiny("tiny-qwen3", "q4_1"): a small random model."""
+    return lambda shape="tiny", format="f32": _tiny(shape, format)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model's file, fetched if this machine has never had it."""
+    from unspool.weights.store import resolve
+
+    return resolve("smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> Checkpoint:
+    return open_checkpoint(smollm2_path)
