@@ -30,9 +30,9 @@ def default_model_path() -> Path | None:
     return path if path.is_file() else None
 
 
-def resolve(name: str | Path) -> Path:
+def resolve(name: str | Path, *, progress: Progress | None = None) -> Path:
     """The path of a model. One that is here is used as it is; one that is not is fetched."""
-    return _find(name) or pull(name, progress=None)
+    return _find(name) or pull(name, progress=progress)
 
 
 def pull(name: str | Path, *, progress: Progress | None) -> Path:
