@@ -20,6 +20,8 @@ from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.store import resolve
 
 Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -28,7 +30,7 @@ class LLM:
     >>> llm = LLM()                                             # the default model, fetched once
     >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0)).text
 
-    `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; other arguments are EngineConfig's.
+    `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; options are EngineConfig's.
     """
 
     def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Any) -> None:
@@ -47,15 +49,11 @@ class LLM:
 
     # Generating -----------------------------------------------------------------------------------------------------
     @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None) -> Result: ...
+    def generate(self, prompts: str, params: SamplingParams | None = None) -> Result: ...  # type: ignore[overload-overlap]
     @overload
     def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> Result: ...
     @overload
-    def generate(
-        self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[Result]: ...
+    def generate(self, prompts: Sequence[Prompt], params: Params = None) -> list[Result]: ...
     def generate(self, prompts: Any, params: Any = None) -> Any:
         """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters."""
         many = not isinstance(prompts, str) and not (prompts and isinstance(prompts[0], int))
@@ -64,22 +62,16 @@ class LLM:
         results = self._run_all([(self.encode(p), one) for p, one in zip(each, per_prompt, strict=True)])
         return results if many else results[0]
 
-    def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template_options: Any
-    ) -> Result:
+    def chat(self, messages: Messages, params: SamplingParams | None = None, **template_options: Any) -> Result:
         """Answer a conversation: a list of {"role": …, "content": …}."""
         return self._run_all([(self.render(messages, **template_options), params)])[0]
 
-    def stream(
-        self, prompt: Prompt | Sequence[Mapping[str, Any]], params: SamplingParams | None = None
-    ) -> Iterator[Event]:
+    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> Iterator[Event]:
         """The events of an answer as they come: Text, then Finished for each choice. Closing the iterator aborts it.
 
         A list of messages is a chat. Failures are raised.
         """
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        ids = self.render(prompt) if is_chat else self.encode(prompt)  # type: ignore[arg-type]
-        return self._events(ids, params)
+        return self._events(self._ids(prompt), params)
 
     def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
         """The logprob of each token of a text given those before it, in one pass; None for the first."""
@@ -88,7 +80,46 @@ class LLM:
         assert scored is not None
         return scored
 
+    def fork(
+        self,
+        result: Result,
+        index: int,
+        token: int | None = None,
+        params: SamplingParams | None = None,
+        choice: int = 0,
+    ) -> Result:
+        """What if the answer had gone on otherwise from its token `index`: with `token` there, or with `params`.
+
+        Without `params` the parameters and the seed stay, so what follows is what would have followed. The computed
+        prefix is shared, not computed again.
+        """
+        kept = result.choices[choice].token_ids
+        if not 0 <= index <= len(kept):
+            raise RequestError(f"index is {index}; the answer has {len(kept)} tokens", "index")
+        output = kept[:index] + ([] if token is None else [token])
+        again = params if params is not None else result.params.request(seed=result.choices[choice].seed, n=1, best_of=1)
+        return self._run_all([(result.prompt_ids, again)], output=output)[0]
+
+    # Keeping --------------------------------------------------------------------------------------------------------
+    def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
+        """Compute a prompt and write its keys and values to a file; how many tokens that are."""
+        from unspool.engine import state
+
+        ids = self._ids(prompt)
+        self._run_all([(ids, SamplingParams(max_tokens=0))])
+        return state.save(self.engine, ids, Path(path))
+
+    def load_state(self, path: str | Path) -> int:
+        """Take a saved prompt into the prefix cache; how many tokens are thereby computed already."""
+        from unspool.engine import state
+
+        return len(state.load(self.engine, Path(path)))
+
     # Text to tokens -------------------------------------------------------------------------------------------------
+    def _ids(self, prompt: Prompt | Messages) -> list[int]:
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        return self.render(prompt) if is_chat else self.encode(prompt)  # type: ignore[arg-type]
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a plain prompt: BOS where the model wants it, control tokens read as plain text."""
         if isinstance(prompt, str):
@@ -97,7 +128,7 @@ class LLM:
             raise RequestError("a prompt is a text or a sequence of token ids (integers)", "prompt")
         return list(prompt)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def render(self, messages: Messages, **options: Any) -> list[int]:
         """Token ids of a conversation, through the model's chat template."""
         if self.template is None:
             raise RequestError(
@@ -122,11 +153,13 @@ class LLM:
             self._inboxes.pop(request, None)
             self.engine.abort(request)
 
-    def _run_all(self, jobs: Sequence[tuple[Sequence[int], SamplingParams | None]]) -> list[Result]:
+    def _run_all(
+        self, jobs: Sequence[tuple[Sequence[int], SamplingParams | None]], output: Sequence[int] = ()
+    ) -> list[Result]:
         requests: list[str] = []
         try:
             for ids, params in jobs:
-                requests.append(self._add(ids, params))
+                requests.append(self._add(ids, params, output))
             folds = [Fold((params or SamplingParams()).n) for _, params in jobs]
             resolved = [self.engine.params_of(request) for request in requests]
             while not all(fold.is_done for fold in folds):
@@ -144,8 +177,8 @@ class LLM:
                 self._inboxes.pop(request, None)
                 self.engine.abort(request)
 
-    def _add(self, ids: Sequence[int], params: SamplingParams | None) -> str:
-        request = self.engine.add(ids, params)
+    def _add(self, ids: Sequence[int], params: SamplingParams | None, output: Sequence[int] = ()) -> str:
+        request = self.engine.add(ids, params, output=output)
         self._inboxes[request] = deque()
         return request
 

@@ -276,6 +276,11 @@ class ResolvedParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    def request(self, **changes: Any) -> SamplingParams:
+        """The request for these very values, whatever defaults a model has."""
+        values = {name: getattr(self, name) for name in self.origins}
+        return SamplingParams(**values | changes)
+
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """JSON-ready: {field: {"value": …, "origin": …}}."""
         from unspool.sampling.resolve import jsonable

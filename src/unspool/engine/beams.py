@@ -127,10 +127,12 @@ class BeamGroup(Group):
         assembler = self.make_assembler()
         if assembler is None:
             return Piece("", tuple(tokens)), ending
-        text, given = "", []
+        text = ""
+        given: list[Token] = []
         for token in tokens:
             piece = assembler.push(token)
-            text, given = text + piece.text, [*given, *piece.tokens]
+            text += piece.text
+            given += piece.tokens
             if piece.stop is not None:
                 return Piece(text, tuple(given)), Ending("stop", piece.stop)
         piece = assembler.flush()

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,13 +72,24 @@ class Engine:
         self._is_closed = False
 
     # Coming in ------------------------------------------------------------------------------------------------------
-    def add(self, prompt: Sequence[int], params: SamplingParams | None = None, *, id: str | None = None) -> str:
-        """Queue a prompt; its events come from `step` under the id that this returns."""
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        output: Sequence[int] = (),
+    ) -> str:
+        """Queue a prompt; its events come from `step` under the id that this returns.
+
+        `output` is how the answer begins: those tokens are taken as if they had been chosen, and what follows is what
+        would have followed. So any step of an answer can be gone back to and left by another door.
+        """
         if self._is_closed:
             raise EngineClosedError("the engine is closed")
         params = params or SamplingParams()
         resolved = params.resolve(self.checkpoint.generation, vocab_size=self.checkpoint.config.vocab_size)
-        self._check_prompt(prompt)
+        self._check_prompt(prompt, output)
         if len(self.scheduler.waiting) >= self.config.max_waiting:
             raise QueueFullError(f"{self.config.max_waiting:,} requests are waiting already; try again later")
         id = id if id is not None else f"r{self._next_number}"
@@ -89,26 +101,46 @@ class Engine:
             self._make_branch(group, choice)
         if isinstance(group, BeamGroup):
             self._prepare_search(group)
+        begun = self._force(group, output) if output else []
         leader = group.branches[0]
         leader.request.is_scored = resolved.prompt_logprobs is not None
         self._groups[id] = group
         self._begin(group, leader)
         self.scheduler.add(leader.request)
+        for branch, piece in begun:
+            self._tell(group, branch, piece)
         return id
+
+    def _force(self, group: Group, output: Sequence[int]) -> list[tuple[Branch, Piece]]:
+        """Begin every branch of a group with the same tokens; the text that this gives."""
+        if isinstance(group, BeamGroup):
+            raise RequestError("a beam search chooses its tokens from the first on; output cannot be given", "output")
+        pieces = []
+        for branch in group.branches:
+            branch.request.tokens.extend(output)
+            for token in output:
+                branch.sampler.accept(token)
+                piece, ending = branch.advance(Token(token))
+                if ending is not None or piece.banned is not None:
+                    why = ending.reason if ending is not None else f"banned string {piece.banned!r}"
+                    raise RequestError(f"the given output ends the answer already ({why})", "output")
+                pieces.append((branch, piece))
+        return pieces
 
     def _begin(self, group: Group, branch: Branch) -> None:
         """A branch enters the scheduler: the first at once, the others when its prompt is computed."""
         branch.has_begun = True
         self._branches[branch.request.number] = (group, branch)
 
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
+    def _check_prompt(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         vocab_size = self.checkpoint.config.vocab_size
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")
-        for token in prompt:
-            if not 0 <= token < vocab_size:
-                raise RequestError(f"the prompt has token {token}; the vocabulary has {vocab_size:,}", "prompt")
-        if len(prompt) >= self.context_length:
+        for name, tokens in (("prompt", prompt), ("output", output)):
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(f"the {name} has token {token}; the vocabulary has {vocab_size:,}", name)
+        if len(prompt) + len(output) >= self.context_length:
             holds = f"the model holds {self.checkpoint.config.context_length:,}"
             if self.context_length < self.checkpoint.config.context_length:
                 holds = f"the KV cache holds {self.context_length:,} (kv_tokens), {holds}"
@@ -239,7 +271,7 @@ class Engine:
                 try:
                     chosen[work.request] = self._choose(group, branch, work, rows[-work.num_samples :], after)
                 except Exception as error:  # one request's failure is its own
-                    after.append(lambda group=group, branch=branch, error=error: self._fail(group, branch, error))
+                    after.append(partial(self._fail, group, branch, error))
         self.scheduler.commit(plan, chosen)
         for act in after:
             act()
@@ -249,14 +281,14 @@ class Engine:
     ) -> list[int]:
         """The tokens that a branch's rows of logits give: one, and one more for each drafted token that equals it."""
         if not group.has_forked:
-            after.append(lambda: self._fork_siblings(group, branch))
+            after.append(partial(self._fork_siblings, group, branch))
         tokens: list[int] = []
         if branch.max_output == 0:
-            after.append(lambda: self._finish(group, branch, Ending("length")))
+            after.append(partial(self._finish, group, branch, Ending("length")))
             return tokens
         if isinstance(group, BeamGroup):
             group.offer(branch, rows[-1])
-            after.append(lambda: self._advance_beams(group))
+            after.append(partial(self._advance_beams, group))
             return tokens
         draft = work.tokens[len(work.tokens) - work.num_samples + 1 :]
         for index, row in enumerate(rows):
@@ -268,11 +300,11 @@ class Engine:
             logprob = choice.logprob if wants_logprob else None
             piece, ending = branch.advance(Token(choice.token, logprob, choice.top, choice.trace))
             if piece.banned is not None:
-                after.append(lambda at=piece.banned_at: self._go_back(branch, at))
+                after.append(partial(self._go_back, branch, piece.banned_at))
                 break
             self._tell(group, branch, piece)
             if ending is not None:
-                after.append(lambda ending=ending: self._finish(group, branch, ending))
+                after.append(partial(self._finish, group, branch, ending))
                 break
             if index < len(draft) and draft[index] != choice.token:
                 break

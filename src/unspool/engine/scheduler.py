@@ -82,7 +82,10 @@ class Scheduler:
     # Planning -------------------------------------------------------------------------------------------------------
     def plan(self) -> Plan:
         """Decide the next step and take the blocks it needs."""
-        budget, works, copies, preempted = self.step_tokens, {}, [], []
+        budget = self.step_tokens
+        works: dict[int, Work] = {}
+        copies: list[tuple[int, int]] = []
+        preempted: list[int] = []
         ready = [request for request in self.running if request.num_left and not request.is_paused]
         streaming = [request for request in ready if request.num_left <= 1 + len(request.draft)]
         prompts = [request for request in ready if request.num_left > 1 + len(request.draft)]
