@@ -1,7 +1,110 @@
-"""The command line: one file a command."""
+"""The command line: one file a command, imported only when it is asked for.
+
+A command is a module with `main(argv) -> int`. It raises what goes wrong; here that becomes one line on stderr and an
+exit status: 2 for the user's mistakes, 1 for all others, 130 for Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 
-def main() -> int:
-    raise SystemExit("unspool: the command line is not wired yet")
+# In the order in which a newcomer meets them. A command that is not listed here does not exist.
+COMMANDS: dict[str, str] = {
+    "run": "answer one prompt, streaming to stdout",
+    "chat": "talk to a model in the terminal",
+    "explain": "answer a prompt and say why each token was chosen",
+    "plan": "what a model needs and how fast it can be, before it is loaded",
+    "pull": "fetch a model",
+    "models": "list the models that are here",
+    "bench": "run a benchmark",
+}
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 2, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPT
+    except BrokenPipeError:
+        return _leave_pipe()
+    except SystemExit as leaving:  # argparse leaves so after --help
+        return leaving.code if isinstance(leaving.code, int) else EXIT_OK
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        return _report(error)
+    return status
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command, *rest = arguments or ["--help"]
+    if command in ("-h", "--help", "help"):
+        if rest and rest[0] in COMMANDS:
+            return _dispatch([rest[0], "--help"])
+        print(_help())
+        return EXIT_OK
+    if command in ("-V", "--version", "version"):
+        from unspool.version import VERSION
+
+        print(f"unspool {VERSION}")
+        return EXIT_OK
+    if command not in COMMANDS:
+        raise _unknown(command)
+    from importlib import import_module
+
+    status: int = import_module(f"unspool.cli.{command}").main(rest)
+    return status
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<9}{text}" for name, text in COMMANDS.items())
+    return f"""unspool runs language models whose answers are reproducible, explainable and fast.
+
+usage: unspool COMMAND [options]
+
+{commands}
+
+  unspool run "Why is the sky blue?"     the default model is fetched once, then it answers
+  unspool run -m model.gguf --raw "Once upon a time" -n 64 --temperature 0.7 --seed 1
+  unspool COMMAND --help                 everything a command can do
+  unspool --version"""
+
+
+def _unknown(command: str) -> Exception:
+    from difflib import get_close_matches
+
+    from unspool.cli.parser import UsageError
+
+    close = get_close_matches(command, COMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
+    if " " in command:
+        hint = "to answer a prompt: unspool run PROMPT"
+    return UsageError(f"{command!r} is not a command; {hint}")
+
+
+def _report(error: Exception) -> int:
+    """One line for people. What is no error of ours is a defect, and says how to see more."""
+    from unspool.cli.parser import UsageError
+    from unspool.errors import ModelError, RequestError, UnspoolError
+
+    if isinstance(error, UsageError | RequestError | ModelError):
+        print(f"unspool: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if isinstance(error, UnspoolError | OSError):
+        print(f"unspool: {error}", file=sys.stderr)
+    else:
+        print(f"unspool: {type(error).__name__}: {error} (a defect; --debug shows where)", file=sys.stderr)
+    return EXIT_FAILURE
+
+
+def _leave_pipe() -> int:
+    """The reader of our output has gone, as `| head` does. Python would complain once more when it flushes at exit."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_PIPE

@@ -1,0 +1,35 @@
+"""From flags to a model that is ready, with a progress bar if it has to be fetched first."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unspool.cli.flags import engine_options
+from unspool.cli.terminal import ProgressBar
+
+if TYPE_CHECKING:
+    from unspool.llm import LLM
+
+
+def locate(model: str) -> Path:
+    """The model's path; what is not here is fetched."""
+    from unspool.weights.store import resolve
+
+    progress = ProgressBar()
+    try:
+        return resolve(model, progress=progress)
+    finally:
+        progress.close()
+
+
+def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
+    """The model and how many seconds it took to open."""
+    options = engine_options(namespace)
+    from unspool.llm import LLM
+
+    path = locate(namespace.model)
+    start = time.perf_counter()
+    return LLM(path, **options), time.perf_counter() - start

@@ -1,0 +1,48 @@
+"""Where a prompt comes from, and how it becomes tokens."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from unspool.cli.parser import UsageError
+
+if TYPE_CHECKING:
+    from unspool.llm import LLM
+
+
+def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the prompt")
+    group.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text; - (or nothing, with a pipe) reads stdin")
+    group.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+
+
+def read_prompt(namespace: argparse.Namespace) -> str:
+    """The prompt of the command line or of stdin, whose last newline is the pipe's and not the prompt's."""
+    prompt: str | None = namespace.prompt
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError('no prompt: unspool run "Why is the sky blue?", or pipe one in')
+    if prompt in (None, "-"):
+        data = sys.stdin.buffer.read()
+        try:
+            prompt = data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"stdin is not UTF-8: byte {data[error.start]:#04x} at {error.start:,}") from None
+    assert prompt is not None
+    if not prompt:
+        raise UsageError("the prompt is empty")
+    if namespace.raw and namespace.system is not None:
+        raise UsageError("--system needs the chat template, which --raw leaves out")
+    return prompt
+
+
+def encode_prompt(llm: LLM, prompt: str, namespace: argparse.Namespace) -> list[int]:
+    """Through the model's chat template where it has one, unless --raw."""
+    if namespace.raw or (llm.template is None and namespace.system is None):
+        return llm.encode(prompt)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
+    if namespace.system is not None:
+        messages.insert(0, {"role": "system", "content": namespace.system})
+    return llm.render(messages)

@@ -1,0 +1,91 @@
+"""What is said about an answer: one line for people, one object for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from unspool.cli.terminal import note, warn
+
+if TYPE_CHECKING:
+    from unspool.events import Token
+    from unspool.llm import LLM
+    from unspool.results import Completion, Result
+
+ENDINGS = {
+    "eos": "",  # the ordinary way needs no word
+    "stop": "stopped at a stop",
+    "length": "cut at its length",
+    "abort": "interrupted",
+    "deadline": "cut at its deadline",
+    "repetition": "stopped repeating itself",
+}
+
+
+def summary(result: Result) -> str:
+    """`42 tokens · first after 0.21 s · 108.3 tokens/s · seed 7`: the seed, for the answer can be had again by it."""
+    timings, usage = result.timings, result.usage
+    parts = [f"{usage.completion_tokens:,} token{'' if usage.completion_tokens == 1 else 's'}"]
+    if timings.first_token is not None:
+        parts.append(f"first after {timings.first_token:.2f} s")
+    if timings.tokens_per_second is not None:
+        parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
+    if usage.cached_tokens:
+        parts.append(f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached")
+    endings = {ENDINGS[choice.finish_reason] for choice in result.choices}
+    parts += sorted(ending for ending in endings if ending)
+    if not result.params.greedy:
+        parts.append(f"seed {result.params.seed}")
+    return " · ".join(parts)
+
+
+def say(result: Result, *, quiet: bool = False) -> None:
+    """Warnings always; the summary unless it is not wanted."""
+    for warning in result.warnings:
+        warn(warning)
+    if not quiet:
+        note(summary(result))
+
+
+def as_object(llm: LLM, result: Result, load_seconds: float) -> dict[str, Any]:
+    """The whole answer, ready for JSON. With several choices, the first one's fields are the object's own."""
+    out: dict[str, Any] = {"model": llm.checkpoint.name, **_choice(llm, result.choices[0])}
+    if len(result.choices) > 1:
+        out["choices"] = [_choice(llm, choice) for choice in result.choices]
+    if result.prompt_logprobs is not None:
+        out["prompt_logprobs"] = [None if token is None else _token(llm, token) for token in result.prompt_logprobs]
+    return out | {
+        "params": result.params.as_dict(),
+        "warnings": list(result.warnings),
+        "usage": dataclasses.asdict(result.usage) | {"total_tokens": result.usage.total_tokens},
+        "timings": {"load": load_seconds, **dataclasses.asdict(result.timings)},
+        "receipt": result.receipt.as_dict(),
+    }
+
+
+def _choice(llm: LLM, choice: Completion) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+        "stop": choice.stop,
+        "seed": choice.seed,
+    }
+    if choice.logprobs is not None:
+        out["logprobs"] = [_token(llm, token) for token in choice.tokens]
+    return out | {name: value for name, value in choice.details.items() if name != "prompt_logprobs"}
+
+
+def _token(llm: LLM, token: Token) -> dict[str, Any]:
+    top = [{"id": id, "text": text_of(llm, id), "logprob": logprob} for id, logprob in token.top]
+    return {"id": token.id, "text": text_of(llm, token.id), "logprob": token.logprob, "top": top}
+
+
+def text_of(llm: LLM, token: int) -> str:
+    """For people: half a character shows as U+FFFD."""
+    return llm.tokenizer.token_text(token)
+
+
+def texts(llm: LLM, tokens: Iterable[int]) -> list[str]:
+    return [text_of(llm, token) for token in tokens]

@@ -1,0 +1,103 @@
+"""What a terminal is told, and how: colours only where they are seen, control characters never."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+# Everything below space but newline and tab, and what some terminals take for more of the same.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def is_styled(stream: TextIO) -> bool:
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """`style` is a word of STYLES, or several with spaces between."""
+    if not text or not style or not is_styled(stream):
+        return text
+    return f"\033[{';'.join(STYLES[word] for word in style.split())}m{text}\033[0m"
+
+
+def harmless(text: str) -> str:
+    """Text that a terminal will print and not obey: a model may say anything, an escape sequence too."""
+    return text.translate(_CONTROL)
+
+
+def width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def note(text: str, style: str = "dim") -> None:
+    """A line beside the answer: on stderr, so that stdout holds the answer alone."""
+    sys.stdout.flush()
+    print(styled(text, style, sys.stderr), file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    note(f"unspool: warning: {text}", "yellow")
+
+
+def write(text: str) -> None:
+    """A piece of an answer, at once."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, three digits: 96.5 MB."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    digits = 0 if unit == "bytes" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:,.{digits}f} {unit}"
+
+
+class ProgressBar:
+    """A bar on a terminal, redrawn in place; elsewhere one line for each thing that begins."""
+
+    INTERVAL = 0.1
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._what: str | None = None
+        self._drawn = -self.INTERVAL
+        self._is_open = False
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        is_new, self._what = what != self._what, what
+        if not self._stream.isatty():
+            if is_new:
+                print(what, file=self._stream, flush=True)
+            return
+        if is_new:
+            self.close()
+        now = self._clock()
+        if is_new or now - self._drawn >= self.INTERVAL or done == total:
+            self._drawn = now
+            self._draw(what, done, total)
+
+    def _draw(self, what: str, done: int, total: int | None) -> None:
+        line = what
+        if total and total > 1000:  # bytes; a few are parts of a whole that is not worth a bar
+            cells = 24 * done // total
+            line += f"  {'━' * cells}{'╌' * (24 - cells)}  {human_bytes(done)} of {human_bytes(total)}"
+        elif total:
+            line += f"  {done} of {total}"
+        self._stream.write(f"\r\033[K{line[: width() - 1]}")
+        self._stream.flush()
+        self._is_open = True
+
+    def close(self) -> None:
+        if self._is_open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._is_open = False
