@@ -3,6 +3,13 @@
 
 namespace nb = nanobind;
 
+namespace unspool {
+void bind_program(nb::module_& m);
+void bind_sampling(nb::module_& m);
+}  // namespace unspool
+
 NB_MODULE(_native, m) {
     m.doc() = "unspool's native kernels; use them through unspool.ops.cpu and unspool.sampling";
+    unspool::bind_program(m);
+    unspool::bind_sampling(m);
 }

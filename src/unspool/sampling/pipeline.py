@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from unspool.errors import RequestError, SamplingError
 from unspool.params import ResolvedParams
 from unspool.sampling import draw, filters, penalties
+from unspool.sampling import native as fast
 from unspool.sampling.draw import F32
 from unspool.sampling.logprobs import rank_of, row_stats, top_ids
 from unspool.sampling.order import DRAW_STAGES, STAGES, Stage
@@ -82,12 +83,17 @@ class Sampler:
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
         self._refused = _all_but(params.allowed_token_ids, vocab_size)
         self._stages = _stages_on(params, constraint)
-        self._native = native
+        self._native = fast.body() if native and not params.trace else None
+        self._front, self._tail = _split(self._stages)
+        self._fast = None if self._native is None or self._tail is None else fast.Tail(self._native, self._tail, params)
+        self._tells = params.logprobs is not None or params.best_of > params.n or params.trace
+        self._tells_final = self._tells and params.logprobs_stage == "final"
         # The winner of an unmasked row is the masked row's winner too, if the mask allows it, as long as nothing
         # between mask and draw looks at other tokens. Filters do: with fewer rivals a token may survive that did not.
-        narrow = all(isinstance(stage, str) and stage not in DRAW_STAGES - {"temperature"} for stage in self._stages)
-        told = params.trace or (params.logprobs is not None and params.logprobs_stage == "final")
-        self._check_first = constraint is not None and narrow and not told
+        narrow = all(
+            isinstance(stage, str) and (stage == "temperature" or stage not in DRAW_STAGES) for stage in self._stages
+        )
+        self._check_first = constraint is not None and narrow and not params.trace and not self._tells_final
 
     @property
     def num_output(self) -> int:
@@ -95,7 +101,7 @@ class Sampler:
 
     def choose(self, logits: F32, position: int) -> Choice:
         """The token for this position of the sequence (prompt and output counted together); commits nothing."""
-        self._check_row(logits, position)
+        self._check_row(logits)
         recorded: list[Recorded] | None = [] if self.params.trace else None
         token, final = self._pick(logits, position, recorded, masked=not self._check_first)
         if self._check_first and self.constraint is not None and not self.constraint.check(token):
@@ -130,58 +136,66 @@ class Sampler:
         twin._banned = {place: list(tokens) for place, tokens in self._banned.items()}
         return twin
 
-    def _check_row(self, logits: F32, position: int) -> None:
+    def _check_row(self, logits: F32) -> None:
         if logits.shape != (self.vocab_size,) or logits.dtype != np.float32:
             raise ValueError(f"logits are {logits.dtype}{logits.shape}; expected float32 ({self.vocab_size},)")
-        if np.isnan(logits).any():
-            raise SamplingError(f"the model gave NaN logits at position {position:,}")
-        if logits.max() == np.inf:
-            raise SamplingError(f"the model gave infinite logits at position {position:,}")
 
-    def _pick(self, logits: F32, position: int, recorded: list[Recorded] | None, *, masked: bool) -> tuple[int, F32]:
+    def _pick(
+        self, logits: F32, position: int, recorded: list[Recorded] | None, *, masked: bool
+    ) -> tuple[int, F32 | None]:
+        """The token, and the row it was drawn from where that is to be told."""
         row = self._without_banned(logits)
-        for stage in self._stages:
+        if self._fast is None:
+            _check_alive(row, position)
+        for stage in self._stages if self._fast is None else self._front:
             if stage == "constraint" and not masked:
                 continue
-            before, row = row, self._apply(stage, row, position)
-            if row.max() == REMOVED:
-                raise SamplingError(f"no token is left at position {position:,} after {_name(stage)}")
-            if recorded is not None and (row is not before or stage in DRAW_STAGES):
+            # A row that is ours already may be written in place, unless it is kept for a trace.
+            mine = row is not logits and recorded is None
+            before, row = row, self._apply(stage, row, position, mine)
+            if self._fast is None:
+                _check_alive(row, position)
+            if recorded is not None and (row is not before or _shapes_draw(stage)):
                 recorded.append(Recorded(_name(stage), self._value(stage), before, row))
-        return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
+        if self._fast is None:
+            return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
+        token, final = self._fast.pick(row, self.seed, position, self._tells_final)
+        if token < 0:
+            raise SamplingError(_why_none(token, position))
+        return token, final
 
     def _without_banned(self, row: F32) -> F32:
         banned = self._banned.get(self.num_output)
-        return row if banned is None else _patched(row, np.array(banned, np.int32), REMOVED)
+        return row if banned is None else _patched(row, np.array(banned, np.int32), REMOVED, False)
 
-    def _apply(self, stage: Stage, row: F32, position: int) -> F32:
-        """The row after a stage; the very same object where the stage had nothing to do."""
+    def _apply(self, stage: Stage, row: F32, position: int, mine: bool) -> F32:
+        """The row after a stage: written in place if it is `mine`, else the same object only if nothing changed."""
         if not isinstance(stage, str):
             return self._custom(stage, row, position)
         params, history = self.params, self.history
         match stage:
             case "bias":
-                return _patched(row, self._bias_ids, penalties.bias(row[self._bias_ids], self._bias))
+                return _patched(row, self._bias_ids, penalties.bias(row[self._bias_ids], self._bias), mine)
             case "allowed":
-                row = row if self._refused is None else _patched(row, self._refused, REMOVED)
+                row = row if self._refused is None else _patched(row, self._refused, REMOVED, mine)
                 early = self.num_output < params.min_tokens and self._end_ids.size > 0
-                return _patched(row, self._end_ids, REMOVED) if early else row
+                return _patched(row, self._end_ids, REMOVED, mine) if early else row
             case "constraint":
                 mask = None if self.constraint is None else self.constraint.mask()
-                return row if mask is None else _masked(row, mask)
+                return row if mask is None else self._masked(row, mask, mine)
             case "repetition" if history.repeated is not None:
                 ids, counts = history.repeated.ids, history.repeated.counts
-                return _patched(row, ids, penalties.repetition(row[ids], counts, params.repetition_penalty))
+                return _patched(row, ids, penalties.repetition(row[ids], counts, params.repetition_penalty), mine)
             case "frequency" if history.frequent is not None:
                 ids, counts = history.frequent.ids, history.frequent.counts
-                return _patched(row, ids, penalties.frequency(row[ids], counts, params.frequency_penalty))
+                return _patched(row, ids, penalties.frequency(row[ids], counts, params.frequency_penalty), mine)
             case "presence" if history.frequent is not None:
                 ids, counts = history.frequent.ids, history.frequent.counts
-                return _patched(row, ids, penalties.presence(row[ids], counts, params.presence_penalty))
+                return _patched(row, ids, penalties.presence(row[ids], counts, params.presence_penalty), mine)
             case "dry":
-                return self._dry(row)
+                return self._dry(row, mine)
             case "no_repeat_ngram":
-                return _patched(row, penalties.ngram_followers(history.tokens, params.no_repeat_ngram), REMOVED)
+                return _patched(row, penalties.ngram_followers(history.tokens, params.no_repeat_ngram), REMOVED, mine)
             case "xtc":
                 acts = draw.xtc_uniform(self.seed, position) < params.xtc_probability
                 return filters.xtc(row, params.xtc_threshold) if acts else row
@@ -189,13 +203,21 @@ class Sampler:
                 filtered: F32 = getattr(filters, stage)(row, self._value(stage))
                 return filtered
 
-    def _dry(self, row: F32) -> F32:
+    def _dry(self, row: F32, mine: bool) -> F32:
         params = self.params
         tokens = self.history.tokens
         seen = tokens if params.dry_window < 0 else tokens[-params.dry_window :]
         rule = params.dry_multiplier, params.dry_base, params.dry_allowed_length
         ids, lengths = penalties.dry_matches(seen, self._dry_breakers, *rule)
-        return _patched(row, ids, penalties.dry(row[ids], lengths, *rule))
+        return _patched(row, ids, penalties.dry(row[ids], lengths, *rule), mine)
+
+    def _masked(self, row: F32, mask: NDArray[np.uint32], mine: bool) -> F32:
+        if self._native is None:
+            bits = np.unpackbits(mask.view(np.uint8), count=row.size, bitorder="little")
+            return np.where(bits == 1, row, REMOVED)
+        row = row if mine else row.copy()
+        self._native.mask(row, mask)
+        return row
 
     def _custom(self, stage: Any, row: F32, position: int) -> F32:
         history = self.history
@@ -215,17 +237,23 @@ class Sampler:
         names = STAGES[stage]
         return getattr(self.params, names[0])
 
-    def _tell(self, logits: F32, final: F32, token: int, position: int, recorded: list[Recorded] | None) -> Choice:
-        params = self.params
-        trace = None
-        if recorded is not None:
-            trace = step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=params.greedy)
-        if params.logprobs is None and params.best_of == params.n and trace is None:
+    def _tell(
+        self, logits: F32, final: F32 | None, token: int, position: int, recorded: list[Recorded] | None
+    ) -> Choice:
+        if not self._tells:
             return Choice(token, math.nan, None, ())
-        row = final if params.logprobs_stage == "final" else logits
-        stats = row_stats(row)
-        top = tuple((other, stats.logprob(row[other])) for other in top_ids(row, params.logprobs or 0))
-        return Choice(token, stats.logprob(row[token]), rank_of(row, token), top, trace)
+        row = final if self._tells_final and final is not None else logits
+        count = self.params.logprobs or 0
+        if self._native is not None:
+            stats, rank, best = fast.describe(self._native, row, token, count)
+        else:
+            stats, rank, best = row_stats(row), rank_of(row, token), top_ids(row, count)
+        top = tuple((other, stats.logprob(row[other])) for other in best)
+        trace = None
+        if recorded is not None and final is not None:
+            greedy = self.params.greedy
+            trace = step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=greedy)
+        return Choice(token, stats.logprob(row[token]), rank, top, trace)
 
 
 def _stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage, ...]:
@@ -243,6 +271,32 @@ def _stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stag
     return tuple(stage for stage in params.order if on(stage))
 
 
+def _split(stages: tuple[Stage, ...]) -> tuple[tuple[Stage, ...], tuple[str, ...] | None]:
+    """What comes before the temperature and the filters, and those; None where an order of one's own mixes them."""
+    start = next((i for i, stage in enumerate(stages) if _shapes_draw(stage)), len(stages))
+    tail = tuple(stage for stage in stages[start:] if isinstance(stage, str) and _shapes_draw(stage))
+    return stages[:start], tail if len(tail) == len(stages) - start else None
+
+
+def _shapes_draw(stage: Stage) -> bool:
+    return isinstance(stage, str) and stage in DRAW_STAGES
+
+
+def _check_alive(row: F32, position: int) -> None:
+    highest = row.max()  # NaN if there is one
+    if not np.isfinite(highest):
+        answer = fast.HAS_NAN if np.isnan(highest) else fast.HAS_INFINITY if highest > 0 else fast.NONE_LEFT
+        raise SamplingError(_why_none(answer, position))
+
+
+def _why_none(answer: int, position: int) -> str:
+    if answer == fast.HAS_NAN:
+        return f"the model gave NaN logits at position {position:,}"
+    if answer == fast.HAS_INFINITY:
+        return f"the model gave infinite logits at position {position:,}"
+    return f"no token may be chosen at position {position:,}: every one is ruled out"
+
+
 def _name(stage: Stage) -> str:
     return stage if isinstance(stage, str) else getattr(stage, "__qualname__", repr(stage))
 
@@ -255,14 +309,9 @@ def _all_but(allowed: tuple[int, ...] | None, vocab_size: int) -> NDArray[np.int
     return np.flatnonzero(refused).astype(np.int32)
 
 
-def _patched(row: F32, ids: NDArray[np.int32], values: F32 | np.float32) -> F32:
+def _patched(row: F32, ids: NDArray[np.int32], values: F32 | np.float32, mine: bool) -> F32:
     if ids.size == 0:
         return row
-    row = row.copy()
+    row = row if mine else row.copy()
     row[ids] = values
     return row
-
-
-def _masked(row: F32, mask: NDArray[np.uint32]) -> F32:
-    bits = np.unpackbits(mask.view(np.uint8), count=row.size, bitorder="little")
-    return np.where(bits == 1, row, REMOVED)

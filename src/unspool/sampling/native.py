@@ -1,0 +1,79 @@
+"""The native body of the filters, the draw and the numbers told: what the numpy reference gives, sooner."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from unspool.params import ResolvedParams
+from unspool.sampling import draw, filters
+from unspool.sampling.draw import F32
+from unspool.sampling.logprobs import RowStats
+
+# As native/sampling.cpp numbers them.
+CODES = {
+    "temperature": 0,
+    "top_k": 1,
+    "top_k_ties": 2,
+    "top_p": 3,
+    "min_p": 4,
+    "typical_p": 5,
+    "top_n_sigma": 6,
+    "xtc": 7,
+}
+HAS_NAN, HAS_INFINITY, NONE_LEFT = -1, -2, -3
+
+
+@functools.cache
+def body(isa: str = "auto") -> Any | None:
+    """The kernels for this processor, or None where the extension was not built: the reference then does the work."""
+    try:
+        from unspool._native import Sampling
+    except ImportError:
+        return None
+    return Sampling(isa)
+
+
+class Tail:
+    """What comes after the masks and penalties, encoded once for a sequence: temperature, filters, draw."""
+
+    def __init__(self, native: Any, stages: tuple[str, ...], params: ResolvedParams) -> None:
+        self._native = native
+        self._greedy = params.greedy
+        self._xtc_probability = params.xtc_probability
+        values = {
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_k_ties": params.top_k,
+            "top_p": params.top_p,
+            "min_p": float(filters.min_p_floor(params.min_p)) if params.min_p else 0.0,
+            "typical_p": params.typical_p,
+            "top_n_sigma": params.top_n_sigma,
+            "xtc": params.xtc_threshold,
+        }
+        self._acting = _encoded(stages, values)
+        # XTC decides anew at every position whether it acts.
+        self._resting = _encoded(tuple(stage for stage in stages if stage != "xtc"), values)
+        self._has_xtc = "xtc" in stages
+
+    def pick(self, row: F32, seed: int, position: int, want_final: bool) -> tuple[int, F32 | None]:
+        """The token (or a negative answer that says why there is none) and, if wanted, the row drawn from."""
+        if self._greedy:
+            return self._native.greedy(row), row if want_final else None
+        acts = self._has_xtc and draw.xtc_uniform(seed, position) < self._xtc_probability
+        codes, values = self._acting if acts else self._resting
+        final = np.empty_like(row) if want_final else None
+        return self._native.choose(row, codes, values, seed, position, final), final
+
+
+def describe(native: Any, row: F32, token: int, count: int) -> tuple[RowStats, int, list[int]]:
+    """logprobs.row_stats, rank_of and top_ids in one go."""
+    largest, total, rank, top = native.describe(row, token, count)
+    return RowStats(largest, total), rank, top
+
+
+def _encoded(stages: tuple[str, ...], values: dict[str, float]) -> tuple[Any, Any]:
+    codes = np.array([CODES[stage] for stage in stages], np.int32)
+    return codes, np.array([values[stage] for stage in stages], np.float64)
