@@ -5,7 +5,8 @@
                is held           a banned string       a stop string
 
 A token goes out with the text that completes it. A stop string cuts the text, and the tokens that lie wholly behind
-the cut are dropped. A banned string is reported with the token it starts in, so that the engine can go back there.
+the cut are dropped. A banned string is reported with the token it starts in, or the first that was not shown yet if
+that one was, so that the engine can go back there and choose another.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Assembler:
         self._decoded = 0  # characters that the detokenizer gave
         self._starts: list[int] = []  # where each token's text starts
         self._tokens: list[Token] = []
+        self._passed = 0  # characters that passed the matchers
 
     def push(self, token: Token, *, show: bool = True) -> Piece:
         """Take one token in; one that is not to be shown (a stop token) has no text."""
@@ -63,30 +65,26 @@ class Assembler:
         piece = self._filter(self._detokenizer.flush())
         if piece.stop is not None or piece.banned is not None:
             return piece
-        text = piece.text
-        if self._banned_matcher is not None:
-            held = self._banned_matcher.flush()
-            if self._stop_matcher is not None:
-                held, matched = self._stop_matcher.push(held)
-                if matched is not None:
-                    return self._cut(text + held, matched)
-            text += held
+        held = self._banned_matcher.flush() if self._banned_matcher is not None else ""
         if self._stop_matcher is not None:
-            text += self._stop_matcher.flush()
-        self._emitted += len(text) - len(piece.text)
-        tokens = piece.tokens + tuple(self._tokens[self._given :])
+            held, matched = self._stop_matcher.push(held)
+            if matched is not None:
+                return _joined(piece, self._cut(held, matched))
+            held += self._stop_matcher.flush()
+        piece = _joined(piece, self._show(held))
+        rest = tuple(self._tokens[self._given :])
         self._given = len(self._tokens)
-        return Piece(text, tokens)
+        return Piece(piece.text, piece.tokens + rest)
 
     def rewind(self, num_tokens: int) -> None:
-        """Forget the tokens after the first `num_tokens`. Nothing shown can be taken back, and nothing is: what a
-        banned string may still begin in has been held."""
+        """Forget the tokens after the first `num_tokens`, none of which was shown. What was shown stays and is not
+        shown again, though the matchers, fed anew, may hold its end as a possible beginning."""
         kept = self._tokens[:num_tokens]
         emitted, given = self._emitted, self._given
         self._reset()
+        self._emitted, self._given = emitted, given
         for token in kept:
             self._filter(self._advance(token, show=True))
-        self._emitted, self._given = emitted, given
 
     def _advance(self, token: Token, show: bool) -> str:
         text = self._detokenizer.push(token.id) if show else ""
@@ -100,7 +98,7 @@ class Assembler:
             before = self._decoded - len(text) - self._banned_matcher.held
             text, matched = self._banned_matcher.push(text)
             if matched is not None:
-                return Piece(banned=matched, banned_at=self._token_at(before + len(text)))
+                return Piece(banned=matched, banned_at=max(self._given, self._token_at(before + len(text))))
         if self._stop_matcher is not None:
             text, matched = self._stop_matcher.push(text)
             if matched is not None:
@@ -108,20 +106,25 @@ class Assembler:
         return self._show(text)
 
     def _show(self, text: str) -> Piece:
-        self._emitted += len(text)
-        first = self._given
-        if text:
+        fresh, first = self._fresh(text), self._given
+        if fresh:
             ends = [*self._starts[first + 1 :], self._decoded]
             while self._given < len(self._tokens) and ends[self._given - first] <= self._emitted:
                 self._given += 1
-        return Piece(text, tuple(self._tokens[first : self._given]))
+        return Piece(fresh, tuple(self._tokens[first : self._given]))
 
     def _cut(self, text: str, matched: str) -> Piece:
-        self._emitted += len(text)
-        first = self._given
+        fresh, first = self._fresh(text), self._given
         while self._given < len(self._tokens) and self._starts[self._given] < self._emitted:
             self._given += 1
-        return Piece(text, tuple(self._tokens[first : self._given]), stop=matched)
+        return Piece(fresh, tuple(self._tokens[first : self._given]), stop=matched)
+
+    def _fresh(self, text: str) -> str:
+        """Of text that passed the matchers, the part that was not shown before a rewind."""
+        fresh = text[max(0, self._emitted - self._passed) :]
+        self._passed += len(text)
+        self._emitted += len(fresh)
+        return fresh
 
     def _token_at(self, offset: int) -> int:
         """The token in whose text a character stands."""
@@ -129,3 +132,7 @@ class Assembler:
         while index > 0 and self._starts[index] > offset:
             index -= 1
         return index
+
+
+def _joined(first: Piece, second: Piece) -> Piece:
+    return Piece(first.text + second.text, first.tokens + second.tokens, second.stop)

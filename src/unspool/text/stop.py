@@ -1,0 +1,103 @@
+"""Stop strings, exactly: nothing of a stop is ever shown, nothing else is ever held back.
+
+    stops: "###", "\\n\\nQ"    push("Hi\\n") → "Hi", held "\\n"    push("\\nA") → "\\n\\nA"    push("###x") → "", "###"
+
+What is held is the longest suffix of the text that is the beginning of some stop. An Aho-Corasick automaton
+knows that length at every character (it is the depth of its state), so the cost is linear in the text however
+many stops there are, and how the text is cut into pushes makes no difference.
+
+The match that is complete first wins; of those complete at the same character, the longest, which starts first.
+This is the only rule that needs no look ahead: the model stops at the very token that completes a stop, and the
+end of a text never turns held characters into a match. So a stop inside another always comes before it: with
+"b" and "abc", the text "abc" stops at "b" and shows "a".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from unspool.errors import RequestError
+
+
+class StopMatcher:
+    """Feed it an answer's text as it comes; show only what it returns."""
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        for index, stop in enumerate(stops):
+            if not isinstance(stop, str) or not stop:
+                raise RequestError(f"stop[{index}] must be a string that is not empty, got {stop!r}", "stop")
+        self._include = include
+        self._children: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._fallback = [0]  # the state of the longest proper suffix that is a beginning of some stop
+        self._matched: list[int] = [0]  # the length of the longest stop that ends here; 0: none
+        for stop in stops:
+            self._add(stop)
+        self._link()
+        self._state = 0
+        self._held = ""
+        self.matched: str | None = None
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            following = self._children[state].get(character)
+            if following is None:
+                following = len(self._children)
+                self._children[state][character] = following
+                self._children.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._fallback.append(0)
+                self._matched.append(0)
+            state = following
+        self._matched[state] = len(stop)
+
+    def _link(self) -> None:
+        """Breadth first, so that the fallback of a state is finished before the states below it ask for it."""
+        queue = deque(self._children[0].values())
+        while queue:
+            state = queue.popleft()
+            if not self._matched[state]:
+                self._matched[state] = self._matched[self._fallback[state]]
+            for character, child in self._children[state].items():
+                self._fallback[child] = self._step(self._fallback[state], character)
+                queue.append(child)
+
+    def _step(self, state: int, character: str) -> int:
+        while state and character not in self._children[state]:
+            state = self._fallback[state]
+        return self._children[state].get(character, 0)
+
+    @property
+    def held(self) -> int:
+        """How many characters wait to be shown, because they may yet become a stop."""
+        return len(self._held)
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that is now safe to show, and the stop that was completed, if one was. Afterwards nothing more
+        comes out: what follows a stop is not part of the answer."""
+        if self.matched is not None:
+            return "", None
+        state = self._state
+        for position, character in enumerate(text):
+            state = self._step(state, character)
+            length = self._matched[state]
+            if length:
+                return self._finish(self._held + text[: position + 1], length)
+        self._state = state
+        whole = self._held + text
+        safe = len(whole) - self._depth[state]
+        self._held = whole[safe:]
+        return whole[:safe], None
+
+    def _finish(self, text: str, length: int) -> tuple[str, str]:
+        start = len(text) - length
+        self.matched = text[start:]
+        self._held = ""
+        return (text if self._include else text[:start]), self.matched
+
+    def flush(self) -> str:
+        """The text ended without a stop: what was held back is shown after all."""
+        held, self._held, self._state = self._held, "", 0
+        return held
