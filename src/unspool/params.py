@@ -77,7 +77,7 @@ class SamplingParams:
     """How an answer's tokens are chosen and where it ends."""
 
     # length and stops
-    max_tokens: int | None = None  # None: until the context ends
+    max_tokens: int | None = None  # None: until the context ends; 0: the prompt is read and nothing written
     min_tokens: int | None = None  # end tokens cannot be chosen before this many
     stop: Sequence[str] | str | None = None
     stop_token_ids: Sequence[int] | None = None

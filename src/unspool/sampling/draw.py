@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 
 # The counter's last word keeps the uses of one seed apart.
-PURPOSE_TOKEN, PURPOSE_XTC, PURPOSE_SEED = 0, 1, 2
+PURPOSE_TOKEN, PURPOSE_XTC = 0, 1
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -79,14 +79,6 @@ def xtc_uniform(seed: int, position: int) -> float:
     """The number in (0, 1) by which XTC decides whether it acts at this position."""
     word = philox((0, position & _LOW, position >> 32, PURPOSE_XTC), seed)[0]
     return ((word >> 9) + 0.5) * 2.0**-23
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """The seed of the index-th answer of a request with n > 1. The first keeps the request's own."""
-    if index == 0:
-        return seed
-    low, high, _, _ = philox((index & _LOW, index >> 32, 0, PURPOSE_SEED), seed)
-    return low | high << 32
 
 
 def draw(row: F32, seed: int, position: int) -> int:

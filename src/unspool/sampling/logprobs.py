@@ -33,7 +33,12 @@ def rank_of(row: F32, token: int) -> int:
 
 
 def top_ids(row: F32, count: int) -> list[int]:
-    return [int(token) for token in ranking(row)[:count]]
+    """The best tokens in order, without sorting the others."""
+    if count == 0:
+        return []
+    floor = np.partition(row, max(0, row.size - count))[max(0, row.size - count)]
+    ids = np.flatnonzero(row >= floor)
+    return [int(token) for token in ids[ranking(row[ids])[:count]]]
 
 
 def entropy(row: F32) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from unspool.params import ResolvedParams
 from unspool.sampling import draw, filters
 from unspool.sampling.draw import F32
-from unspool.sampling.logprobs import RowStats
+from unspool.sampling.logprobs import RowStats, rank_of, row_stats, top_ids
 
 # As native/sampling.cpp numbers them.
 CODES = {
@@ -68,8 +68,10 @@ class Tail:
         return self._native.choose(row, codes, values, seed, position, final), final
 
 
-def describe(native: Any, row: F32, token: int, count: int) -> tuple[RowStats, int, list[int]]:
-    """logprobs.row_stats, rank_of and top_ids in one go."""
+def describe(row: F32, token: int, count: int, native: Any | None) -> tuple[RowStats, int, list[int]]:
+    """What is told of a token and its row: the row's sums, the token's rank, the best tokens in order."""
+    if native is None:
+        return row_stats(row), rank_of(row, token), top_ids(row, count)
     largest, total, rank, top = native.describe(row, token, count)
     return RowStats(largest, total), rank, top
 

@@ -22,7 +22,6 @@ from unspool.params import ResolvedParams
 from unspool.sampling import draw, filters, penalties
 from unspool.sampling import native as fast
 from unspool.sampling.draw import F32
-from unspool.sampling.logprobs import rank_of, row_stats, top_ids
 from unspool.sampling.order import DRAW_STAGES, STAGES, Stage
 from unspool.sampling.resolve import is_on
 from unspool.sampling.state import History, StageState
@@ -107,6 +106,21 @@ class Sampler:
         if self._check_first and self.constraint is not None and not self.constraint.check(token):
             token, final = self._pick(logits, position, recorded, masked=True)
         return self._tell(logits, final, token, position, recorded)
+
+    def scores(self, logits: F32, position: int) -> F32:
+        """Every token's log-probability after the masks and penalties: what a search adds up instead of drawing.
+
+        As in transformers' beam search, penalties act on log-probabilities, which are not made to sum to one again.
+        """
+        self._check_row(logits)
+        _check_alive(logits, position)
+        stats, _, _ = fast.describe(logits, 0, 0, self._native)
+        row = self._without_banned(logits) + np.float32(stats.logprob(0.0))
+        for stage in self._stages:
+            if not _shapes_draw(stage):
+                row = self._apply(stage, row, position, mine=True)
+        _check_alive(row, position)
+        return row
 
     def accept(self, token: int) -> None:
         if self.constraint is not None:
@@ -244,10 +258,7 @@ class Sampler:
             return Choice(token, math.nan, None, ())
         row = final if self._tells_final and final is not None else logits
         count = self.params.logprobs or 0
-        if self._native is not None:
-            stats, rank, best = fast.describe(self._native, row, token, count)
-        else:
-            stats, rank, best = row_stats(row), rank_of(row, token), top_ids(row, count)
+        stats, rank, best = fast.describe(row, token, count, self._native)
         top = tuple((other, stats.logprob(row[other])) for other in best)
         trace = None
         if recorded is not None and final is not None:

@@ -41,7 +41,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "logprobs_stage": "raw",
     }
 )
-# Our field <- the key of a model's generation config. Length limits there are about the tokenizer's age, not wishes.
+# Our field <- the key of a model's generation config (or our own name). How long an answer is, is not a model's to say.
 GENERATION_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "temperature": "temperature",
@@ -85,7 +85,8 @@ def resolve(
 
 def _from_model(generation: Mapping[str, Any]) -> dict[str, Any]:
     """The model's values under our names; a nonsensical one is the model's fault and says so."""
-    given = {ours: generation[theirs] for ours, theirs in GENERATION_KEYS.items() if generation.get(theirs) is not None}
+    named = {ours: generation.get(theirs, generation.get(ours)) for ours, theirs in GENERATION_KEYS.items()}
+    given = {name: value for name, value in named.items() if value is not None}
     if generation.get("do_sample") is False and "temperature" not in given:
         given["temperature"] = 0
     try:
