@@ -156,6 +156,8 @@ class AsyncEngine:
         future: Future[T] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():  # whoever asked has gone
+                return
             try:
                 self._check_open()
                 self._idle.clear()
@@ -170,7 +172,7 @@ class AsyncEngine:
 
     def _forget(self, future: Future[tuple[str, ResolvedParams]]) -> None:
         """Whoever asked went away while the request was being added."""
-        if future.done() and future.exception() is None:
+        if not future.cancelled() and future.exception() is None:
             self._abort(future.result()[0], "abort")
 
     def _abort(self, id: str, reason: FinishReason) -> None:
@@ -184,7 +186,9 @@ class AsyncEngine:
         """One wake-up for each event loop, however many events the step had."""
         mail: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]] = {}
         for event in events:
-            reader = self._readers[event.request]
+            reader = self._readers.get(event.request)
+            if reader is None:  # was told that the engine died
+                continue
             mail.setdefault(reader.loop, []).append((reader.inbox, event))
             reader.num_left -= isinstance(event, Finished | Failed)
             if reader.num_left == 0:
