@@ -24,10 +24,10 @@ class Answer:
 
 
 class Interrupt:
-    """While open, the first Ctrl-C only sets `came`; a second one interrupts as it always does."""
+    """While open, Ctrl-C only sets `came`, which is looked at between steps; a third one interrupts as ever."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.count = 0
         self._previous: Any = None
         self._is_main = threading.current_thread() is threading.main_thread()
 
@@ -37,9 +37,13 @@ class Interrupt:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.came:
+        self.count += 1
+        if self.count > 2:
             raise KeyboardInterrupt
-        self.came = True
+
+    @property
+    def came(self) -> bool:
+        return self.count > 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -49,7 +53,7 @@ class Interrupt:
 
 
 def respond(
-    llm: LLM, prompt: Sequence[int], params: SamplingParams, show: Callable[[int, str], None] = lambda choice, text: None
+    llm: LLM, prompt: Sequence[int], params: SamplingParams, show: Callable[[int, str], None] | None = None
 ) -> Answer:
     """Answers a prompt; `show` gets each choice's text as it comes."""
     engine = llm.engine
@@ -63,7 +67,7 @@ def respond(
                     engine.abort(request)
                 for event in engine.step():
                     fold.push(event)
-                    if isinstance(event, Text) and event.text:
+                    if show is not None and isinstance(event, Text) and event.text:
                         show(event.choice, event.text)
         result = Result(tuple(prompt), resolved, tuple(fold.completions()), llm.receipt(resolved.seed))
     finally:

@@ -112,7 +112,8 @@ class Flag:
 
 GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "length and stops": (
-        Flag("max_tokens", int, "N", "at most N tokens; without it, until the model ends or the context is full", short="-n"),
+        Flag("max_tokens", int, "N", "at most N tokens; without it, until the model ends it or the context is full",
+             short="-n"),
         Flag("min_tokens", int, "N", "the answer cannot end by itself before N tokens"),
         Flag("stop", text, "TEXT", r"end before TEXT; repeatable. \n \t \\ \xHH \uHHHH are understood", many=True),
         Flag("stop_token_ids", token_ids, "ID,…", "end at one of these tokens; repeatable", many=True),
@@ -131,14 +132,14 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag("top_n_sigma", float, "N", "only logits within N standard deviations of the best; 0: off"),
         Flag("xtc_probability", float, "P", "how often to leave out the likeliest choices; 0: off"),
         Flag("xtc_threshold", float, "P", "which those are: all likelier than P but the least likely of them"),
-        Flag("order", order, "ORDER", "the stages' order: unspool, transformers, vllm, llama.cpp, mlx, or stages with commas"),
+        Flag("order", order, "ORDER", "unspool, transformers, vllm, llama.cpp, mlx, or a list of stages"),
     ),
     "penalties": (
         Flag("repetition_penalty", float, "R", "tokens that were there: positive logits / R, others · R; 1: off"),
         Flag("frequency_penalty", float, "F", "minus F for each time a token was there; 0: off"),
         Flag("presence_penalty", float, "F", "minus F if a token was there at all; 0: off"),
         Flag("penalty_window", int, "N", "look back on N tokens; -1: all"),
-        Flag("penalty_scope", str, "SCOPE", "count in: all, output, or mixed (repetition in all, the others in output)"),
+        Flag("penalty_scope", str, "SCOPE", "count in all, output, or mixed (repetition in all, others in output)"),
         Flag("dry_multiplier", float, "M", "DRY: against repeating long stretches; 0: off"),
         Flag("dry_base", float, "B", "DRY: the penalty is M · B^(length - allowed)"),
         Flag("dry_allowed_length", int, "N", "DRY: repeats up to this long are free"),
@@ -190,9 +191,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, alone: bool = False) 
             if flag.parse is None:
                 group.add_argument(*names, dest=flag.dest, action="store_true", default=None, help=flag.help)
             else:
-                action = "append" if flag.many else "store"
+                action, parse = "append" if flag.many else "store", _named(flag.parse)
                 group.add_argument(
-                    *names, dest=flag.dest, action=action, type=_named(flag.parse), metavar=flag.metavar, help=_plain(flag.help)
+                    *names, dest=flag.dest, action=action, type=parse, metavar=flag.metavar, help=flag.help
                 )
 
 
@@ -326,7 +327,3 @@ def _named(parse: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{value!r} is not {_KINDS[parse]}") from None
 
     return number
-
-
-def _plain(help: str) -> str:
-    return help.replace("%", "%%")

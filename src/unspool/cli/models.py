@@ -49,8 +49,9 @@ def _hub() -> Iterator[Model]:
     """The hub library's cache, as it lies on the disk: importing the library to ask would take a second."""
     import os
 
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("HF_HOME") or Path(caches) / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     for repository in sorted(cache.glob("models--*--*")):
         name = repository.name.removeprefix("models--").replace("--", "/")
         for snapshot in sorted(repository.glob("snapshots/*")):

@@ -127,6 +127,7 @@ def describe(plan: Plan, bandwidth: Bandwidth) -> str:
     each = {"f32": "4", "f16": "2", "q8": "1, and 4 for the scale of each head"}[plan.kv_dtype]
     factors = f"2 · {plan.num_layers} layers · {plan.num_kv_heads} KV heads · {plan.head_dim} · {each} bytes"
     fitting = ", or ".join(f"{count:,} of {length:,} tokens" for length, count in plan.requests.items())
+    whole = f"{size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache"
     verdict = "" if plan.fits else ": they do not fit together"
     lines = [
         f"{plan.model}: {plan.architecture}, {plan.num_layers} layers, context {plan.context_length:,}",
@@ -134,7 +135,7 @@ def describe(plan: Plan, bandwidth: Bandwidth) -> str:
         f"KV cache      {plan.kv_bytes_per_token:,.0f} bytes a token = {factors}",
         f"              room for {plan.kv_tokens:,} tokens, {size(plan.kv_bytes)} when full, taken as it is used",
         f"requests      at once: {fitting}",
-        f"memory        {size(plan.free_bytes)} free, {size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache{verdict}",
+        f"memory        {size(plan.free_bytes)} free, {whole}{verdict}",
         f"bandwidth     {bandwidth.bytes_per_second / 1e9:.1f} GB/s measured ({bandwidth.how})",
         f"decode floor  {1000 * told['seconds_per_token']:.2f} ms a token, {told['tokens_per_second']:,.0f} tokens/s: "
         f"{size(plan.step_bytes)} read each step; {1000 * told['at_full_context']:.2f} ms with a full context",

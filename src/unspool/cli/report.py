@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.terminal import note, warn
@@ -85,7 +84,3 @@ def _token(llm: LLM, token: Token) -> dict[str, Any]:
 def text_of(llm: LLM, token: int) -> str:
     """For people: half a character shows as U+FFFD."""
     return llm.tokenizer.token_text(token)
-
-
-def texts(llm: LLM, tokens: Iterable[int]) -> list[str]:
-    return [text_of(llm, token) for token in tokens]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from unspool.cli import flags
@@ -27,7 +26,7 @@ def make_parser() -> Parser:
     parser = Parser("run", "[options] [PROMPT]", DESCRIPTION, EPILOG)
     add_prompt_flags(parser)
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="one object: text, token_ids, params with origins, timings, …")
+    output.add_argument("--json", action="store_true", help="one object: text, token ids, parameters, timings, …")
     output.add_argument("-q", "--quiet", action="store_true", help="no summary line")
     flags.add_engine_flags(parser)
     flags.add_sampling_flags(parser)

@@ -1,0 +1,91 @@
+"""Reading what a person types: history, completion, several lines as one message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from unspool.cli.terminal import is_styled
+
+HISTORY_LINES = 2000
+QUOTES = '"""'
+PROMPT, CONTINUED = "› ", "· "
+
+
+class Reader:
+    """Messages from stdin. A line that ends in \\ goes on in the next; \"\"\" opens a text that \"\"\" closes.
+
+    On a terminal there is line editing, a history that outlives the program, and completion of `words`. Elsewhere each
+    line is a message, and nothing is printed.
+    """
+
+    def __init__(self, history: Path, words: Sequence[str] = ()) -> None:
+        self.is_terminal = sys.stdin.isatty()
+        self._history = history
+        if self.is_terminal:
+            self._set_up(words)
+
+    def _set_up(self, words: Sequence[str]) -> None:
+        try:
+            import readline
+        except ImportError:  # a Python built without it: input() still reads lines
+            self._save: Callable[[], None] = lambda: None
+            return
+        try:
+            readline.read_history_file(self._history)
+        except OSError:  # the first time, or unreadable: begin an empty one
+            readline.clear_history()
+        readline.set_history_length(HISTORY_LINES)
+        readline.set_completer_delims(" ")
+        readline.set_completer(_completer(words))
+        readline.parse_and_bind("tab: complete")
+
+        def save() -> None:
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600)  # what people say is theirs alone
+            os.close(descriptor)
+            readline.write_history_file(self._history)
+
+        self._save = save
+
+    def read(self) -> str:
+        """The next message. EOFError: there is none; KeyboardInterrupt: this one was given up."""
+        line = self._line(PROMPT)
+        if line.lstrip().startswith(QUOTES):
+            return self._quoted(line.lstrip().removeprefix(QUOTES))
+        parts = [line]
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            parts.append(self._line(CONTINUED))
+        return "\n".join(parts)
+
+    def _quoted(self, line: str) -> str:
+        parts = []
+        while not line.rstrip().endswith(QUOTES):
+            parts.append(line)
+            line = self._line(CONTINUED)
+        return "\n".join([*parts, line.rstrip().removesuffix(QUOTES)]).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        if not self.is_terminal:
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line.removesuffix("\n").removesuffix("\r")
+        if is_styled(sys.stdout):
+            prompt = f"\001\033[1;36m\002{prompt}\001\033[0m\002"  # \001 and \002 tell readline what takes no room
+        return input(prompt)
+
+    def close(self) -> None:
+        if self.is_terminal:
+            self._save()
+
+
+def _completer(words: Sequence[str]) -> Callable[[str, int], str | None]:
+    def complete(start: str, state: int) -> str | None:
+        matching = [word + " " for word in words if start and word.startswith(start)]
+        return matching[state] if state < len(matching) else None
+
+    return complete
