@@ -153,9 +153,11 @@ def load(config: EngineConfig) -> Ops:
 
 def _cuda_is_usable() -> bool:
     """True when a GPU can be used; asks the driver before paying for an import of torch."""
-    import ctypes.util
+    import ctypes
 
-    if ctypes.util.find_library("cuda") is None:
+    try:
+        ctypes.CDLL("libcuda.so.1")  # find_library would start a process or three to look for it
+    except OSError:
         return False
     try:
         import torch
