@@ -1,0 +1,57 @@
+// What kernels, packing and programs agree on: plain data only, since kernels are compiled once per instruction set
+// and an inline function shared between them could be linked with instructions that the processor lacks.
+#pragma once
+#include <cstdint>
+
+namespace unspool {
+
+enum Format : int { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, NUM_FORMATS };
+
+constexpr int TILE = 16;   // output features in a tile: one per lane
+constexpr int BLOCK = 32;  // activations that share a scale
+constexpr int SUPER = 256;
+
+// How a format's codes lie in a tile. Codes are unsigned, `value = scale · (code - offset)`, or `scale · code + min`.
+struct Scheme {
+    int bits;    // 2, 3, 4, 5, 6 or 8; 0: floats
+    int group;   // values that share a scale: 16 or 32
+    bool min;    // has a minimum
+    bool super;  // scales are 8-bit, times a float16 for each 256 values
+    int offset;
+};
+
+constexpr Scheme SCHEMES[NUM_FORMATS] = {
+    {0, 0, false, false, 0},    {0, 0, false, false, 0},   {0, 0, false, false, 0},  {8, 32, false, false, 128},
+    {4, 32, false, false, 8},   {4, 32, true, false, 0},   {5, 32, false, false, 16}, {5, 32, true, false, 0},
+    {2, 16, true, true, 0},     {3, 16, false, true, 4},   {4, 32, true, true, 0},   {5, 32, true, true, 0},
+    {6, 16, false, true, 32},
+};
+
+// A tile of 16 output features by K is its scales, then its codes, each 32 values of K in turn:
+//   scales, plain: d[16] (m[16]), float16
+//   scales, super: for each 256 values: d[16] dmin[16] (float16; dmin is zero where there is no minimum), then for each
+//                  32 values: scale[groups][16] (min[groups][16]), 8 bits each
+//   codes: vectors of 64 bytes; byte 4·lane + i belongs to that lane and to value 4·q + i, where q is the quad:
+//     4 bits: vector j holds quad j in its low nibbles and quad j + 4 in the high ones
+//     2 bits: vector j holds quads 4j to 4j + 3 from the lowest bits up;  1 bit: one vector, quad q in bit q
+//     8 bits: vector q holds quad q;  3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2
+constexpr int scale_bytes_per_block(const Scheme& s) {
+    return s.super ? BLOCK / s.group * TILE * (s.min ? 2 : 1) : TILE * 2 * (s.min ? 2 : 1);
+}
+constexpr int64_t scale_area(const Scheme& s, int64_t blocks) {
+    int64_t bytes = blocks * scale_bytes_per_block(s) + (s.super ? blocks / 8 * 64 : 0);
+    return (bytes + 63) / 64 * 64;
+}
+constexpr int code_bytes(const Scheme& s) { return s.bits * 64; }
+
+// 32 activations in 8 bits. A row is its blocks in order; a panel of R rows holds block b of row r at [b · R + r].
+struct QBlock {
+    int8_t q[32];
+    float d;          // value = d · q
+    float ds;         // d · Σq
+    int32_t ns;       // -8 · Σq: what a code's offset adds to the integer dot product, times offset / 8
+    int16_t s[2];     // Σq of each half
+};
+static_assert(sizeof(QBlock) == 48);
+
+}  // namespace unspool

@@ -1,0 +1,69 @@
+// The kernels that are compiled for each instruction set, behind one table of pointers.
+#pragma once
+#include "formats.h"
+
+namespace unspool {
+
+enum Isa : int { PLAIN, AVX2, AVX512 };
+enum KvType : int { KV_F16, KV_F32, KV_Q8 };
+enum Activation : int { SILU, GELU_TANH };
+
+constexpr int SPLIT = 128;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
+
+// Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
+// 8-bit ones are followed by a float32 scale for each token.
+struct KvView {
+    const uint8_t* base;  // of this layer and head in block 0
+    int64_t block_stride;
+    int64_t values;  // offset from keys to values
+    int block_size;
+    int head_dim;
+    int padded_dim;  // multiple of 16
+    KvType type;
+};
+
+// Queries that look at one kv head of one sequence through one pass over its keys.
+struct Queries {
+    const float* q;      // [count][head_dim], rotated
+    int count;           // at most Kernels::max_queries
+    const int32_t* first;  // first key each may see
+    const int32_t* last;   // last key each may see: its position
+    const int32_t* table;  // the sequence's blocks
+    float scale;
+    float softcap;  // 0: none
+};
+
+struct Kernels {
+    const char* name;
+    // Numbers of rows that the tile kernels take at once, largest first, ending in 1.
+    const int* row_counts;
+    int max_queries;
+
+    // out[r][16] = a tile of weights times each row of a panel: QBlocks, or floats as [k][rows].
+    using Tile = void (*)(const uint8_t* tile, int64_t k, const void* panel, int rows, float* out);
+    Tile tiles[NUM_FORMATS];
+
+    void (*norm)(const float* x, const float* weight, const float* residual, int n, float eps, float* out);
+    void (*quantize)(const float* x, int blocks, QBlock* out);
+    void (*gate)(const float* gate, const float* up, int n, Activation activation, float* out);
+    void (*softcap)(float* x, int n, float cap);
+    void (*rotate)(float* x, const float* cos, const float* sin, int half, bool interleaved);
+
+    void (*store_kv)(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
+    // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, of the keys in one split.
+    void (*attend)(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
+    void (*merge)(const Queries& queries, int split, int padded_dim, const float* parts, float* state);
+    void (*finish)(const float* state, int head_dim, int padded_dim, float* out);
+};
+
+inline constexpr int attend_scratch_floats(int head_dim, int max_queries) {
+    return max_queries * SPLIT + head_dim * TILE + TILE * 4;
+}
+
+const Kernels* kernels_plain();
+#ifdef UNSPOOL_X86
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+#endif
+
+}  // namespace unspool

@@ -1,0 +1,341 @@
+// A tile of 16 output features times a panel of rows, for every weight format.
+//
+// An output element's sum has one order whatever the number of rows: block after block of K, for each block (or half
+// block, where 16 values share a scale) one fused multiply-add of the exact integer dot product, then one of the minimum.
+#include "kernels/table.h"
+
+#include "kernels/simd.h"
+
+namespace unspool::KERNEL_ISA {
+
+typedef int32_t __attribute__((may_alias)) quad_t;
+
+// --- Integers of the native width ------------------------------------------------------------------------------------
+
+#if defined(KERNEL_ISA_AVX2)
+constexpr int LANES = 8;
+using V = __m256;
+using VI = __m256i;
+INLINE V vzero() { return _mm256_setzero_ps(); }
+INLINE V vset1(float a) { return _mm256_set1_ps(a); }
+INLINE V vmul(V a, V b) { return _mm256_mul_ps(a, b); }
+INLINE V vfma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE V vneg(V a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+INLINE void vstore(float* p, V a) { _mm256_storeu_ps(p, a); }
+INLINE V vload_f16(const uint16_t* p) { return load8_f16(p); }
+INLINE V vload_i8(const uint8_t* p) { return load8_i8(reinterpret_cast<const int8_t*>(p)); }
+INLINE V vfloat(VI a) { return _mm256_cvtepi32_ps(a); }
+INLINE VI vset1i(int a) { return _mm256_set1_epi32(a); }
+template <int N> INLINE VI vshl(VI a) { return _mm256_slli_epi32(a, N); }
+#else
+constexpr int LANES = 16;
+using V = F;
+using VI = I;
+INLINE V vzero() { return zero(); }
+INLINE V vset1(float a) { return set1(a); }
+INLINE V vmul(V a, V b) { return mul(a, b); }
+INLINE V vfma(V a, V b, V c) { return fma(a, b, c); }
+INLINE V vneg(V a) { return sub(zero(), a); }
+INLINE void vstore(float* p, V a) { store(p, a); }
+INLINE V vload_f16(const uint16_t* p) { return load_f16(p); }
+INLINE V vload_i8(const uint8_t* p) { return load_i8(reinterpret_cast<const int8_t*>(p)); }
+INLINE V vfloat(VI a) { return to_float(a); }
+#if defined(KERNEL_ISA_AVX512)
+INLINE VI vset1i(int a) { return _mm512_set1_epi32(a); }
+#else
+INLINE VI vset1i(int a) { return VI{} + a; }
+#endif
+template <int N> INLINE VI vshl(VI a) { return ishl<N>(a); }
+#endif
+constexpr int HALVES = TILE / LANES;
+
+// --- The codes of one quad (four values of K for each lane) ----------------------------------------------------------
+
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+
+#if defined(KERNEL_ISA_AVX512)
+INLINE VI vbytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE VI vand(VI a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask))); }
+INLINE VI vor(VI a, VI b) { return _mm512_or_si512(a, b); }
+template <int N> INLINE VI vshift(VI a) {
+    if constexpr (N > 0) return _mm512_slli_epi16(a, N);
+    if constexpr (N < 0) return _mm512_srli_epi16(a, -N);
+    return a;
+}
+#else
+INLINE VI vbytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE VI vand(VI a, int mask) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(mask))); }
+INLINE VI vor(VI a, VI b) { return _mm256_or_si256(a, b); }
+template <int N> INLINE VI vshift(VI a) {
+    if constexpr (N > 0) return _mm256_slli_epi16(a, N);
+    if constexpr (N < 0) return _mm256_srli_epi16(a, -N);
+    return a;
+}
+#endif
+
+// Shifts are of 16-bit words: what they carry over from the byte beside falls to the mask.
+template <int Q> INLINE VI nibble(const uint8_t* c) { return vand(vshift<(Q < 4 ? 0 : -4)>(vbytes(c + 64 * (Q % 4))), 15); }
+template <int Q, int TO> INLINE VI pair(const uint8_t* c) {
+    return vand(vshift<TO - 2 * (Q % 4)>(vbytes(c + 64 * (Q / 4))), 3 << TO);
+}
+template <int Q, int TO> INLINE VI bit(const uint8_t* c) { return vand(vshift<TO - Q>(vbytes(c)), 1 << TO); }
+
+template <int BITS, int Q> INLINE VI quad(const uint8_t* c) {
+    if constexpr (BITS == 8) return vbytes(c + 64 * Q);
+    if constexpr (BITS == 6) return vor(nibble<Q>(c), pair<Q, 4>(c + 256));
+    if constexpr (BITS == 5) return vor(nibble<Q>(c), bit<Q, 4>(c + 256));
+    if constexpr (BITS == 4) return nibble<Q>(c);
+    if constexpr (BITS == 3) return vor(pair<Q, 0>(c), bit<Q, 2>(c + 128));
+    if constexpr (BITS == 2) return pair<Q, 0>(c);
+}
+
+#else
+
+template <int BITS> INLINE int code_at(const uint8_t* c, int q, int byte) {
+    int nibble = c[64 * (q % 4) + byte] >> (q < 4 ? 0 : 4) & 15;
+    if constexpr (BITS == 8) return c[64 * q + byte];
+    if constexpr (BITS == 6) return nibble | (c[256 + 64 * (q / 4) + byte] >> (2 * (q % 4)) & 3) << 4;
+    if constexpr (BITS == 5) return nibble | (c[256 + byte] >> q & 1) << 4;
+    if constexpr (BITS == 4) return nibble;
+    int pair = c[64 * (q / 4) + byte] >> (2 * (q % 4)) & 3;
+    if constexpr (BITS == 3) return pair | (c[128 + byte] >> q & 1) << 2;
+    return pair;
+}
+
+#endif
+
+// --- Integer dot products of a group of codes with R rows ------------------------------------------------------------
+
+#if defined(KERNEL_ISA_AVX512)
+
+template <int BITS, int Q, int R> INLINE void dot_quad(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
+    VI w = quad<BITS, Q>(c);
+    UNROLL for (int r = 0; r < R; r++)
+        dot[r] = _mm512_dpbusd_epi32(dot[r], w, _mm512_set1_epi32(reinterpret_cast<const quad_t*>(x[r].q)[Q]));
+}
+
+template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
+    constexpr int q = G * 4;
+    if constexpr (GROUP == 16) {
+        dot_quad<BITS, q, R>(c, x, dot), dot_quad<BITS, q + 1, R>(c, x, dot);
+        dot_quad<BITS, q + 2, R>(c, x, dot), dot_quad<BITS, q + 3, R>(c, x, dot);
+    } else {
+        dot_quad<BITS, 0, R>(c, x, dot), dot_quad<BITS, 4, R>(c, x, dot);
+        dot_quad<BITS, 1, R>(c, x, dot), dot_quad<BITS, 5, R>(c, x, dot);
+        dot_quad<BITS, 2, R>(c, x, dot), dot_quad<BITS, 6, R>(c, x, dot);
+        dot_quad<BITS, 3, R>(c, x, dot), dot_quad<BITS, 7, R>(c, x, dot);
+    }
+}
+
+#elif defined(KERNEL_ISA_AVX2)
+
+// maddubs adds two products of at most (2^bits - 1) · 128 in 16 bits: as many such sums as fit are added before they
+// are widened. 8-bit codes would not fit even once, so their nibbles are multiplied apart.
+template <int BITS> constexpr int SUMS = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;
+
+INLINE VI broadcast(const QBlock& x, int q) { return _mm256_set1_epi32(reinterpret_cast<const quad_t*>(x.q)[q]); }
+
+template <int BITS, int Q, int R> INLINE void dot_quad(const uint8_t* c, const QBlock* x, VI (&sum)[R]) {
+    VI w = quad<BITS, Q>(c);
+    UNROLL for (int r = 0; r < R; r++) sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, broadcast(x[r], Q)));
+}
+
+template <int Q, int HIGH, int R> INLINE void dot_quad_of_8(const uint8_t* c, const QBlock* x, VI (&sum)[R]) {
+    VI w = vand(vshift<HIGH ? -4 : 0>(vbytes(c + 64 * Q)), 15);
+    UNROLL for (int r = 0; r < R; r++) sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, broadcast(x[r], Q)));
+}
+
+template <int R> INLINE void widen(VI (&dot)[R], VI (&sum)[R], int times) {
+    UNROLL for (int r = 0; r < R; r++) {
+        dot[r] = _mm256_add_epi32(dot[r], _mm256_madd_epi16(sum[r], _mm256_set1_epi16(static_cast<short>(times))));
+        sum[r] = _mm256_setzero_si256();
+    }
+}
+
+template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
+    constexpr int q = G * 4;
+    VI sum[R];
+    UNROLL for (int r = 0; r < R; r++) sum[r] = _mm256_setzero_si256();
+    if constexpr (BITS == 8) {
+        static_assert(GROUP == 32);
+        dot_quad_of_8<0, 0, R>(c, x, sum), dot_quad_of_8<1, 0, R>(c, x, sum), dot_quad_of_8<2, 0, R>(c, x, sum);
+        dot_quad_of_8<3, 0, R>(c, x, sum), dot_quad_of_8<4, 0, R>(c, x, sum), dot_quad_of_8<5, 0, R>(c, x, sum);
+        dot_quad_of_8<6, 0, R>(c, x, sum), dot_quad_of_8<7, 0, R>(c, x, sum);
+        widen<R>(dot, sum, 1);
+        dot_quad_of_8<0, 1, R>(c, x, sum), dot_quad_of_8<1, 1, R>(c, x, sum), dot_quad_of_8<2, 1, R>(c, x, sum);
+        dot_quad_of_8<3, 1, R>(c, x, sum), dot_quad_of_8<4, 1, R>(c, x, sum), dot_quad_of_8<5, 1, R>(c, x, sum);
+        dot_quad_of_8<6, 1, R>(c, x, sum), dot_quad_of_8<7, 1, R>(c, x, sum);
+        widen<R>(dot, sum, 16);
+        return;
+    }
+    if constexpr (BITS < 8 && GROUP == 32) {
+        dot_quad<BITS, 0, R>(c, x, sum), dot_quad<BITS, 4, R>(c, x, sum);
+        if constexpr (SUMS<BITS> <= 2) widen<R>(dot, sum, 1);
+        dot_quad<BITS, 1, R>(c, x, sum), dot_quad<BITS, 5, R>(c, x, sum);
+        if constexpr (SUMS<BITS> <= 4) widen<R>(dot, sum, 1);
+        dot_quad<BITS, 2, R>(c, x, sum), dot_quad<BITS, 6, R>(c, x, sum);
+        if constexpr (SUMS<BITS> <= 2) widen<R>(dot, sum, 1);
+        dot_quad<BITS, 3, R>(c, x, sum), dot_quad<BITS, 7, R>(c, x, sum);
+        widen<R>(dot, sum, 1);
+    }
+    if constexpr (BITS < 8 && GROUP == 16) {
+        dot_quad<BITS, q, R>(c, x, sum), dot_quad<BITS, q + 1, R>(c, x, sum);
+        if constexpr (SUMS<BITS> <= 2) widen<R>(dot, sum, 1);
+        dot_quad<BITS, q + 2, R>(c, x, sum), dot_quad<BITS, q + 3, R>(c, x, sum);
+        widen<R>(dot, sum, 1);
+    }
+}
+
+#else
+
+template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
+    for (int q = G * 4; q < G * 4 + GROUP / 4; q++) {
+        int16_t codes[64];
+        for (int i = 0; i < 64; i++) codes[i] = static_cast<int16_t>(code_at<BITS>(c, q, i));
+        for (int r = 0; r < R; r++) {
+            const int8_t* v = x[r].q + 4 * q;
+            int32_t sum[16];
+            for (int i = 0; i < 16; i++)
+                sum[i] = codes[4 * i] * v[0] + codes[4 * i + 1] * v[1] + codes[4 * i + 2] * v[2] + codes[4 * i + 3] * v[3];
+            VI add;
+            memcpy(&add, sum, sizeof add);
+            dot[r] += add;
+        }
+    }
+}
+
+#endif
+
+// --- Scaling and adding up -------------------------------------------------------------------------------------------
+
+template <Format FMT, int G, int R>
+INLINE void add_group(const uint8_t* codes, const QBlock* x, V scale, V min, V (&acc)[R]) {
+    constexpr Scheme S = SCHEMES[FMT];
+    VI dot[R];
+    UNROLL for (int r = 0; r < R; r++) {
+        if constexpr (S.offset == 0) dot[r] = vset1i(0);
+        else if constexpr (S.group == 32) dot[r] = vshl<(S.offset == 8 ? 0 : S.offset == 16 ? 1 : 4)>(vset1i(x[r].ns));
+        else dot[r] = vset1i(-S.offset * x[r].s[G]);
+    }
+    dots<S.bits, S.group, G, R>(codes, x, dot);
+    UNROLL for (int r = 0; r < R; r++) {
+        acc[r] = vfma(vfloat(dot[r]), vmul(scale, vset1(x[r].d)), acc[r]);
+        if constexpr (S.min) {
+            float sum = S.group == 32 ? x[r].ds : x[r].d * static_cast<float>(x[r].s[G]);
+            acc[r] = vfma(min, vset1(sum), acc[r]);
+        }
+    }
+}
+
+template <Format FMT, int R, int H>
+INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, const QBlock* x, V (&acc)[R]) {
+    constexpr Scheme S = SCHEMES[FMT];
+    constexpr int groups = BLOCK / S.group;
+    if constexpr (S.super) {
+        const uint8_t* s = scales + H * LANES;
+        const uint8_t* m = s + groups * TILE;
+        V min0 = S.min ? vmul(dmin, vload_i8(m)) : vzero();
+        add_group<FMT, 0, R>(codes + H * 32, x, vmul(d, vload_i8(s)), min0, acc);
+        if constexpr (groups == 2) {
+            V min1 = S.min ? vmul(dmin, vload_i8(m + TILE)) : vzero();
+            add_group<FMT, 1, R>(codes + H * 32, x, vmul(d, vload_i8(s + TILE)), min1, acc);
+        }
+    } else {
+        const uint16_t* s = reinterpret_cast<const uint16_t*>(scales) + H * LANES;
+        V min = S.min ? vload_f16(s + TILE) : vzero();
+        add_group<FMT, 0, R>(codes + H * 32, x, vload_f16(s), min, acc);
+    }
+}
+
+template <Format FMT, int R> void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* out) {
+    constexpr Scheme S = SCHEMES[FMT];
+    const int64_t blocks = k / BLOCK;
+    const uint8_t* scales = tile;
+    const uint8_t* codes = tile + scale_area(S, blocks);
+    V acc0[R], acc1[R];
+    UNROLL for (int r = 0; r < R; r++) acc0[r] = acc1[r] = vzero();
+    V d0 = vzero(), d1 = vzero(), m0 = vzero(), m1 = vzero();
+    for (int64_t b = 0; b < blocks; b++) {
+        if constexpr (S.super) {
+            if (b % (SUPER / BLOCK) == 0) {
+                const uint16_t* head = reinterpret_cast<const uint16_t*>(scales);
+                d0 = vload_f16(head), m0 = vneg(vload_f16(head + TILE));
+                if constexpr (HALVES == 2) d1 = vload_f16(head + LANES), m1 = vneg(vload_f16(head + TILE + LANES));
+                scales += 64;
+            }
+        }
+        if constexpr (R == 1) __builtin_prefetch(codes + 2048), __builtin_prefetch(codes + 2048 + 64 * (S.bits / 2));
+        add_block<FMT, R, 0>(scales, d0, m0, codes, x, acc0);
+        if constexpr (HALVES == 2) add_block<FMT, R, 1>(scales, d1, m1, codes, x, acc1);
+        scales += scale_bytes_per_block(S);
+        codes += code_bytes(S);
+        x += R;
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        vstore(out + r * TILE, acc0[r]);
+        if constexpr (HALVES == 2) vstore(out + r * TILE + LANES, acc1[r]);
+    }
+}
+
+// --- Floats: one fused multiply-add a value of K, in order -----------------------------------------------------------
+
+template <Format FMT, int R> void tile_rows_float(const uint8_t* tile, int64_t k, const float* x, float* out) {
+    F acc[R];
+    UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int64_t i = 0; i < k; i++) {
+        F w;
+        if constexpr (FMT == F32) w = load(reinterpret_cast<const float*>(tile) + i * TILE);
+        if constexpr (FMT == F16) w = load_f16(reinterpret_cast<const uint16_t*>(tile) + i * TILE);
+        if constexpr (FMT == BF16) w = load_bf16(reinterpret_cast<const uint16_t*>(tile) + i * TILE);
+        UNROLL for (int r = 0; r < R; r++) acc[r] = fma(w, set1(x[i * R + r]), acc[r]);
+    }
+    UNROLL for (int r = 0; r < R; r++) store(out + r * TILE, acc[r]);
+}
+
+template <Format FMT, int R> INLINE void call(const uint8_t* tile, int64_t k, const void* panel, float* out) {
+    if constexpr (SCHEMES[FMT].bits == 0) tile_rows_float<FMT, R>(tile, k, static_cast<const float*>(panel), out);
+    else tile_rows<FMT, R>(tile, k, static_cast<const QBlock*>(panel), out);
+}
+
+#if defined(KERNEL_ISA_AVX512)
+const int row_counts[] = {12, 8, 6, 4, 3, 2, 1};
+#elif defined(KERNEL_ISA_AVX2)
+const int row_counts[] = {4, 3, 2, 1};
+#else
+const int row_counts[] = {4, 1};
+#endif
+
+template <Format FMT> void tile(const uint8_t* tile, int64_t k, const void* panel, int rows, float* out) {
+    switch (rows) {
+#if defined(KERNEL_ISA_AVX512)
+        case 12: return call<FMT, 12>(tile, k, panel, out);
+        case 8: return call<FMT, 8>(tile, k, panel, out);
+        case 6: return call<FMT, 6>(tile, k, panel, out);
+#endif
+        case 4: return call<FMT, 4>(tile, k, panel, out);
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+        case 3: return call<FMT, 3>(tile, k, panel, out);
+        case 2: return call<FMT, 2>(tile, k, panel, out);
+#endif
+        default: return call<FMT, 1>(tile, k, panel, out);
+    }
+}
+
+void fill_linear(Kernels& kernels) {
+    kernels.row_counts = row_counts;
+    kernels.tiles[F32] = tile<F32>;
+    kernels.tiles[F16] = tile<F16>;
+    kernels.tiles[BF16] = tile<BF16>;
+    kernels.tiles[Q8_0] = tile<Q8_0>;
+    kernels.tiles[Q4_0] = tile<Q4_0>;
+    kernels.tiles[Q4_1] = tile<Q4_1>;
+    kernels.tiles[Q5_0] = tile<Q5_0>;
+    kernels.tiles[Q5_1] = tile<Q5_1>;
+    kernels.tiles[Q2_K] = tile<Q2_K>;
+    kernels.tiles[Q3_K] = tile<Q3_K>;
+    kernels.tiles[Q4_K] = tile<Q4_K>;
+    kernels.tiles[Q5_K] = tile<Q5_K>;
+    kernels.tiles[Q6_K] = tile<Q6_K>;
+}
+
+}  // namespace unspool::KERNEL_ISA

@@ -1,0 +1,116 @@
+// What happens to whole rows: norms, 8-bit activations, gates, rotations.
+#include "kernels/simd.h"
+#include "kernels/table.h"
+
+namespace unspool::KERNEL_ISA {
+
+// residual + x / rms(x) · weight. The squares are added in four strands, a function of n alone.
+void norm(const float* x, const float* weight, const float* residual, int n, float eps, float* out) {
+    F sums[4] = {zero(), zero(), zero(), zero()};
+    int i = 0;
+    for (; i + 64 <= n; i += 64)
+        UNROLL for (int j = 0; j < 4; j++) {
+            F v = load(x + i + 16 * j);
+            sums[j] = fma(v, v, sums[j]);
+        }
+    for (; i < n; i += 16) {
+        F v = load_n(x + i, n - i);
+        sums[0] = fma(v, v, sums[0]);
+    }
+    float mean = hsum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / static_cast<float>(n);
+    F scale = set1(1.0f / sqrtf(mean + eps));
+    for (i = 0; i < n; i += 16) {
+        F v = mul(mul(load_n(x + i, n - i), scale), load_n(weight + i, n - i));
+        if (residual) v = add(load_n(residual + i, n - i), v);
+        store_n(out + i, v, n - i);
+    }
+}
+
+void quantize(const float* x, int blocks, QBlock* out) {
+    for (int b = 0; b < blocks; b++, x += BLOCK, out++) {
+        F low = load(x), high = load(x + 16);
+        float most = hmax(max(abs(low), abs(high)));
+        bool empty = most < 1e-30f;  // a scale this small has no reciprocal
+        F inverse = set1(empty ? 0.0f : 127.0f / most);
+        I a = round_int(mul(low, inverse)), c = round_int(mul(high, inverse));
+        store_i8(out->q, a);
+        store_i8(out->q + 16, c);
+        int sum_low = isum(a), sum_high = isum(c);
+        out->d = empty ? 0.0f : most / 127.0f;
+        out->ds = out->d * static_cast<float>(sum_low + sum_high);
+        out->ns = -8 * (sum_low + sum_high);
+        out->s[0] = static_cast<int16_t>(sum_low);
+        out->s[1] = static_cast<int16_t>(sum_high);
+    }
+}
+
+INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+
+INLINE F gelu_tanh(F x) {
+    F inner = mul(set1(0.7978845608f), fma(mul(set1(0.044715f), mul(x, x)), x, x));
+    return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh(inner)));
+}
+
+void gate(const float* gate, const float* up, int n, Activation activation, float* out) {
+    for (int i = 0; i < n; i += 16) {
+        F g = load_n(gate + i, n - i);
+        g = activation == SILU ? silu(g) : gelu_tanh(g);
+        store_n(out + i, mul(g, load_n(up + i, n - i)), n - i);
+    }
+}
+
+void softcap(float* x, int n, float cap) {
+    for (int i = 0; i < n; i += 16) {
+        F v = div(load_n(x + i, n - i), set1(cap));
+        store_n(x + i, mul(set1(cap), tanh(v)), n - i);
+    }
+}
+
+void rotate(float* x, const float* cos, const float* sin, int half, bool interleaved) {
+    if (interleaved) {
+        for (int i = 0; i < half; i++) {
+            float a = x[2 * i], b = x[2 * i + 1];
+            x[2 * i] = a * cos[i] - b * sin[i];
+            x[2 * i + 1] = a * sin[i] + b * cos[i];
+        }
+        return;
+    }
+    for (int i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cos[i] - b * sin[i];
+        x[i + half] = a * sin[i] + b * cos[i];
+    }
+}
+
+void fill_rows(Kernels& kernels) {
+    kernels.norm = norm;
+    kernels.quantize = quantize;
+    kernels.gate = gate;
+    kernels.softcap = softcap;
+    kernels.rotate = rotate;
+}
+
+#define NAME_OF(isa) NAME_OF_(isa)
+#define NAME_OF_(isa) #isa
+#define TABLE_OF(isa) TABLE_OF_(isa)
+#define TABLE_OF_(isa) kernels_##isa
+
+Kernels make_table() {
+    Kernels kernels{};
+    kernels.name = NAME_OF(KERNEL_ISA);
+    fill_linear(kernels);
+    fill_rows(kernels);
+    fill_attention(kernels);
+    return kernels;
+}
+
+}  // namespace unspool::KERNEL_ISA
+
+namespace unspool {
+
+const Kernels* TABLE_OF(KERNEL_ISA)() {
+    static const Kernels kernels = KERNEL_ISA::make_table();
+    return &kernels;
+}
+
+}  // namespace unspool

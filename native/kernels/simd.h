@@ -1,0 +1,304 @@
+// Sixteen floats or integers as one value, in each instruction set. Everything here lives in the set's own namespace.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+#include <immintrin.h>
+#endif
+
+#define INLINE [[maybe_unused]] static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+namespace unspool::KERNEL_ISA {
+
+#if defined(KERNEL_ISA_AVX512)
+
+using F = __m512;
+using I = __m512i;
+
+INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+INLINE F set1(float a) { return _mm512_set1_ps(a); }
+INLINE F zero() { return _mm512_setzero_ps(); }
+INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+// A NaN in b comes through.
+INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+INLINE F abs(F a) { return _mm512_abs_ps(a); }
+INLINE I as_int(F a) { return _mm512_castps_si512(a); }
+INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
+INLINE I iadd(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
+template <int N> INLINE I ishl(I a) { return _mm512_slli_epi32(a, N); }
+INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+INLINE I round_int(F a) { return _mm512_cvtps_epi32(a); }
+INLINE int isum(I a) { return _mm512_reduce_add_epi32(a); }
+INLINE void store_i8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a)); }
+INLINE F load_i8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+INLINE F load_u8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+INLINE void store_f16(uint16_t* p, F a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+INLINE F load_bf16(const uint16_t* p) {
+    I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return as_float(_mm512_slli_epi32(wide, 16));
+}
+// Lanes [low, high) of a, other elsewhere.
+INLINE F keep(F a, int low, int high, float other) {
+    auto bits = [](int n) { return n <= 0 ? 0u : n >= 16 ? 0xFFFFu : (1u << n) - 1; };
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(bits(high) & ~bits(low)), set1(other), a);
+}
+INLINE F where_below(F a, float limit, F below, F otherwise) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, set1(limit), _CMP_LT_OQ), otherwise, below);
+}
+INLINE float hsum(F a) { return _mm512_reduce_add_ps(a); }
+INLINE float hmax(F a) { return _mm512_reduce_max_ps(a); }
+
+#elif defined(KERNEL_ISA_AVX2)
+
+struct F {
+    __m256 a, b;
+};
+struct I {
+    __m256i a, b;
+};
+
+INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+INLINE F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+INLINE F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+INLINE F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+INLINE F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+INLINE F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+INLINE F abs(F x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+INLINE I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+INLINE F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+INLINE I iadd(I x, int y) {
+    return {_mm256_add_epi32(x.a, _mm256_set1_epi32(y)), _mm256_add_epi32(x.b, _mm256_set1_epi32(y))};
+}
+template <int N> INLINE I ishl(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+INLINE I round_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+INLINE int isum(I x) {
+    __m256i s = _mm256_add_epi32(x.a, x.b);
+    __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xB1)));
+}
+INLINE void store_i8(int8_t* p, I x) {
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
+    __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+INLINE __m256 load8_i8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+INLINE __m256 load8_u8(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+INLINE __m256 load8_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+INLINE __m256 load8_bf16(const uint16_t* p) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+INLINE F load_i8(const int8_t* p) { return {load8_i8(p), load8_i8(p + 8)}; }
+INLINE F load_u8(const uint8_t* p) { return {load8_u8(p), load8_u8(p + 8)}; }
+INLINE F load_f16(const uint16_t* p) { return {load8_f16(p), load8_f16(p + 8)}; }
+INLINE F load_bf16(const uint16_t* p) { return {load8_bf16(p), load8_bf16(p + 8)}; }
+INLINE void store_f16(uint16_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE __m256 keep8(__m256 a, __m256i lanes, int low, int high, __m256 other) {
+    __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(high), lanes),
+                                  _mm256_cmpgt_epi32(lanes, _mm256_set1_epi32(low - 1)));
+    return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(in));
+}
+INLINE F keep(F x, int low, int high, float other) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256 o = _mm256_set1_ps(other);
+    return {keep8(x.a, lanes, low, high, o), keep8(x.b, lanes, low - 8, high - 8, o)};
+}
+INLINE F where_below(F x, float limit, F below, F otherwise) {
+    const __m256 l = _mm256_set1_ps(limit);
+    return {_mm256_blendv_ps(otherwise.a, below.a, _mm256_cmp_ps(x.a, l, _CMP_LT_OQ)),
+            _mm256_blendv_ps(otherwise.b, below.b, _mm256_cmp_ps(x.b, l, _CMP_LT_OQ))};
+}
+INLINE float hsum(F x) {
+    __m256 s = _mm256_add_ps(x.a, x.b);
+    __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_add_ss(t, _mm_shuffle_ps(t, t, 1)));
+}
+INLINE float hmax(F x) {
+    __m256 s = _mm256_max_ps(x.a, x.b);
+    __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_max_ss(t, _mm_shuffle_ps(t, t, 1)));
+}
+
+#else  // portable: the compiler's own vectors
+
+typedef float F __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+
+INLINE F load(const float* p) {
+    F a;
+    memcpy(&a, p, 64);
+    return a;
+}
+INLINE void store(float* p, F a) { memcpy(p, &a, 64); }
+INLINE F set1(float a) { return F{} + a; }
+INLINE F zero() { return F{}; }
+INLINE F add(F a, F b) { return a + b; }
+INLINE F sub(F a, F b) { return a - b; }
+INLINE F mul(F a, F b) { return a * b; }
+INLINE F div(F a, F b) { return a / b; }
+INLINE F fma(F a, F b, F c) { return a * b + c; }
+INLINE F max(F a, F b) { return a > b ? a : b; }
+INLINE F min(F a, F b) { return a < b ? a : b; }
+INLINE I as_int(F a) { return reinterpret_cast<I>(a); }
+INLINE F as_float(I a) { return reinterpret_cast<F>(a); }
+INLINE F abs(F a) { return as_float(as_int(a) & 0x7FFFFFFF); }
+INLINE I iadd(I a, int b) { return a + b; }
+template <int N> INLINE I ishl(I a) { return a << N; }
+INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
+// To nearest, ties to even, for |a| < 2²²: adding 1.5 · 2²³ leaves the integer in the low bits. Others become something.
+INLINE I round_int(F a) { return as_int(a + 12582912.0f) - 0x4B400000; }
+INLINE int isum(I a) {
+    int s = 0;
+    for (int i = 0; i < 16; i++) s += a[i];
+    return s;
+}
+INLINE void store_i8(int8_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(a[i]);
+}
+INLINE F load_i8(const int8_t* p) {
+    F a;
+    for (int i = 0; i < 16; i++) a[i] = p[i];
+    return a;
+}
+INLINE F load_u8(const uint8_t* p) {
+    F a;
+    for (int i = 0; i < 16; i++) a[i] = p[i];
+    return a;
+}
+INLINE float half_to_float(uint16_t h) {
+    uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = static_cast<uint32_t>(h & 0x7FFF) << 13;
+    float f;
+    if (rest < 0x00800000u) {  // zero or subnormal: count in units of 2⁻²⁴
+        f = static_cast<float>(h & 0x7FFF) * 5.9604644775390625e-8f;
+    } else {
+        rest += rest >= 0x0F800000u ? 0x70000000u : 0x38000000u;  // infinity and NaN keep a full exponent
+        memcpy(&f, &rest, 4);
+    }
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    bits |= sign;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+INLINE uint16_t float_to_half(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+    bits &= 0x7FFFFFFF;
+    if (bits > 0x7F800000u) return sign | 0x7E00;
+    if (bits >= 0x477FF000u) return sign | 0x7C00;
+    if (bits < 0x38800000u) {  // subnormal: let the adder round to units of 2⁻²⁴
+        float a;
+        memcpy(&a, &bits, 4);
+        a += 0.5f;
+        memcpy(&bits, &a, 4);
+        return sign | static_cast<uint16_t>(bits - 0x3F000000u);
+    }
+    bits += 0xC8000FFFu + (bits >> 13 & 1);
+    return sign | static_cast<uint16_t>(bits >> 13);
+}
+INLINE F load_f16(const uint16_t* p) {
+    F a;
+    for (int i = 0; i < 16; i++) a[i] = half_to_float(p[i]);
+    return a;
+}
+INLINE void store_f16(uint16_t* p, F a) {
+    for (int i = 0; i < 16; i++) p[i] = float_to_half(a[i]);
+}
+INLINE F load_bf16(const uint16_t* p) {
+    I a;
+    for (int i = 0; i < 16; i++) a[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+    return as_float(a);
+}
+INLINE F keep(F a, int low, int high, float other) {
+    for (int i = 0; i < 16; i++)
+        if (i < low || i >= high) a[i] = other;
+    return a;
+}
+INLINE F where_below(F a, float limit, F below, F otherwise) { return a < set1(limit) ? below : otherwise; }
+INLINE float hsum(F a) {
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] += a[i + width];
+    return a[0];
+}
+INLINE float hmax(F a) {
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
+    return a[0];
+}
+
+#endif
+
+// The first n (1 to 16) floats; the rest are zero.
+INLINE F load_n(const float* p, int n) {
+    if (n >= 16) return load(p);
+    float part[16] = {};
+    for (int i = 0; i < n; i++) part[i] = p[i];
+    return load(part);
+}
+INLINE void store_n(float* p, F a, int n) {
+    if (n >= 16) return store(p, a);
+    float part[16];
+    store(part, a);
+    for (int i = 0; i < n; i++) p[i] = part[i];
+}
+
+// eˣ to about one unit in the last place; 0 below -87, 2¹²⁷ or so above 88. NaN stays NaN.
+INLINE F exp(F x) {
+    F y = min(set1(88.0f), max(set1(-87.0f), x));
+    F shifted = fma(y, set1(1.44269504088896341f), set1(12582912.0f));
+    F n = sub(shifted, set1(12582912.0f));
+    F r = fma(n, set1(-0.693359375f), y);
+    r = fma(n, set1(2.12194440e-4f), r);
+    F p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = add(fma(mul(r, r), p, r), set1(1.0f));
+    F power = as_float(ishl<23>(iadd(as_int(shifted), 127 - 0x4B400000)));
+    return where_below(x, -87.0f, zero(), mul(p, power));
+}
+
+INLINE F tanh(F x) {
+    F e = exp(mul(set1(2.0f), x));
+    return sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
+}
+
+}  // namespace unspool::KERNEL_ISA

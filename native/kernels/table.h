@@ -1,0 +1,11 @@
+// The parts of a kernel table, each filled in by the file that has the kernels.
+#pragma once
+#include "kernels.h"
+
+namespace unspool::KERNEL_ISA {
+
+void fill_linear(Kernels& kernels);
+void fill_rows(Kernels& kernels);
+void fill_attention(Kernels& kernels);
+
+}  // namespace unspool::KERNEL_ISA

@@ -1,0 +1,395 @@
+#include "matrix.h"
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+
+namespace unspool {
+
+namespace {
+
+float half_to_float(const uint8_t* p) {
+    uint16_t h;
+    memcpy(&h, p, 2);
+    uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = static_cast<uint32_t>(h & 0x7FFF) << 13;
+    if (rest < 0x00800000u) {  // zero or subnormal: count in units of 2⁻²⁴
+        float f = static_cast<float>(h & 0x7FFF) * 5.9604644775390625e-8f;
+        return sign ? -f : f;
+    }
+    rest += rest >= 0x0F800000u ? 0x70000000u : 0x38000000u;  // infinity and NaN keep a full exponent
+    rest |= sign;
+    float f;
+    memcpy(&f, &rest, 4);
+    return f;
+}
+
+// Thirty-two values of one row, taken apart.
+struct Codes {
+    alignas(16) uint32_t quads[8];  // a byte a code
+    uint16_t d = 0, dmin = 0;       // float16; minima of super formats are subtracted
+    int8_t scales[2] = {0, 0};      // of super formats
+    uint8_t mins[2] = {0, 0};
+
+    uint8_t* bytes() { return reinterpret_cast<uint8_t*>(quads); }
+};
+
+uint32_t word(const uint8_t* p) {
+    uint32_t w;
+    memcpy(&w, p, 4);
+    return w;
+}
+
+uint16_t short_word(const uint8_t* p) {
+    uint16_t w;
+    memcpy(&w, p, 2);
+    return w;
+}
+
+constexpr uint32_t NIBBLES = 0x0F0F0F0Fu, PAIRS = 0x03030303u, BITS = 0x01010101u;
+
+// 16 bytes: the low nibbles are the first 16 values, the high ones the last.
+void split_nibbles(const uint8_t* qs, Codes& out) {
+    for (int j = 0; j < 4; j++) {
+        uint32_t w = word(qs + 4 * j);
+        out.quads[j] = w & NIBBLES;
+        out.quads[j + 4] = w >> 4 & NIBBLES;
+    }
+}
+
+void add_fifth_bits(const uint8_t* qh, Codes& out) {
+    uint32_t bits = word(qh);
+    for (int i = 0; i < 32; i++) out.bytes()[i] |= static_cast<uint8_t>((bits >> i & 1) << 4);
+}
+
+void six_bit_scales(const uint8_t* packed, int sub, Codes& out) {
+    const uint8_t *a = packed, *b = packed + 4, *c = packed + 8;
+    if (sub < 4) {
+        out.scales[0] = static_cast<int8_t>(a[sub] & 63);
+        out.mins[0] = b[sub] & 63;
+    } else {
+        out.scales[0] = static_cast<int8_t>((c[sub - 4] & 15) | (a[sub - 4] >> 6) << 4);
+        out.mins[0] = static_cast<uint8_t>(c[sub - 4] >> 4 | (b[sub - 4] >> 6) << 4);
+    }
+}
+
+// Block `b` of 32 values of a row that begins at `row`.
+void take_apart(Format format, const uint8_t* row, int64_t b, Codes& out) {
+    const int sub = static_cast<int>(b % 8), shift = 2 * (sub % 4);
+    switch (format) {
+        case Q8_0: {
+            const uint8_t* p = row + b * 34;
+            out.d = short_word(p);
+            for (int j = 0; j < 8; j++) out.quads[j] = word(p + 2 + 4 * j) ^ 0x80808080u;
+            break;
+        }
+        case Q4_0: {
+            const uint8_t* p = row + b * 18;
+            out.d = short_word(p);
+            split_nibbles(p + 2, out);
+            break;
+        }
+        case Q4_1: {
+            const uint8_t* p = row + b * 20;
+            out.d = short_word(p), out.dmin = short_word(p + 2);
+            split_nibbles(p + 4, out);
+            break;
+        }
+        case Q5_0: {
+            const uint8_t* p = row + b * 22;
+            out.d = short_word(p);
+            split_nibbles(p + 6, out);
+            add_fifth_bits(p + 2, out);
+            break;
+        }
+        case Q5_1: {
+            const uint8_t* p = row + b * 24;
+            out.d = short_word(p), out.dmin = short_word(p + 2);
+            split_nibbles(p + 8, out);
+            add_fifth_bits(p + 4, out);
+            break;
+        }
+        case Q2_K: {
+            const uint8_t *p = row + b / 8 * 84, *qs = p + 16 + sub / 4 * 32;
+            out.d = short_word(p + 80), out.dmin = short_word(p + 82);
+            for (int j = 0; j < 8; j++) out.quads[j] = word(qs + 4 * j) >> shift & PAIRS;
+            for (int g = 0; g < 2; g++) out.scales[g] = static_cast<int8_t>(p[2 * sub + g] & 15), out.mins[g] = p[2 * sub + g] >> 4;
+            break;
+        }
+        case Q3_K: {
+            const uint8_t *p = row + b / 8 * 110, *qs = p + 32 + sub / 4 * 32, *packed = p + 96;
+            out.d = short_word(p + 108);
+            for (int j = 0; j < 8; j++)
+                out.quads[j] = (word(qs + 4 * j) >> shift & PAIRS) | (word(p + 4 * j) >> sub & BITS) << 2;
+            for (int g = 0; g < 2; g++) {
+                int i = 2 * sub + g;
+                int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4, high = packed[8 + i % 4] >> (i / 4 * 2) & 3;
+                out.scales[g] = static_cast<int8_t>((low | high << 4) - 32);
+            }
+            break;
+        }
+        case Q4_K:
+        case Q5_K: {
+            const uint8_t* p = row + b / 8 * (format == Q4_K ? 144 : 176);
+            const uint8_t* qs = p + (format == Q4_K ? 16 : 48) + sub / 2 * 32;
+            out.d = short_word(p), out.dmin = short_word(p + 2);
+            six_bit_scales(p + 4, sub, out);
+            for (int j = 0; j < 8; j++) {
+                out.quads[j] = word(qs + 4 * j) >> (sub % 2 * 4) & NIBBLES;
+                if (format == Q5_K) out.quads[j] |= (word(p + 16 + 4 * j) >> sub & BITS) << 4;
+            }
+            break;
+        }
+        case Q6_K: {
+            const uint8_t* p = row + b / 8 * 210;
+            const uint8_t *ql = p + sub / 4 * 64 + sub % 2 * 32, *qh = p + 128 + sub / 4 * 32;
+            out.d = short_word(p + 208);
+            for (int j = 0; j < 8; j++)
+                out.quads[j] = (word(ql + 4 * j) >> (sub % 4 / 2 * 4) & NIBBLES) | (word(qh + 4 * j) >> shift & PAIRS) << 4;
+            for (int g = 0; g < 2; g++) out.scales[g] = static_cast<int8_t>(p[192 + 2 * sub + g]);
+            break;
+        }
+        default: throw std::logic_error("a format without codes");
+    }
+}
+
+// The value of each of the 32 codes, by the arithmetic of the format's definition.
+void values_of(Format format, Codes& codes, float* out) {
+    const Scheme& s = SCHEMES[format];
+    const float d = half_to_float(reinterpret_cast<uint8_t*>(&codes.d));
+    const float m = half_to_float(reinterpret_cast<uint8_t*>(&codes.dmin));
+    for (int i = 0; i < BLOCK; i++) {
+        const int g = i / s.group;
+        const float scale = s.super ? d * static_cast<float>(codes.scales[g]) : d;
+        float value = scale * static_cast<float>(static_cast<int>(codes.bytes()[i]) - s.offset);
+        if (s.min) value = s.super ? value - m * static_cast<float>(codes.mins[g]) : value + m;
+        out[i] = value;
+    }
+}
+
+// --- Tiles -----------------------------------------------------------------------------------------------------------
+
+uint8_t* codes_at(uint8_t* tile, const Scheme& s, int64_t blocks, int64_t b) {
+    return tile + scale_area(s, blocks) + b * code_bytes(s);
+}
+
+uint8_t* scales_at(uint8_t* tile, const Scheme& s, int64_t b) {
+    return tile + b * scale_bytes_per_block(s) + (s.super ? (b / 8 + 1) * 64 : 0);
+}
+
+void put_quad(uint8_t* vector, int lane, uint32_t bits) {
+    uint32_t* at = reinterpret_cast<uint32_t*>(vector) + lane;
+    *at |= bits;
+}
+
+void put_codes(uint8_t* c, int bits, int lane, const uint32_t* quads) {
+    uint8_t* rest = c;
+    if (bits == 8) {
+        for (int q = 0; q < 8; q++) put_quad(c + 64 * q, lane, quads[q]);
+        return;
+    }
+    if (bits >= 4) {
+        for (int j = 0; j < 4; j++) put_quad(c + 64 * j, lane, (quads[j] & NIBBLES) | (quads[j + 4] & NIBBLES) << 4);
+        rest += 256;
+    }
+    const int low = bits >= 4 ? 4 : 0;
+    if (bits == 2 || bits == 3 || bits == 6) {
+        for (int q = 0; q < 8; q++) put_quad(rest + 64 * (q / 4), lane, (quads[q] >> low & PAIRS) << (2 * (q % 4)));
+        rest += 128;
+    }
+    if (bits == 3 || bits == 5)
+        for (int q = 0; q < 8; q++) put_quad(rest, lane, (quads[q] >> (bits - 1) & BITS) << q);
+}
+
+void get_codes(const uint8_t* c, int bits, int lane, uint32_t* quads) {
+    const uint8_t* rest = c;
+    for (int q = 0; q < 8; q++) {
+        if (bits == 8) quads[q] = word(c + 64 * q + 4 * lane);
+        else if (bits >= 4) quads[q] = word(c + 64 * (q % 4) + 4 * lane) >> (q < 4 ? 0 : 4) & NIBBLES;
+        else quads[q] = 0;
+    }
+    if (bits == 8) return;
+    if (bits >= 4) rest += 256;
+    const int low = bits >= 4 ? 4 : 0;
+    if (bits == 2 || bits == 3 || bits == 6) {
+        for (int q = 0; q < 8; q++) quads[q] |= (word(rest + 64 * (q / 4) + 4 * lane) >> (2 * (q % 4)) & PAIRS) << low;
+        rest += 128;
+    }
+    if (bits == 3 || bits == 5)
+        for (int q = 0; q < 8; q++) quads[q] |= (word(rest + 4 * lane) >> q & BITS) << (bits - 1);
+}
+
+void pack_codes_tile(Format format, const uint8_t* source, int64_t source_stride, int count, int64_t columns, uint8_t* tile) {
+    const Scheme& s = SCHEMES[format];
+    const int64_t blocks = columns / BLOCK;
+    const int groups = BLOCK / s.group;
+    for (int64_t b = 0; b < blocks; b++) {
+        uint8_t* codes = codes_at(tile, s, blocks, b);
+        uint8_t* scales = scales_at(tile, s, b);
+        for (int lane = 0; lane < count; lane++) {
+            Codes c;
+            take_apart(format, source + lane * source_stride, b, c);
+            put_codes(codes, s.bits, lane, c.quads);
+            if (!s.super) {
+                memcpy(scales + 2 * lane, &c.d, 2);
+                if (s.min) memcpy(scales + 32 + 2 * lane, &c.dmin, 2);
+                continue;
+            }
+            if (b % 8 == 0) {
+                memcpy(scales - 64 + 2 * lane, &c.d, 2);
+                memcpy(scales - 32 + 2 * lane, &c.dmin, 2);
+            }
+            for (int g = 0; g < groups; g++) {
+                scales[g * TILE + lane] = static_cast<uint8_t>(c.scales[g]);
+                if (s.min) scales[(groups + g) * TILE + lane] = c.mins[g];
+            }
+        }
+    }
+}
+
+void unpack_codes_row(Format format, const uint8_t* tile, int lane, int64_t columns, float* out) {
+    const Scheme& s = SCHEMES[format];
+    uint8_t* at = const_cast<uint8_t*>(tile);
+    const int64_t blocks = columns / BLOCK;
+    const int groups = BLOCK / s.group;
+    for (int64_t b = 0; b < blocks; b++) {
+        Codes c;
+        get_codes(codes_at(at, s, blocks, b), s.bits, lane, c.quads);
+        const uint8_t* scales = scales_at(at, s, b);
+        const uint8_t* head = s.super ? scales_at(at, s, b / 8 * 8) - 64 : scales;
+        c.d = short_word(head + 2 * lane);
+        if (s.min || s.super) c.dmin = short_word(head + 32 + 2 * lane);
+        if (s.super)
+            for (int g = 0; g < groups; g++) {
+                c.scales[g] = static_cast<int8_t>(scales[g * TILE + lane]);
+                if (s.min) c.mins[g] = scales[(groups + g) * TILE + lane];
+            }
+        values_of(format, c, out + b * BLOCK);
+    }
+}
+
+template <class T> void pack_plain_tile(const uint8_t* source, int64_t stride, int count, int64_t columns, uint8_t* tile) {
+    T* out = reinterpret_cast<T*>(tile);
+    for (int lane = 0; lane < count; lane++)
+        for (int64_t k = 0; k < columns; k++) memcpy(out + k * TILE + lane, source + lane * stride + k * sizeof(T), sizeof(T));
+}
+
+float plain_value(Format format, const uint8_t* p) {
+    if (format == F16) return half_to_float(p);
+    float f;
+    if (format == F32) {
+        memcpy(&f, p, 4);
+    } else {
+        uint32_t bits = static_cast<uint32_t>(short_word(p)) << 16;
+        memcpy(&f, &bits, 4);
+    }
+    return f;
+}
+
+int plain_size(Format format) { return format == F32 ? 4 : 2; }
+
+}  // namespace
+
+int64_t row_bytes(Format format, int64_t columns) {
+    constexpr int block_bytes[NUM_FORMATS] = {4, 2, 2, 34, 18, 20, 22, 24, 84, 110, 144, 176, 210};
+    const int block = format <= BF16 ? 1 : format <= Q5_1 ? BLOCK : SUPER;
+    return columns / block * block_bytes[format];
+}
+
+int64_t tile_bytes(Format format, int64_t columns) {
+    if (SCHEMES[format].bits == 0) return (columns * TILE * plain_size(format) + 63) / 64 * 64;
+    const int64_t blocks = columns / BLOCK;
+    return scale_area(SCHEMES[format], blocks) + blocks * code_bytes(SCHEMES[format]);
+}
+
+uint8_t* Arena::take(size_t bytes) {
+    constexpr size_t CHUNK = size_t{64} << 20;
+    bytes = (bytes + 63) / 64 * 64;
+    if (chunks_.empty() || used_ + bytes > chunks_.back().size()) {
+        chunks_.emplace_back(bytes > CHUNK ? bytes : CHUNK, true);
+        used_ = 0;
+    }
+    uint8_t* at = chunks_.back().data() + used_;
+    used_ += bytes, taken_ += bytes;
+    return at;
+}
+
+Matrix::Matrix(std::vector<Part> parts, int64_t columns) : parts_(std::move(parts)), columns_(columns) {
+    for (const Part& part : parts_) {
+        rows_ += part.rows;
+        (SCHEMES[part.format].bits ? wants_q8_ : wants_f32_) = true;
+    }
+}
+
+int64_t Matrix::packed_bytes() const {
+    int64_t bytes = 0;
+    for (const TileRef& tile : tiles_) bytes += tile_bytes(tile.format, columns_);
+    return bytes;
+}
+
+void Matrix::pack(Pool& pool, std::shared_ptr<Arena> arena) {
+    if (packed()) return;
+    struct Job {
+        Matrix* matrix;
+        std::vector<const uint8_t*> sources;
+        std::vector<TileRef> tiles;
+        std::atomic<size_t> next{0};
+    } job;
+    job.matrix = this;
+    int64_t column = 0;
+    for (const Part& part : parts_) {
+        const int64_t count = (part.rows + TILE - 1) / TILE, bytes = tile_bytes(part.format, columns_);
+        uint8_t* data = arena->take(static_cast<size_t>(count * bytes));
+        for (int64_t t = 0; t < count; t++) {
+            const int64_t left = part.rows - t * TILE;
+            job.tiles.push_back({data + t * bytes, part.format, static_cast<int32_t>(left < TILE ? left : TILE), column + t * TILE});
+            job.sources.push_back(part.data + t * TILE * row_bytes(part.format, columns_));
+        }
+        column += part.rows;
+    }
+    pool.run(
+        [](void* argument, int) {
+            Job& job = *static_cast<Job*>(argument);
+            const int64_t columns = job.matrix->columns_;
+            for (size_t t; (t = job.next.fetch_add(1)) < job.tiles.size();) {
+                const TileRef& tile = job.tiles[t];
+                uint8_t* out = const_cast<uint8_t*>(tile.data);
+                const int64_t stride = row_bytes(tile.format, columns);
+                if (tile.format == F32) pack_plain_tile<uint32_t>(job.sources[t], stride, tile.count, columns, out);
+                else if (tile.format <= BF16) pack_plain_tile<uint16_t>(job.sources[t], stride, tile.count, columns, out);
+                else pack_codes_tile(tile.format, job.sources[t], stride, tile.count, columns, out);
+            }
+        },
+        &job);
+    tiles_ = std::move(job.tiles);
+    arena_ = std::move(arena);
+}
+
+void Matrix::read_row(int64_t row, float* out) const {
+    int64_t tile = 0;
+    for (const Part& part : parts_) {
+        if (row >= part.rows) {
+            row -= part.rows;
+            tile += (part.rows + TILE - 1) / TILE;
+            continue;
+        }
+        const Format format = part.format;
+        const int lane = static_cast<int>(row % TILE);
+        const uint8_t* data = packed() ? tiles_[static_cast<size_t>(tile + row / TILE)].data : part.data + row * row_bytes(format, columns_);
+        if (format <= BF16) {
+            const int size = plain_size(format);
+            const int64_t step = packed() ? TILE * size : size, start = packed() ? lane * size : 0;
+            for (int64_t k = 0; k < columns_; k++) out[k] = plain_value(format, data + start + k * step);
+        } else if (packed()) {
+            unpack_codes_row(format, data, lane, columns_, out);
+        } else {
+            for (int64_t b = 0; b < columns_ / BLOCK; b++) {
+                Codes codes;
+                take_apart(format, data, b, codes);
+                values_of(format, codes, out + b * BLOCK);
+            }
+        }
+        return;
+    }
+}
+
+}  // namespace unspool

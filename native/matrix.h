@@ -1,0 +1,71 @@
+// A weight matrix: parts that share their input, stacked by output features. It is read as its file stores it, for
+// looking up rows, and packed into tiles (formats.h), for products.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "formats.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace unspool {
+
+// Packed weights of a model lie together, so that huge pages are shared by many small matrices.
+class Arena {
+public:
+    Arena() = default;
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+
+    uint8_t* take(size_t bytes);
+    size_t bytes() const { return taken_; }
+
+private:
+    std::vector<Memory> chunks_;
+    size_t used_ = 0, taken_ = 0;
+};
+
+struct Part {
+    Format format;
+    const uint8_t* data;
+    int64_t rows;
+};
+
+struct TileRef {
+    const uint8_t* data;
+    Format format;
+    int32_t count;  // output features, fewer than 16 in a part's last tile
+    int64_t column;  // the first of them
+};
+
+class Matrix {
+public:
+    Matrix(std::vector<Part> parts, int64_t columns);
+
+    int64_t rows() const { return rows_; }
+    int64_t columns() const { return columns_; }
+    bool packed() const { return !tiles_.empty(); }
+    bool wants_q8() const { return wants_q8_; }    // some part takes 8-bit activations
+    bool wants_f32() const { return wants_f32_; }  // some part takes float32 ones
+    int64_t packed_bytes() const;
+    const std::vector<TileRef>& tiles() const { return tiles_; }
+    const std::vector<Part>& parts() const { return parts_; }
+
+    void pack(Pool& pool, std::shared_ptr<Arena> arena);
+
+    // Row `row` in float32: from the tiles where they exist.
+    void read_row(int64_t row, float* out) const;
+
+private:
+    std::vector<Part> parts_;
+    int64_t rows_ = 0, columns_;
+    bool wants_q8_ = false, wants_f32_ = false;
+    std::vector<TileRef> tiles_;
+    std::shared_ptr<Arena> arena_;
+};
+
+int64_t row_bytes(Format format, int64_t columns);
+int64_t tile_bytes(Format format, int64_t columns);
+
+}  // namespace unspool

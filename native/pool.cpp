@@ -1,0 +1,130 @@
+#include "pool.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+
+#ifdef UNSPOOL_X86
+#include <immintrin.h>
+#endif
+
+namespace unspool {
+
+namespace {
+
+void pause() {
+#ifdef UNSPOOL_X86
+    _mm_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+constexpr int SPINS = 2000;                               // pauses before giving the core away: some 30 µs
+constexpr auto AWAKE = std::chrono::microseconds(60);  // how long an idle thread waits for the next step before it sleeps
+
+}  // namespace
+
+struct Pool::Crew {
+    explicit Crew(int threads) : threads(threads), pid(getpid()) {
+        for (int i = 1; i < threads; i++) workers.emplace_back([this, i] { serve(i); });
+    }
+
+    void dismiss() {
+        stop.store(true);
+        epoch.fetch_add(1);
+        epoch.notify_all();
+        for (auto& worker : workers) worker.join();
+    }
+
+    void run(void (*the_work)(void*, int), void* the_argument) {
+        if (threads == 1) return the_work(the_argument, 0);
+        work = the_work, argument = the_argument;
+        epoch.fetch_add(1, std::memory_order_release);
+        if (sleepers.load() > 0) epoch.notify_all();
+        the_work(the_argument, 0);
+        meet();  // nobody may still be working when the caller goes on
+    }
+
+    void serve(int index) {
+        uint32_t seen = 0;
+        for (;;) {
+            await(seen);
+            seen++;
+            if (stop.load()) return;
+            work(argument, index);
+            meet();
+        }
+    }
+
+    void await(uint32_t seen) {
+        auto until = std::chrono::steady_clock::now() + AWAKE;
+        for (int i = 0; epoch.load(std::memory_order_acquire) == seen; i++) {
+            pause();
+            if (i % 64 == 63 && std::chrono::steady_clock::now() > until) {
+                sleepers.fetch_add(1);
+                epoch.wait(seen);
+                sleepers.fetch_sub(1);
+            }
+        }
+    }
+
+    void meet() {
+        uint32_t now = phase.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+            arrived.store(0, std::memory_order_relaxed);
+            phase.store(now + 1, std::memory_order_release);
+            return;
+        }
+        for (int i = 0; phase.load(std::memory_order_acquire) == now; i++) {
+            if (i < SPINS) pause();
+            else sched_yield();  // another thread may be waiting for this very core
+        }
+    }
+
+    const int threads;
+    const pid_t pid;
+    std::vector<std::thread> workers;
+    void (*work)(void*, int) = nullptr;
+    void* argument = nullptr;
+    std::atomic<bool> stop{false};
+    alignas(64) std::atomic<uint32_t> epoch{0};
+    alignas(64) std::atomic<int> sleepers{0};
+    alignas(64) std::atomic<int> arrived{0};
+    alignas(64) std::atomic<uint32_t> phase{0};
+};
+
+Pool::Pool(int threads) : threads_(threads) { hire(); }
+
+Pool::~Pool() {
+    if (crew_->pid == getpid()) crew_->dismiss();
+    else (void)crew_.release();  // these threads stayed with the parent process
+}
+
+void Pool::hire() { crew_ = std::make_unique<Crew>(threads_); }
+
+void Pool::run(void (*work)(void*, int), void* argument) {
+    std::lock_guard turn(turn_);
+    if (crew_->pid != getpid()) {
+        (void)crew_.release();
+        hire();
+    }
+    crew_->run(work, argument);
+}
+
+void Pool::barrier() {
+    if (threads_ > 1) crew_->meet();
+}
+
+std::shared_ptr<Pool> Pool::shared(int threads) {
+    static std::mutex guard;
+    static std::map<int, std::weak_ptr<Pool>> pools;
+    std::lock_guard lock(guard);
+    std::shared_ptr<Pool> pool = pools[threads].lock();
+    if (!pool) pools[threads] = pool = std::make_shared<Pool>(threads);
+    return pool;
+}
+
+}  // namespace unspool

@@ -1,0 +1,164 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace unspool {
+
+namespace {
+
+constexpr int64_t LINE = 64;
+int64_t rounded(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
+}  // namespace
+
+// Cosines and sines of the step's rows, for every rotation that the model uses.
+struct RopeInstruction : Instruction {
+    void prepare(Program& program, const Step& step) override {
+        for (auto& rope : program.ropes_) {
+            const size_t size = rope.inv_freq.size() * static_cast<size_t>(step.rows);
+            if (rope.cos.size() < size) rope.cos.resize(size), rope.sin.resize(size);
+        }
+    }
+
+    void run(Program& program, const Step& step, int thread) override {
+        const int threads = program.pool().threads();
+        const int other = threads - 1 - thread;  // the first thread is busy with the first rows of the embedding
+        for (auto& rope : program.ropes_) {
+            const size_t half = rope.inv_freq.size();
+            for (int64_t row = step.rows * other / threads; row < step.rows * (other + 1) / threads; row++)
+                for (size_t i = 0; i < half; i++) {
+                    const float angle = static_cast<float>(step.positions[row]) * rope.inv_freq[i];
+                    rope.cos[static_cast<size_t>(row) * half + i] = std::cos(angle) * rope.scale;
+                    rope.sin[static_cast<size_t>(row) * half + i] = std::sin(angle) * rope.scale;
+                }
+        }
+    }
+
+    bool barrier(const Program&, const Step&) const override { return false; }  // the embedding's serves
+};
+
+Program::Program(std::shared_ptr<Pool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv)
+    : pool_(std::move(pool)), kernels_(kernels), kv_(std::move(kv)) {
+    instructions_.push_back(std::make_unique<RopeInstruction>());
+}
+
+Program::~Program() = default;
+
+int Program::add_slot(int64_t bytes_per_row) {
+    slot_bytes_.push_back(rounded(bytes_per_row));
+    return static_cast<int>(slot_bytes_.size()) - 1;
+}
+
+int Program::add_rope(std::vector<float> inv_freq, bool interleaved, float scale) {
+    for (size_t i = 0; i < ropes_.size(); i++)
+        if (ropes_[i].inv_freq == inv_freq && ropes_[i].interleaved == interleaved && ropes_[i].scale == scale)
+            return static_cast<int>(i);
+    ropes_.push_back({std::move(inv_freq), interleaved, scale, {}, {}});
+    return static_cast<int>(ropes_.size()) - 1;
+}
+
+void Program::set_output(Operand output, int64_t width) { output_ = output, output_width_ = width; }
+
+void Program::want_scratch(int64_t bytes) { scratch_bytes_ = std::max(scratch_bytes_, rounded(bytes)); }
+
+uint8_t* Program::at(Operand o, const Step& step, int thread) const {
+    const auto slot = static_cast<size_t>(o.slot);
+    if (is_copied(o, step)) return copies_.data() + thread * copies_stride_ + copy_offsets_[slot];
+    return slots_.data() + slot_offsets_[slot];
+}
+
+void Program::reserve(const Step& step) {
+    const int threads = pool_->threads();
+    const int64_t rows = std::max(step.rows, step.num_logits);
+    if (rows > capacity_) {
+        capacity_ = std::max<int64_t>(rows, 8);
+        int64_t total = 0;
+        slot_offsets_.clear();
+        for (size_t i = 0; i < slot_bytes_.size(); i++) {
+            slot_offsets_.push_back(total);
+            // The output's rows are as many as it has, not as many as the step: its slot is its own.
+            total += slot_bytes_[i] * capacity_ + LINE;
+        }
+        slots_ = Memory(static_cast<size_t>(total), false);
+    }
+    if (copies_.size() == 0) {
+        copies_stride_ = 0;
+        for (int64_t bytes : slot_bytes_) {
+            copy_offsets_.push_back(copies_stride_);
+            copies_stride_ += bytes * FEW + LINE;
+        }
+        copies_ = Memory(static_cast<size_t>(copies_stride_ * threads) + 4096, false);
+    }
+    if (scratch_.size() < static_cast<size_t>(scratch_bytes_ * threads))
+        scratch_ = Memory(static_cast<size_t>(scratch_bytes_ * threads), false);
+}
+
+std::string Program::check(const Step& s) const {
+    auto text = [](const char* what, int64_t value, const char* limit, int64_t bound) {
+        return std::string(what) + " " + std::to_string(value) + limit + std::to_string(bound);
+    };
+    if (s.rows < 1) return "a step needs at least one row";
+    if (s.sequences < 1 || s.starts[0] != 0 || s.starts[s.sequences] != s.rows) return "starts do not cover the rows";
+    for (int64_t i = 0; i < s.sequences; i++)
+        if (s.starts[i] >= s.starts[i + 1]) return text("starts: sequence", i, " has no rows, of ", s.sequences);
+    for (int64_t i = 0; i < s.rows; i++) {
+        for (const Matrix* table : tables_)
+            if (s.ids[i] < 0 || s.ids[i] >= table->rows()) return text("token id", s.ids[i], " is outside the vocabulary of ", table->rows());
+        if (s.positions[i] < 0) return text("position", s.positions[i], " is below ", 0);
+        if (!kv_) continue;
+        if (s.positions[i] / kv_->block_size >= s.table_width)
+            return text("position", s.positions[i], " is past the end of a table of blocks: ", s.table_width);
+        if (s.slots[i] < 0 || s.slots[i] >= kv_->blocks * kv_->block_size)
+            return text("slot", s.slots[i], " is outside the cache's ", kv_->blocks * kv_->block_size);
+    }
+    if (kv_)
+        for (int64_t i = 0; i < s.sequences * s.table_width; i++)
+            if (s.tables[i] < 0 || s.tables[i] >= kv_->blocks) return text("block", s.tables[i], " is outside the cache's ", kv_->blocks);
+    for (int64_t i = 0; i < s.num_logits; i++)
+        if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.rows) return text("logit row", s.logit_rows[i], " is outside the step's ", s.rows);
+    return "";
+}
+
+void Program::study(const Step& step) {
+    row_sequence_.resize(static_cast<size_t>(step.rows));
+    for (int64_t s = 0; s < step.sequences; s++)
+        for (int64_t r = step.starts[s]; r < step.starts[s + 1]; r++) row_sequence_[static_cast<size_t>(r)] = static_cast<int32_t>(s);
+    shares_fresh_blocks_ = false;
+    if (!kv_ || step.sequences < 2) return;
+    block_owner_.resize(static_cast<size_t>(kv_->blocks), 0);
+    const int64_t base = stamp_ + 1;  // owners of earlier steps are below it
+    for (int64_t r = 0; r < step.rows; r++) {
+        int64_t& owner = block_owner_[static_cast<size_t>(step.slots[r] / kv_->block_size)];
+        const int64_t mine = base + sequence_of(r);
+        if (owner >= base && owner != mine) shares_fresh_blocks_ = true;
+        owner = mine;
+    }
+    for (int64_t s = 0; s < step.sequences; s++) {
+        const int64_t used = step.positions[step.starts[s + 1] - 1] / kv_->block_size + 1;
+        for (int64_t i = 0; i < std::min(used, step.table_width); i++) {
+            const int64_t owner = block_owner_[static_cast<size_t>(step.tables[s * step.table_width + i])];
+            if (owner >= base && owner != base + s) shares_fresh_blocks_ = true;
+        }
+    }
+    stamp_ += step.sequences;
+}
+
+void Program::work(int thread) {
+    for (auto& instruction : instructions_) {
+        instruction->run(*this, *step_, thread);
+        if (instruction->barrier(*this, *step_)) meet();
+    }
+}
+
+const float* Program::run(const Step& step) {
+    reserve(step);
+    study(step);
+    for (auto& instruction : instructions_) instruction->prepare(*this, step);
+    step_ = &step;
+    pool_->run([](void* self, int thread) { static_cast<Program*>(self)->work(thread); }, this);
+    return floats(output_, step, 0);
+}
+
+}  // namespace unspool

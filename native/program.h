@@ -1,0 +1,143 @@
+// A model's step, recorded once: a list of instructions over slots of activations, run in one call by a pool of threads.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "kv.h"
+#include "matrix.h"
+#include "pool.h"
+
+namespace unspool {
+
+// An activation: rows in a slot of the program's memory. Slots are shared by activations whose lives do not overlap.
+// `narrow` ones have a row for each wanted row of logits, others one for each token. `copied` ones are computed by every
+// thread for itself when rows are few, which is cheaper than meeting at a barrier.
+struct Operand {
+    int slot = -1;
+    bool narrow = false;
+    bool copied = false;
+
+    explicit operator bool() const { return slot >= 0; }
+};
+
+// Both forms of an activation; either may be absent.
+struct Forms {
+    Operand f32, q8;
+};
+
+struct Step {
+    int64_t rows;
+    const int32_t* ids;
+    const int32_t* positions;
+    const int64_t* slots;
+    int64_t sequences;
+    const int32_t* starts;
+    const int32_t* tables;  // [sequences][table_width]
+    int64_t table_width;
+    int64_t num_logits;
+    const int32_t* logit_rows;
+};
+
+struct AttentionShape {
+    int layer, num_heads, num_kv_heads, head_dim;
+    float scale;
+    int rope;  // index from Program::add_rope
+    int window;  // 0: none
+    float softcap;
+    const float* q_norm;  // or null
+    const float* k_norm;
+    float norm_eps;
+};
+
+class Program;
+
+struct Instruction {
+    virtual ~Instruction() = default;
+    virtual void prepare(Program&, const Step&) {}  // by one thread, before the step
+    virtual void run(Program&, const Step&, int thread) = 0;
+    virtual bool barrier(const Program&, const Step&) const { return true; }
+};
+
+class Program {
+public:
+    Program(std::shared_ptr<Pool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv);
+    ~Program();
+
+    // Building: each call appends.
+    int add_slot(int64_t bytes_per_row);
+    int add_rope(std::vector<float> inv_freq, bool interleaved, float scale);
+    void embed(const Matrix* table, float scale, Operand out);
+    void norm(Operand x, const float* weight, int width, float eps, Operand residual, Forms out);
+    void linear(Forms x, const Matrix* weight, const float* bias, Operand residual, float softcap, Operand out);
+    void gated(Forms x, const Matrix* weight, Activation activation, Forms out);
+    void attention(Operand qkv, AttentionShape shape, Forms out);
+    void take(Operand x, int width, Forms out);
+    void quantize(Operand x, int width, Operand out);
+    void set_output(Operand output, int64_t width);
+
+    // Runs a step whose inputs have been checked by check(). The result stays until the next run.
+    const float* run(const Step& step);
+    // What is wrong with a step; empty when nothing is.
+    std::string check(const Step& step) const;
+
+    int64_t output_rows(const Step& step) const { return output_.narrow ? step.num_logits : step.rows; }
+    int64_t output_width() const { return output_width_; }
+
+    // For instructions -------------------------------------------------------------------------------------------------
+    static constexpr int64_t FEW = 4;  // rows that each thread norms for itself
+
+    int64_t rows_of(Operand o, const Step& step) const { return o.narrow ? step.num_logits : step.rows; }
+    bool is_copied(Operand o, const Step& step) const { return o.copied && rows_of(o, step) <= FEW; }
+    uint8_t* at(Operand o, const Step& step, int thread) const;
+    float* floats(Operand o, const Step& step, int thread) const { return reinterpret_cast<float*>(at(o, step, thread)); }
+    QBlock* blocks(Operand o, const Step& step, int thread) const { return reinterpret_cast<QBlock*>(at(o, step, thread)); }
+    uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
+    void want_scratch(int64_t bytes);
+    void meet() { pool_->barrier(); }
+
+    struct Rope {
+        std::vector<float> inv_freq;
+        bool interleaved;
+        float scale;
+        std::vector<float> cos, sin;  // [row][pair] of the step
+    };
+
+    const Kernels& kernels() const { return *kernels_; }
+    Pool& pool() { return *pool_; }
+    const KvCache& kv() const { return *kv_; }
+    const Rope& rope(int index) const { return ropes_[static_cast<size_t>(index)]; }
+    int32_t sequence_of(int64_t row) const { return row_sequence_[static_cast<size_t>(row)]; }
+    // Another sequence reads a block that is written in this step: keys are stored before anyone looks.
+    bool shares_fresh_blocks() const { return shares_fresh_blocks_; }
+
+private:
+    friend struct RopeInstruction;
+    void reserve(const Step& step);
+    void study(const Step& step);
+    void work(int thread);
+
+    std::shared_ptr<Pool> pool_;
+    const Kernels* kernels_;
+    std::shared_ptr<KvCache> kv_;
+    std::vector<std::unique_ptr<Instruction>> instructions_;
+    std::vector<Rope> ropes_;
+    std::vector<const Matrix*> tables_;
+    Operand output_;
+    int64_t output_width_ = 0;
+
+    std::vector<int64_t> slot_bytes_, slot_offsets_, copy_offsets_;
+    int64_t capacity_ = 0, copies_stride_ = 0;
+    Memory slots_, copies_, scratch_;
+    int64_t scratch_bytes_ = 0;
+
+    std::vector<int32_t> row_sequence_;
+    std::vector<int64_t> block_owner_;
+    int64_t stamp_ = 0;
+    bool shares_fresh_blocks_ = false;
+    const Step* step_ = nullptr;
+};
+
+}  // namespace unspool

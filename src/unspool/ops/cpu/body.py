@@ -1,0 +1,212 @@
+"""`CpuOps`: the vocabulary of ops, recorded by record.py, lowered by lower.py, run by the native extension."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import unspool._native as _native
+from unspool.config import Activation, EngineConfig, ModelConfig
+from unspool.errors import BackendError, EngineError, RequestError
+from unspool.ops import AttentionSpec, Batch, KVCache
+from unspool.ops.cpu.lower import Lowering
+from unspool.ops.cpu.record import Graph, Value, narrow
+
+if TYPE_CHECKING:
+    from unspool.weights.weight import Weight
+
+ISAS = ("avx512", "avx2", "plain")  # best first
+
+
+class CpuKV:
+    """Keys and values in native memory, which is taken from the system as blocks are first used."""
+
+    def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> None:
+        self.block_size = engine.block_size
+        self.num_blocks = num_blocks
+        self.native = _native.KvCache(
+            config.num_layers, config.num_kv_heads, config.head_dim, engine.block_size, num_blocks, engine.kv_dtype
+        )
+        self.block_bytes: int = self.native.block_bytes
+        shape = f"{config.num_layers}x{config.num_kv_heads}x{config.head_dim}"
+        self.layout = f"cpu-1-{engine.kv_dtype}-{engine.block_size}-{shape}"
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.native.copy_block(source, target)
+
+    def read_block(self, block: int) -> bytes:
+        return self.native.read_block(block)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        if len(data) != self.block_bytes:
+            raise EngineError(f"a saved block has {len(data)} bytes; blocks of this cache have {self.block_bytes}")
+        self.native.write_block(block, data)
+
+
+class CpuMatrix:
+    """Weights that share their input. They are packed into tiles when a program first multiplies by them."""
+
+    def __init__(self, parts: Sequence[Weight]) -> None:
+        columns = {part.shape[-1] for part in parts}
+        if len(columns) != 1 or any(len(part.shape) != 2 for part in parts):
+            shapes = ", ".join(f"{part.name} {part.shape}" for part in parts)
+            raise EngineError(f"weights that do not share their input: {shapes}")
+        self.parts = parts
+        self.native = _native.Matrix([(part.format, part.data, part.shape[0]) for part in parts], columns.pop())
+
+    def pack(self, pool: Any, arena: Any) -> None:
+        if not self.native.packed:
+            self.native.pack(pool, arena)
+            for part in self.parts:
+                release_pages(part.data)
+
+
+def release_pages(data: np.ndarray) -> None:
+    """Give back the memory of a mapped file's bytes: they have been copied, and can be read again if need be."""
+    base: Any = data
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if not isinstance(base, mmap.mmap) or not memoryview(base).readonly:
+        return
+    start = data.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    base.madvise(mmap.MADV_DONTNEED, first, start + data.nbytes - first)
+
+
+class CpuOps:
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, isa: str = "auto") -> None:
+        if isa == "auto":
+            isa = next(name for name in ISAS if _native.supports(name))
+        elif isa not in ISAS:
+            raise BackendError(f"unknown kernel set {isa!r}; there are auto, {', '.join(ISAS)}")
+        elif not _native.supports(isa):
+            usable = ", ".join(name for name in ISAS if _native.supports(name))
+            raise BackendError(f"this processor cannot run the {isa} kernels; it can run: {usable}")
+        self.isa = isa
+        self.threads = threads or available_cores()
+        self.kernel_set = f"cpu-{isa}"
+        self._pool = _native.shared_pool(self.threads)
+        self._arena = _native.Arena()
+        self._graph: Graph | None = None
+
+    # Preparing a model -------------------------------------------------------------------------------------------
+    def matrix(self, parts: Sequence[Weight]) -> CpuMatrix:
+        return CpuMatrix(parts)
+
+    def vector(self, parts: Sequence[Weight]) -> np.ndarray:
+        return np.ascontiguousarray(np.concatenate([part.dequantize() for part in parts]), np.float32)
+
+    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CpuKV:
+        if num_blocks < 1:
+            raise RequestError(f"a cache of {num_blocks} blocks; it must have at least 1", "kv_tokens")
+        return CpuKV(config, engine, num_blocks)
+
+    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Callable[[Batch], np.ndarray]:
+        assert isinstance(kv, CpuKV)
+        self._graph = Graph()
+        try:
+            output = forward(SYMBOLIC_BATCH, kv)
+            graph = self._graph
+        finally:
+            self._graph = None
+        graph.add("output", {"x": output}, output.width)
+        graph = narrow(graph)
+        end = graph.nodes.pop()
+        for node in graph.nodes:
+            matrix = node.arguments.get("weight")
+            if isinstance(matrix, CpuMatrix):
+                if node.kind != "embed":
+                    matrix.pack(self._pool, self._arena)
+                node.arguments["weight"] = matrix.native
+        lowering = Lowering(graph, end.inputs["x"])
+        lowering.plan()
+        program = _native.Program(self._pool, self.isa, kv.native)
+        lowering.emit(program)
+        return Step(program)
+
+    # Computing: recording --------------------------------------------------------------------------------------------
+    def _record(self, kind: str, inputs: dict[str, Value | None], width: int, **arguments: Any) -> Value:
+        if self._graph is None:
+            raise EngineError(f"{kind} was called outside compile: the CPU body records a model, then runs it")
+        return self._graph.add(kind, inputs, width, **arguments)
+
+    def embed(self, batch: Batch, weight: CpuMatrix, scale: float = 1.0) -> Value:
+        return self._record("embed", {}, weight.native.columns, weight=weight, scale=scale)
+
+    def norm(self, x: Value, weight: np.ndarray, eps: float, residual: Value | None = None) -> Value:
+        expect_width(x, len(weight), "a norm's weight")
+        return self._record("norm", {"x": x, "residual": residual}, x.width, weight=weight, eps=eps)
+
+    def linear(
+        self, x: Value, weight: CpuMatrix, bias: np.ndarray | None = None, residual: Value | None = None
+    ) -> Value:
+        return self._product(x, weight, bias, residual, None)
+
+    def logits(self, x: Value, weight: CpuMatrix, softcap: float | None = None) -> Value:
+        return self._product(x, weight, None, None, softcap)
+
+    def _product(
+        self, x: Value, weight: CpuMatrix, bias: np.ndarray | None, residual: Value | None, softcap: float | None
+    ) -> Value:
+        expect_width(x, weight.native.columns, f"the input of {weight.parts[0].name}")
+        if residual is not None:
+            expect_width(residual, weight.native.rows, f"the residual of {weight.parts[0].name}")
+        inputs = {"x": x, "residual": residual}
+        return self._record("linear", inputs, weight.native.rows, weight=weight, bias=bias, softcap=softcap)
+
+    def gated(self, x: Value, weight: CpuMatrix, activation: Activation) -> Value:
+        expect_width(x, weight.native.columns, f"the input of {weight.parts[0].name}")
+        half, rest = divmod(weight.native.rows, 2)
+        if rest or (len(weight.parts) != 2 and half % 16) or weight.parts[0].shape[0] not in (half, 2 * half):
+            raise EngineError(f"{weight.parts[0].name}: a gate and an up projection of one size are needed")
+        return self._record("gated", {"x": x}, half, weight=weight, activation=activation)
+
+    def attention(self, qkv: Value, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Value:
+        expect_width(qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, f"layer {spec.layer}'s attention")
+        return self._record("attention", {"x": qkv}, spec.num_heads * spec.head_dim, spec=spec)
+
+    def take(self, x: Value, batch: Batch) -> Value:
+        return self._record("take", {"x": x}, x.width)
+
+
+class Step:
+    """A compiled model: batch in, logits out. The array it returns is the program's own, until the next step."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        try:
+            return self._program.run(
+                np.ascontiguousarray(batch.ids, np.int32),
+                np.ascontiguousarray(batch.positions, np.int32),
+                np.ascontiguousarray(batch.slots, np.int64),
+                np.ascontiguousarray(batch.starts, np.int32),
+                np.ascontiguousarray(batch.tables, np.int32),
+                np.ascontiguousarray(batch.logit_rows, np.int32),
+            )
+        except ValueError as error:
+            raise EngineError(f"a step that cannot be run: {error}") from error
+
+
+def expect_width(value: Value, width: int, what: str) -> None:
+    if value.width != width:
+        raise EngineError(f"{what} has {width} values a row; {value.width} are given")
+
+
+def available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+EMPTY = np.zeros(0, np.int32)
+SYMBOLIC_BATCH = Batch(EMPTY, EMPTY, EMPTY.astype(np.int64), EMPTY, EMPTY.reshape(0, 0), EMPTY)

@@ -1,0 +1,268 @@
+"""Lowering: a recorded graph becomes a native program.
+
+An activation has up to two forms, float32 and 8-bit, each made only where something reads it. Forms live in slots of
+the program's memory; a slot is used again once nothing can still be reading it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from unspool.errors import EngineError
+from unspool.ops.cpu.record import Graph, Node, Value
+
+Form = Literal["f32", "q8"]
+Operand = tuple[int, bool, bool]  # slot, narrow, copied
+
+BLOCK = 32  # activations that share a scale
+QBLOCK_BYTES = 48
+PRODUCTS = {"linear", "gated"}
+WRITES_Q8 = {"norm", "gated", "take", "attention"}
+
+
+@dataclass(eq=False)
+class Made:
+    """A form of a value: where it lies, until which step of the graph it is read."""
+
+    bytes_per_row: int
+    slot: int = -1
+    last_read: int = -1
+    unfenced_read: int = -1  # until here another thread may still be reading it: norms may run without a barrier
+
+
+@dataclass
+class Lowering:
+    graph: Graph
+    output: Value
+    forms: dict[Value, dict[Form, Made]] = field(default_factory=dict)
+    slots: list[int] = field(default_factory=list)  # bytes per row
+
+    def plan(self) -> None:
+        self._insert_quantize()
+        self._find_forms()
+        self._find_lives()
+        self._place()
+
+    def _insert_quantize(self) -> None:
+        """A product that wants 8-bit rows reads them from a node of their own where their maker cannot write them."""
+        made: dict[Value, Value] = {}
+        nodes: list[Node] = []
+        fresh = Graph()
+        for node in self.graph.nodes:
+            x = node.inputs.get("x")
+            if node.kind in PRODUCTS and node.arguments["weight"].wants_q8 and x is not None and not can_write_q8(x):
+                if x not in made:
+                    made[x] = fresh.add("quantize", {"x": x}, x.width)
+                    made[x].narrow = x.narrow
+                    nodes.append(made[x].node)
+                node.inputs["x_q8"] = made[x]
+            nodes.append(node)
+        self.graph.nodes = nodes
+
+    def _find_forms(self) -> None:
+        self.forms = {node.out: {} for node in self.graph.nodes}
+        for node in self.graph.nodes:
+            for role, value in node.inputs.items():
+                for form in forms_read(node, role):
+                    self._want(value, form)
+        self._want(self.output, "f32")
+        for node in self.graph.nodes:  # a value that nothing reads is still computed: attention stores keys
+            if not self.forms[node.out]:
+                self._want(node.out, "f32")
+
+    def _want(self, value: Value, form: Form) -> None:
+        size = value.width * 4 if form == "f32" else value.width // BLOCK * QBLOCK_BYTES
+        self.forms[value].setdefault(form, Made(size))
+
+    def _find_lives(self) -> None:
+        nodes = self.graph.nodes
+        for index, node in enumerate(nodes):
+            for role, value in node.inputs.items():
+                for form in forms_read(node, role):
+                    made = self.forms[value][form]
+                    made.last_read = index
+                    if node.kind == "norm":
+                        made.unfenced_read = fence_after(nodes, index)
+        for made in self.forms[self.output].values():
+            made.last_read = made.unfenced_read = len(nodes)
+
+    def _place(self) -> None:
+        """Slots by a walk over the nodes: free what is dead, then take the free slot that fits best."""
+        free: list[int] = []
+        live: list[Made] = []
+        for index, node in enumerate(self.graph.nodes):
+            for made in [m for m in live if max(m.last_read, m.unfenced_read) < index]:
+                live.remove(made)
+                free.append(made.slot)
+            for form, made in self.forms[node.out].items():
+                made.last_read = max(made.last_read, index)
+                reused = self._in_place(node, form, index)
+                if reused is not None:
+                    live.remove(reused)
+                    made.slot = reused.slot
+                else:
+                    made.slot = self._take_slot(free, made, own=node.out is self.output)
+                live.append(made)
+
+    def _in_place(self, node: Node, form: Form, index: int) -> Made | None:
+        """A linear layer may write over the residual that it adds, element by element, when nobody else reads that."""
+        residual = node.inputs.get("residual")
+        if node.kind != "linear" or residual is None or form != "f32" or node.out is self.output:
+            return None
+        if residual.narrow != node.out.narrow or is_copied(residual, self.output):
+            return None
+        made = self.forms[residual]["f32"]
+        return made if made.last_read == index and made.unfenced_read < index else None
+
+    def _take_slot(self, free: list[int], made: Made, own: bool) -> int:
+        if free and not own:
+            # Slots differ little in size but for the output's: prefer the smallest that is large enough, else grow.
+            fitting = [slot for slot in free if self.slots[slot] >= made.bytes_per_row]
+            slot = min(fitting, key=self.slots.__getitem__) if fitting else max(free, key=self.slots.__getitem__)
+            free.remove(slot)
+            self.slots[slot] = max(self.slots[slot], made.bytes_per_row)
+            return slot
+        self.slots.append(made.bytes_per_row)
+        return len(self.slots) - 1
+
+    def operand(self, value: Value | None, form: Form) -> Operand | None:
+        if value is None or form not in self.forms[value]:
+            return None
+        return (self.forms[value][form].slot, value.narrow, is_copied(value, self.output))
+
+    def emit(self, program: Any) -> None:
+        for bytes_per_row in self.slots:
+            program.add_slot(bytes_per_row)
+        for node in self.graph.nodes:
+            EMIT[node.kind](self, program, node)
+        output = self.operand(self.output, "f32")
+        program.set_output(output, self.output.width)
+
+
+def can_write_q8(value: Value) -> bool:
+    node = value.node
+    if node.kind == "attention":
+        return node.arguments["spec"].head_dim % BLOCK == 0
+    return node.kind in WRITES_Q8
+
+
+def is_copied(value: Value, output: Value) -> bool:
+    """Each thread makes its own copy of a norm's few rows."""
+    return value.node.kind == "norm" and value is not output
+
+
+def forms_read(node: Node, role: str) -> list[Form]:
+    if node.kind not in PRODUCTS or role == "residual":
+        return ["f32"]
+    weight = node.arguments["weight"]
+    if role == "x_q8":
+        return ["q8"]
+    forms: list[Form] = ["f32"] if weight.wants_f32 else []
+    if weight.wants_q8 and "x_q8" not in node.inputs:
+        forms.append("q8")
+    return forms
+
+
+def fence_after(nodes: list[Node], index: int) -> int:
+    """The next node that ends in a barrier whatever the number of rows."""
+    while index < len(nodes) and nodes[index].kind == "norm":
+        index += 1
+    return index
+
+
+# --- Instructions -----------------------------------------------------------------------------------------------------
+
+
+def _embed(low: Lowering, program: Any, node: Node) -> None:
+    program.embed(node.arguments["weight"], node.arguments["scale"], low.operand(node.out, "f32"))
+
+
+def _norm(low: Lowering, program: Any, node: Node) -> None:
+    program.norm(
+        x=low.operand(node.inputs["x"], "f32"),
+        weight=node.arguments["weight"],
+        eps=node.arguments["eps"],
+        residual=low.operand(node.inputs.get("residual"), "f32"),
+        f32=low.operand(node.out, "f32"),
+        q8=low.operand(node.out, "q8"),
+    )
+
+
+def _x(low: Lowering, node: Node) -> tuple[Operand | None, Operand | None]:
+    weight = node.arguments["weight"]
+    x = node.inputs["x"]
+    f32 = low.operand(x, "f32") if weight.wants_f32 else None
+    q8 = low.operand(node.inputs.get("x_q8", x), "q8") if weight.wants_q8 else None
+    return f32, q8
+
+
+def _linear(low: Lowering, program: Any, node: Node) -> None:
+    f32, q8 = _x(low, node)
+    program.linear(
+        f32=f32,
+        q8=q8,
+        weight=node.arguments["weight"],
+        bias=node.arguments["bias"],
+        residual=low.operand(node.inputs.get("residual"), "f32"),
+        softcap=node.arguments["softcap"] or 0.0,
+        out=low.operand(node.out, "f32"),
+    )
+
+
+def _gated(low: Lowering, program: Any, node: Node) -> None:
+    f32, q8 = _x(low, node)
+    program.gated(
+        x_f32=f32,
+        x_q8=q8,
+        weight=node.arguments["weight"],
+        activation=node.arguments["activation"],
+        f32=low.operand(node.out, "f32"),
+        q8=low.operand(node.out, "q8"),
+    )
+
+
+def _attention(low: Lowering, program: Any, node: Node) -> None:
+    spec = node.arguments["spec"]
+    if spec.window is not None and spec.window < 1:
+        raise EngineError(f"layer {spec.layer} has a window of {spec.window} keys; it must be at least 1")
+    program.attention(
+        qkv=low.operand(node.inputs["x"], "f32"),
+        layer=spec.layer,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        rope=program.add_rope(spec.rope.inv_freq, spec.rope.style == "interleaved", spec.rope.scale),
+        window=spec.window or 0,
+        softcap=spec.softcap or 0.0,
+        q_norm=spec.q_norm,
+        k_norm=spec.k_norm,
+        norm_eps=spec.norm_eps,
+        f32=low.operand(node.out, "f32"),
+        q8=low.operand(node.out, "q8"),
+    )
+
+
+def _take(low: Lowering, program: Any, node: Node) -> None:
+    program.take(
+        x=low.operand(node.inputs["x"], "f32"),
+        width=node.out.width,
+        f32=low.operand(node.out, "f32"),
+        q8=low.operand(node.out, "q8"),
+    )
+
+
+def _quantize(low: Lowering, program: Any, node: Node) -> None:
+    program.quantize(low.operand(node.inputs["x"], "f32"), node.out.width, low.operand(node.out, "q8"))
+
+
+EMIT = {
+    "embed": _embed,
+    "norm": _norm,
+    "linear": _linear,
+    "gated": _gated,
+    "attention": _attention,
+    "take": _take,
+    "quantize": _quantize,
+}
