@@ -34,7 +34,7 @@ class Answer:
 
 def random_job(rng: random.Random, vocab_size: int, common: Sequence[int], longest: int) -> Job:
     length = rng.randrange(1, longest)
-    shared = rng.randrange(length + 1)
+    shared = rng.randrange(min(length, len(common)) + 1)
     prompt = [*common[:shared], *(rng.randrange(vocab_size) for _ in range(length - shared))]
     params = SamplingParams(
         max_tokens=rng.randrange(1, 12),
