@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from unspool.errors import RequestError
@@ -209,7 +208,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "dry_sequence_breakers": _strings,
     "dry_window": lambda name, value: check.integer(name, value, 1, also=-1),
     "no_repeat_ngram": lambda name, value: check.integer(name, value, 0),
-    "logit_bias": lambda name, value: MappingProxyType(check.bias(name, value)),
+    "logit_bias": check.bias,
     "allowed_token_ids": check.token_ids,
     "seed": lambda name, value: check.integer(name, value, 0, MAX_SEED),
     "n": lambda name, value: check.integer(name, value, 1, 1024),

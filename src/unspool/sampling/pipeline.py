@@ -170,7 +170,7 @@ class Sampler:
             if self._fast is None:
                 _check_alive(row, position)
             if recorded is not None and (row is not before or _shapes_draw(stage)):
-                recorded.append(Recorded(_name(stage), self._value(stage), before, row))
+                recorded.append(Recorded(_name(stage), self._value(stage, position), before, row))
         if self._fast is None:
             return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
         token, final = self._fast.pick(row, self.seed, position, self._tells_final)
@@ -214,7 +214,7 @@ class Sampler:
                 acts = draw.xtc_uniform(self.seed, position) < params.xtc_probability
                 return filters.xtc(row, params.xtc_threshold) if acts else row
             case _:
-                filtered: F32 = getattr(filters, stage)(row, self._value(stage))
+                filtered: F32 = getattr(filters, stage)(row, getattr(params, STAGES[stage][0]))
                 return filtered
 
     def _dry(self, row: F32, mine: bool) -> F32:
@@ -245,11 +245,21 @@ class Sampler:
             raise RequestError(f"stage {_name(stage)} returned NaN or infinite logits", "order")
         return result
 
-    def _value(self, stage: Stage) -> Any:
+    def _value(self, stage: Stage, position: int) -> Any:
+        """What a stage runs with, as a trace tells it."""
         if not isinstance(stage, str):
             return None
-        names = STAGES[stage]
-        return getattr(self.params, names[0])
+        params = self.params
+        match stage:
+            case "allowed":
+                return {"allowed_token_ids": params.allowed_token_ids, "min_tokens": params.min_tokens}
+            case "dry":
+                rule = params.dry_multiplier, params.dry_base, params.dry_allowed_length
+                return dict(zip(("multiplier", "base", "allowed_length"), rule, strict=True))
+            case "xtc":
+                drawn = draw.xtc_uniform(self.seed, position)
+                return {"probability": params.xtc_probability, "threshold": params.xtc_threshold, "drawn": drawn}
+        return getattr(params, STAGES[stage][0])
 
     def _tell(
         self, logits: F32, final: F32 | None, token: int, position: int, recorded: list[Recorded] | None

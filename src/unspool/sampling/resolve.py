@@ -37,7 +37,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "dry_sequence_breakers": ("\n", ":", '"', "*"),
         "dry_window": -1,
         "no_repeat_ngram": 0,
-        "logit_bias": MappingProxyType({}),
+        "logit_bias": {},
         "logprobs_stage": "raw",
     }
 )
@@ -80,7 +80,7 @@ def resolve(
         values["order"] = PRESETS[values["order"]].stages
     _check_vocab(values, vocab_size)
     warnings = (*_left_out(values, origins), *_warnings(values, origins))
-    return ResolvedParams(**values, origins=MappingProxyType(origins), warnings=warnings)
+    return ResolvedParams(**values, origins=origins, warnings=warnings)
 
 
 def _from_model(generation: Mapping[str, Any]) -> dict[str, Any]:

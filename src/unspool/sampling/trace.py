@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from unspool.sampling.draw import F32, gumbel
 from unspool.sampling.filters import ranking, weights
 from unspool.sampling.logprobs import entropy, rank_of, row_stats, top_ids
+from unspool.sampling.resolve import jsonable
 
 NUM_ALTERNATIVES = 8  # top raw tokens that are followed through the stages
 NUM_CANDIDATES = 32  # best scores of the draw that are told
@@ -68,7 +68,8 @@ class StepTrace:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return dataclasses.asdict(self)
+        told: dict[str, Any] = jsonable(self)
+        return told
 
 
 @dataclass(frozen=True)

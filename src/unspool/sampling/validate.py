@@ -30,12 +30,13 @@ def number(
     name: str, value: object, low: float, high: float, *, above: bool = False, also: float | None = None
 ) -> float:
     """A finite number within [low, high], or (low, high] with `above`, or the one value `also`."""
-    allowed = f"{'above' if above else 'from'} {low:g} to {high:g}" + (f", or {also:g}" if also is not None else "")
+    allowed = f"above {low:g} and up to {high:g}" if above else f"from {low:g} to {high:g}"
+    allowed += f", or {also:g}" if also is not None else ""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise refuse(name, value, allowed)
-    value = float(value)
-    if value == also or (low < value <= high if above else low <= value <= high):
-        return value
+    given = float(value)
+    if given == also or (low < given <= high if above else low <= given <= high):
+        return given
     raise refuse(name, value, allowed)
 
 
