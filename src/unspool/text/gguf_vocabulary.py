@@ -169,7 +169,7 @@ def _byte_level_model(ids: Mapping[str, int], merges: Sequence[str], rule: PreTo
     from tokenizers import models, pre_tokenizers
 
     try:
-        pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
+        pairs: Any = [tuple(merge.split(" ", 1)) for merge in merges]
         model = models.BPE(dict(ids), pairs, ignore_merges=rule.ignore_merges)
     except Exception as error:  # the library says what, not where; look for it ourselves
         raise ModelError(_merge_fault(ids, merges) or f"{_PREFIX}merges: {error}") from error

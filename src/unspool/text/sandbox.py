@@ -127,6 +127,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _refuse_growth(getattr(__obj, "__name__", ""), owner, args)
         return _bounded(super().call(__context, __obj, *args, **kwargs))
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """jinja2 hands out its own function for `text.format`, behind which `call` cannot see the text."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _refuse_growth("format", value.__self__, ())
+        return wrapped
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
             _refuse_growth("format", left, ())
