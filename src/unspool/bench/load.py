@@ -1,0 +1,221 @@
+"""The engine under load: prefix sharing, stalls, memory against plan, and one prompt a thousand times.
+
+    unspool bench load                       all four experiments, in a few minutes
+    unspool bench load --only repeat --repeat 1000
+
+sharing   64 requests behind one long system prompt, with the prefix cache and without
+stall     the worst time between tokens of a running stream while 2,000-token prompts arrive, in chunks and whole
+memory    what the process holds against what `unspool plan` says it would
+repeat    the same prompt again and again among random neighbours, at temperature 0 and at 1 with a seed: how many
+          distinct answers (ids and the bits of every logprob) there are
+
+Rounds of what is compared alternate, for machines drift. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unspool.config import EngineConfig
+from unspool.engine.engine import Engine
+from unspool.engine.sizing import kv_bytes_per_token
+from unspool.events import Event, Finished, Text
+from unspool.params import SamplingParams
+from unspool.weights.checkpoint import Checkpoint, open_checkpoint
+from unspool.weights.store import resolve
+
+EXPERIMENTS = ("sharing", "stall", "memory", "repeat")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "unspool bench load", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("-m", "--model", default="smollm2")
+    parser.add_argument("--only", choices=EXPERIMENTS, action="append", help="run this experiment (repeatable)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=64, help="in the sharing experiment")
+    parser.add_argument("--repeat", type=int, default=1000, help="completions of one prompt in the repeat experiment")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args(argv)
+    checkpoint = open_checkpoint(resolve(args.model))
+    bench = Bench(checkpoint, args)
+    results: dict[str, Any] = {"model": checkpoint.name}
+    for name in args.only or EXPERIMENTS:
+        results[name] = getattr(bench, name)()
+    print(json.dumps(results))
+    return 0
+
+
+class Bench:
+    def __init__(self, checkpoint: Checkpoint, args: argparse.Namespace) -> None:
+        self.checkpoint, self.args = checkpoint, args
+        self.rng = random.Random(0)
+
+    def engine(self, **options: Any) -> Engine:
+        return Engine(self.checkpoint, EngineConfig(device=self.args.device, **{"kv_tokens": 32_768, **options}))
+
+    def tokens(self, count: int) -> list[int]:
+        """Random ids, clear of control tokens, which stand at the beginning or the end of vocabularies."""
+        return [self.rng.randrange(300, self.checkpoint.config.vocab_size - 1000) for _ in range(count)]
+
+    # Sharing --------------------------------------------------------------------------------------------------------
+    def sharing(self) -> dict[str, Any]:
+        system = self.tokens(600)
+        jobs = [
+            (system + self.tokens(self.rng.randrange(8, 64)), self.rng.randrange(8, 48))
+            for _ in range(self.args.requests)
+        ]
+        output = sum(count for _, count in jobs)
+        engines = {"shared": self.engine(prefix_cache=True), "alone": self.engine(prefix_cache=False)}
+        rates: dict[str, list[float]] = {name: [] for name in engines}
+        for _ in range(self.args.rounds):
+            for name, engine in engines.items():
+                engine.scheduler.blocks.clear_cache()
+                start = time.perf_counter()
+                for prompt, count in jobs:
+                    engine.add(prompt, SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
+                drain(engine)
+                rates[name].append(output / (time.perf_counter() - start))
+        medians = {name: statistics.median(values) for name, values in rates.items()}
+        ratio = medians["shared"] / medians["alone"]
+        print(
+            f"sharing   {len(jobs)} requests behind a 600-token prompt: {medians['shared']:.0f} tokens/s with the "
+            f"prefix cache, {medians['alone']:.0f} without ({ratio:.1f} times)"
+        )
+        return {"requests": len(jobs), "tokens_per_second": medians, "ratio": ratio}
+
+    # Stalls ---------------------------------------------------------------------------------------------------------
+    def stall(self) -> dict[str, Any]:
+        engines = {
+            "chunked": self.engine(prefix_cache=False),
+            "whole": self.engine(prefix_cache=False, step_tokens=4096, chunk_tokens=4096),
+        }
+        gaps: dict[str, list[float]] = {name: [] for name in engines}
+        for _ in range(self.args.rounds):
+            for name, engine in engines.items():
+                gaps[name].append(self._worst_gap(engine))
+        medians = {name: statistics.median(values) * 1000 for name, values in gaps.items()}
+        print(
+            f"stall     worst time between tokens while 2,000-token prompts arrive: {medians['chunked']:.0f} ms in "
+            f"chunks, {medians['whole']:.0f} ms whole"
+        )
+        return {"worst_gap_ms": medians, "chunk_tokens": engines["chunked"].config.chunk_tokens}
+
+    def _worst_gap(self, engine: Engine) -> float:
+        stream = engine.add(self.tokens(16), SamplingParams(max_tokens=96, temperature=0, ignore_eos=True))
+        last, worst, num_tokens = None, 0.0, 0
+        while True:
+            for event in engine.step():
+                if event.request != stream:
+                    continue
+                if isinstance(event, Finished):
+                    drain(engine)
+                    return worst
+                now = time.perf_counter()
+                worst = max(worst, now - last) if last is not None else worst
+                last, num_tokens = now, num_tokens + 1
+                if num_tokens in (16, 48):
+                    engine.add(self.tokens(2000), SamplingParams(max_tokens=1, temperature=0))
+
+    # Memory ---------------------------------------------------------------------------------------------------------
+    def memory(self) -> dict[str, Any]:
+        weights = sum(weight.nbytes for weight in self.checkpoint.weights.values())
+        per_token = kv_bytes_per_token(self.checkpoint.config, "f16")
+        before = resident_bytes()
+        engine = self.engine()
+        loaded = resident_bytes()
+        num_tokens = 4000
+        for _ in range(4):
+            engine.add(self.tokens(num_tokens // 4 - 1), SamplingParams(max_tokens=1, temperature=0))
+        drain(engine)
+        used = resident_bytes()
+        planned_kv = per_token * num_tokens
+        print(
+            f"memory    weights {weights / 1e6:.0f} MB planned, {(loaded - before) / 1e6:.0f} MB held; "
+            f"{num_tokens:,} tokens of keys and values {planned_kv / 1e6:.0f} MB planned, "
+            f"{(used - loaded) / 1e6:.0f} MB held with the step's buffers"
+        )
+        return {
+            "weights_planned": weights,
+            "weights_held": loaded - before,
+            "kv_planned": planned_kv,
+            "kv_held": used - loaded,
+            "process": used,
+        }
+
+    # Repeating ------------------------------------------------------------------------------------------------------
+    def repeat(self) -> dict[str, Any]:
+        prompt, distinct = self.tokens(40), {}
+        for temperature in (0, 1):
+            engine = self.engine(kv_tokens=4096, step_tokens=256)
+            params = SamplingParams(max_tokens=32, temperature=temperature, seed=11, logprobs=3, ignore_eos=True)
+            answers = Answers(engine)
+            done = 0
+            while done < self.args.repeat:
+                for _ in range(min(24, self.args.repeat - done)):
+                    answers.expect(engine.add(prompt, params))
+                    if self.rng.random() < 0.7:
+                        engine.add(*self._neighbour(prompt))
+                    if self.rng.random() < 0.3:
+                        answers.step()
+                drain(engine, answers.see)
+                done += 24
+                print(
+                    f"\rrepeat    temperature {temperature}: {min(done, self.args.repeat):,} answers",
+                    end="",
+                    flush=True,
+                )
+            distinct[str(temperature)] = len(answers.distinct)
+            print(f", {len(answers.distinct)} distinct; {engine.scheduler.num_preemptions:,} preemptions on the way")
+        return {"completions": self.args.repeat, "distinct": distinct}
+
+    def _neighbour(self, prompt: list[int]) -> tuple[list[int], SamplingParams]:
+        shared = self.rng.randrange(len(prompt))
+        text = prompt[:shared] + self.tokens(self.rng.randrange(1, 200))
+        return text, SamplingParams(max_tokens=self.rng.randrange(1, 24), temperature=1, ignore_eos=True)
+
+
+class Answers:
+    """The distinct answers that some requests of an engine give: ids, and logprobs as bits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.distinct: set[tuple[bytes, ...]] = set()
+        self._parts: dict[str, list[bytes]] = {}
+
+    def expect(self, id: str) -> None:
+        self._parts[id] = []
+
+    def step(self) -> None:
+        for event in self.engine.step():
+            self.see(event)
+
+    def see(self, event: Event) -> None:
+        if event.request not in self._parts:
+            return
+        if isinstance(event, Text):
+            for token in event.tokens:
+                numbers = (token.logprob, *(value for _, value in token.top))
+                self._parts[event.request].append(struct.pack(f"<i{len(numbers)}d", token.id, *numbers))
+        elif isinstance(event, Finished):
+            self.distinct.add(tuple(self._parts.pop(event.request)))
+
+
+def drain(engine: Engine, see: Callable[[Event], None] | None = None) -> None:
+    while engine.has_work:
+        for event in engine.step():
+            if see is not None:
+                see(event)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
