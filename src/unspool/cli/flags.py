@@ -63,6 +63,13 @@ def detector(value: str) -> RepetitionDetector:
         raise argparse.ArgumentTypeError(f"{value!r} is not PERIOD or PERIOD,REPEATS, as in 32,8") from None
 
 
+def early_stopping(value: str) -> bool | str:
+    words: dict[str, bool | str] = {"yes": True, "no": False, "never": "never"}
+    if value not in words:
+        raise argparse.ArgumentTypeError(f"{value!r} is none of {', '.join(words)}")
+    return words[value]
+
+
 def schema(value: str) -> Any:
     """A JSON schema: the text itself where it starts like one, else a file that holds it."""
     import json
@@ -163,7 +170,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag("best_of", int, "N", "draw N answers, keep those with the best mean logprob"),
         Flag("beam.width", int, "W", "beam search over W prefixes instead of a draw", name="--beam"),
         Flag("beam.length_penalty", float, "X", "beam scores are divided by length^X (1)"),
-        Flag("beam.early_stopping", None, "", "end the beam search when W answers are complete"),
+        Flag("beam.early_stopping", early_stopping, "WHEN", "yes: end at W complete answers; no (the default); never"),
     ),
     "what is told (with --json)": (
         Flag("logprobs", int, "K", "each token's logprob and those of the K likeliest", alone=False),
@@ -246,6 +253,16 @@ def find(name: str, flags: Iterable[Flag] = FLAGS) -> Flag | None:
         if wanted in (flag.key, flag.flag.lstrip("-").replace("-", "_")):
             return flag
     return None
+
+
+def value_of(flag: Flag, text: str) -> Any:
+    """What a text given for a flag means, as the command line would have read it; a switch is on or off."""
+    if flag.parse is None:
+        if text not in ("on", "off"):
+            raise argparse.ArgumentTypeError(f"{text!r} is neither on nor off")
+        return text == "on"
+    value = _named(flag.parse)(text)
+    return [value] if flag.many else value
 
 
 # Engine ------------------------------------------------------------------------------------------------------------

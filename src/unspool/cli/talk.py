@@ -170,8 +170,8 @@ class Talk:
         changed = {key: old for key, old in self._values.items() if key != flag.key}
         if value.strip():
             try:
-                changed[flag.key] = _parsed(flag, value.strip())
-            except (argparse.ArgumentTypeError, ValueError) as error:
+                changed[flag.key] = flags.value_of(flag, value.strip())
+            except argparse.ArgumentTypeError as error:
                 note(f"{flag.key}: {error}", "red")
                 return
         flags.sampling_params(changed)  # refuses what makes no sense, and then nothing has changed
@@ -207,15 +207,6 @@ def parameter_lines(resolved: ResolvedParams) -> list[str]:
         elif told["origin"] != "default" or name in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
             lines.append(f"  {name:<22}{told['value']!s:<16} {styled(told['origin'], 'cyan', sys.stderr)}")
     return lines
-
-
-def _parsed(flag: flags.Flag, value: str) -> Any:
-    if flag.parse is None:
-        if value not in ("on", "off", "true", "false"):
-            raise argparse.ArgumentTypeError(f"{value!r} is neither on nor off")
-        return value in ("on", "true")
-    parsed = flag.parse(value)
-    return [parsed] if flag.many else parsed
 
 
 def _short(text: str) -> str:

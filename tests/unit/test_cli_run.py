@@ -1,0 +1,312 @@
+"""`unspool run` and `unspool explain` on a tiny model: what goes to stdout, what to stderr, how it ends."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unspool.cli import main
+
+Capture = pytest.CaptureFixture[str]
+REFERENCE = ["--device", "reference", "--kv-tokens", "4096"]
+# Answers over three bytes, so that text is text: newline, a, b.
+LETTERS = ["--allowed-token-ids", "10,97,98", "--seed", "5"]
+
+
+def command(model: str, *arguments: str) -> list[str]:
+    return ["run", "-m", model, *REFERENCE, *arguments]
+
+
+def start(model: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """A process of its own, for what concerns pipes and signals."""
+    call = [sys.executable, "-m", "unspool", *command(model, *arguments)]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def answer(model: str, capsys: Capture, *arguments: str) -> dict[str, Any]:
+    assert main(command(model, *arguments, "--json")) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    object: dict[str, Any] = json.loads(captured.out)
+    return object
+
+
+# What is printed ---------------------------------------------------------------------------------------------------
+def test_the_answer_is_on_stdout_and_the_summary_on_stderr(chat_model: str, capsys: Capture) -> None:
+    assert main(command(chat_model, "hello", "-n", "12", *LETTERS)) == 0
+    captured = capsys.readouterr()
+    assert set(captured.out) <= set("\nab")
+    assert captured.out.endswith("\n")
+    assert captured.err.startswith("12 tokens · first after ")
+    assert "tokens/s · cut at its length · seed 5\n" in captured.err
+    assert captured.err.count("\n") == 1
+    assert main(command(chat_model, "hello", "-n", "12", *LETTERS, "--quiet")) == 0
+    assert capsys.readouterr() == (captured.out, "")
+
+
+def test_json_has_everything(chat_model: str, capsys: Capture) -> None:
+    told = answer(chat_model, capsys, "hello", "-n", "9", "--temperature", "0.5", *LETTERS)
+    assert told["model"] == "tiny-chat"
+    assert bytes(told["token_ids"]).decode() == told["text"]
+    assert told["finish_reason"] == "length"
+    assert told["params"]["temperature"] == {"value": 0.5, "origin": "request"}
+    assert told["params"]["top_p"]["origin"] == "default"
+    assert told["params"]["seed"] == {"value": 5, "origin": "request"}
+    assert told["usage"] == {"prompt_tokens": 23, "completion_tokens": 9, "cached_tokens": 0, "total_tokens": 32}
+    assert set(told["timings"]) == {"load", "queue", "prefill", "decode", "total", "first_token", "tokens_per_second"}
+    assert told["receipt"]["kernels"] == "reference"
+    assert told["receipt"]["seed"] == 5
+    assert told["warnings"] == []
+    assert "choices" not in told
+    assert "logprobs" not in told
+
+
+def test_the_same_seed_gives_the_same_answer(chat_model: str, capsys: Capture) -> None:
+    drawn = answer(chat_model, capsys, "hello", "-n", "16")
+    assert drawn["params"]["seed"]["origin"] == "drawn"
+    again = answer(chat_model, capsys, "hello", "-n", "16", "--seed", str(drawn["params"]["seed"]["value"]))
+    assert again["token_ids"] == drawn["token_ids"]
+
+
+def test_several_answers(chat_model: str, capsys: Capture) -> None:
+    told = answer(chat_model, capsys, "hello", "-n", "8", "--n", "3", *LETTERS)
+    texts = [choice["text"] for choice in told["choices"]]
+    assert len(texts) == 3
+    assert told["text"] == texts[0]
+    assert told["usage"]["completion_tokens"] == 24
+    assert main(command(chat_model, "hello", "-n", "8", "--n", "3", *LETTERS)) == 0
+    printed = capsys.readouterr().out
+    ended = [text if text.endswith("\n") else text + "\n" for text in texts]
+    assert printed == "".join(f"[{number}]\n{text}" for number, text in enumerate(ended, 1))
+
+
+def test_logprobs_are_told_with_their_texts(chat_model: str, capsys: Capture) -> None:
+    told = answer(chat_model, capsys, "hi", "-n", "3", "--logprobs", "2", "--prompt-logprobs", "0", "--raw", *LETTERS)
+    assert [token["id"] for token in told["logprobs"]] == told["token_ids"]
+    assert all(len(token["top"]) == 2 and token["logprob"] < 0 for token in told["logprobs"])
+    assert told["prompt_logprobs"][0] is None
+    assert told["prompt_logprobs"][1]["text"] == "i"
+    assert main(command(chat_model, "hi", "--logprobs", "2")) == 2
+    assert "--logprobs is shown with --json alone" in capsys.readouterr().err
+
+
+def test_warnings_go_to_stderr(chat_model: str, capsys: Capture) -> None:
+    assert main(command(chat_model, "hi", "-n", "2", "--temperature", "0", "--top-p", "0.5", "-q")) == 0
+    assert capsys.readouterr().err == "unspool: warning: temperature 0 takes the best token: top_p can do nothing\n"
+
+
+def test_stop_understands_escapes(chat_model: str, capsys: Capture) -> None:
+    whole = answer(chat_model, capsys, "hello", "-n", "64", *LETTERS)
+    assert "\n" in whole["text"]
+    cut = answer(chat_model, capsys, "hello", "-n", "64", "--stop", r"\n", *LETTERS)
+    assert cut["text"] == whole["text"].partition("\n")[0]
+    assert (cut["finish_reason"], cut["stop"]) == ("stop", "\n")
+    kept = answer(chat_model, capsys, "hello", "-n", "64", "--stop", r"\n", "--include-stop-str", *LETTERS)
+    assert kept["text"] == cut["text"] + "\n"
+
+
+# Where the prompt comes from ---------------------------------------------------------------------------------------
+def type_in(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8"))
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_a_prompt_from_a_pipe(
+    arguments: list[str], chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    direct = answer(chat_model, capsys, "hello\nthere", "-n", "4", *LETTERS)
+    type_in(b"hello\nthere\n", monkeypatch)
+    assert answer(chat_model, capsys, *arguments, "-n", "4", *LETTERS)["token_ids"] == direct["token_ids"]
+
+
+def test_raw_leaves_the_template_out(chat_model: str, base_model: str, capsys: Capture) -> None:
+    assert answer(chat_model, capsys, "hello", "--raw", "-n", "1")["usage"]["prompt_tokens"] == 5
+    assert answer(chat_model, capsys, "hello", "-n", "1")["usage"]["prompt_tokens"] == len("user: hello\nassistant: ")
+    assert answer(base_model, capsys, "hello", "-n", "1")["usage"]["prompt_tokens"] == 5
+
+
+def test_a_system_message(chat_model: str, base_model: str, capsys: Capture) -> None:
+    told = answer(chat_model, capsys, "hello", "--system", "be brief", "-n", "1")
+    assert told["usage"]["prompt_tokens"] == len("system: be brief\nuser: hello\nassistant: ")
+    assert main(command(chat_model, "hello", "--system", "x", "--raw")) == 2
+    assert "--raw leaves out" in capsys.readouterr().err
+    assert main(command(base_model, "hello", "--system", "x")) == 2
+    assert "has no chat template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"), [(b"", "the prompt is empty"), (b"ab\xff", "stdin is not UTF-8: byte 0xff at 2")]
+)
+def test_bad_input(
+    typed: bytes, message: str, chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    type_in(typed, monkeypatch)
+    assert main(command(chat_model)) == 2
+    assert message in capsys.readouterr().err
+
+
+# Mistakes ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hi", "--frobnicate"], "unspool: unrecognized arguments: --frobnicate (see unspool run --help)\n"),
+        (["hi", "there"], "unrecognized arguments: there"),
+        (["hi", "--top-p", "1.5"], "unspool: top_p is 1.5; allowed: above 0"),
+        (["hi", "--stop", ""], "stop[0] is an empty string"),
+        (["hi", "--logit-bias", "5000=1"], "logit_bias names token 5,000; the vocabulary has 320"),
+        (["hi", "--threads", "0"], "threads is 0"),
+        (["hi", "-m", "./missing.gguf"], "unspool: ./missing.gguf does not exist"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(
+    arguments: list[str], message: str, chat_model: str, capsys: Capture
+) -> None:
+    assert main(command(chat_model, *arguments)) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("unspool: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_an_unreadable_model(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF but not really")
+    assert main(command(str(path), "hi")) == 2
+    assert f"unspool: {path}" in capsys.readouterr().err
+
+
+def test_a_prompt_that_does_not_fit(short_model: str, capsys: Capture) -> None:
+    assert main(command(short_model, "x" * 200)) == 2
+    assert "the prompt has 218 tokens; the model holds 96" in capsys.readouterr().err
+
+
+def test_the_end_of_the_context_is_told(short_model: str, capsys: Capture) -> None:
+    told = answer(short_model, capsys, "hi", "--ignore-eos")
+    assert told["finish_reason"] == "length"
+    assert told["usage"]["total_tokens"] == 96
+
+
+# Pipes and signals -------------------------------------------------------------------------------------------------
+def test_ctrl_c_stops_the_answer(chat_model: str) -> None:
+    process = start(chat_model, "hello", "--ignore-eos", *LETTERS)
+    assert process.stdout is not None
+    first = process.stdout.read(2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert set(first + out) <= set(b"\nab")
+    assert b"interrupted" in err
+    assert b"Traceback" not in err
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+    """Ctrl-C while the engine computes its n-th step."""
+    from unspool.engine.engine import Engine
+
+    whole, count = Engine.step, itertools.count(1)
+
+    def step_and_signal(engine: Engine) -> Any:
+        if next(count) == step:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return whole(engine)
+
+    monkeypatch.setattr(Engine, "step", step_and_signal)
+
+
+def test_ctrl_c_with_json_prints_what_there_is(
+    chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    interrupt_at(4, monkeypatch)
+    assert main(command(chat_model, "hello", "--json", *LETTERS)) == 130
+    told = json.loads(capsys.readouterr().out)
+    assert told["finish_reason"] == "abort"
+    assert len(told["token_ids"]) == told["usage"]["completion_tokens"] == 4
+
+
+def test_ctrl_c_gives_out_what_was_held_back(
+    chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """A stop string that never completes holds text back; an interrupted answer has it all the same."""
+    interrupt_at(4, monkeypatch)
+    biased = ["--logit-bias", "97=100", "--stop", "a" * 30]
+    assert main(command(chat_model, "hello", *biased, "-q")) == 130
+    assert capsys.readouterr().out == "aaaa\n"
+
+
+def test_a_third_ctrl_c_ends_at_once(chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    interrupt_at(2, monkeypatch, times=3)
+    assert main(command(chat_model, "hello", *LETTERS)) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_failure(chat_model: str) -> None:
+    process = start(chat_model, "hello", "--ignore-eos", *LETTERS)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 141
+    assert err == b""
+
+
+# Explaining --------------------------------------------------------------------------------------------------------
+def explain(model: str, *arguments: str) -> int:
+    return main(["explain", "-m", model, *REFERENCE, *arguments])
+
+
+def test_explain_prints_a_row_a_token(chat_model: str, capsys: Capture) -> None:
+    assert explain(chat_model, "hi", "-n", "5", "--temperature", "0.8", "--top-k", "4", "--seed", "3") == 0
+    captured = capsys.readouterr()
+    head, *rows = captured.out.splitlines()
+    assert head.split()[:4] == ["token", "p", "rank", "entropy"]
+    assert "temperature 0.8" in head
+    assert "top_k 4" in head
+    assert "draw: logit + noise" in head
+    assert len(rows) == 5
+    assert all(f"{number}  " in row for number, row in enumerate(rows, 1))
+    assert "5 tokens" in captured.err
+
+
+def test_explain_says_what_was_left_out(chat_model: str, capsys: Capture) -> None:
+    assert explain(chat_model, "hi", "-n", "1", "--temperature", "1", "--top-k", "1", "--alternatives", "2") == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("✗top_k") == 2
+    assert "top_k 1 (from the request) leaves one token" in captured.err
+
+
+def test_explain_greedy_has_no_noise(chat_model: str, capsys: Capture) -> None:
+    assert explain(chat_model, "hi", "-n", "2", "--temperature", "0") == 0
+    assert "best logit" in capsys.readouterr().out
+
+
+def test_explain_in_json_can_be_recomputed(chat_model: str, capsys: Capture) -> None:
+    import numpy as np
+
+    from unspool.sampling.draw import gumbel
+
+    assert explain(chat_model, "hi", "-n", "4", "--temperature", "0.7", "--top-p", "0.9", "--seed", "3", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["steps"]) == 4
+    for step, token in zip(told["steps"], told["token_ids"], strict=True):
+        best, second = step["candidates"][:2]
+        assert best["token"] == step["token"] == token
+        noise = gumbel(3, step["position"], np.array([best["token"], second["token"]]))
+        scores = np.array([best["logit"], second["logit"]], np.float32) + noise
+        assert scores[0] == np.float32(best["score"]) >= scores[1] == np.float32(second["score"])
+        assert [stage["name"] for stage in step["stages"]] == ["temperature", "top_p"]
+
+
+def test_explain_says_that_it_stops_early(chat_model: str, capsys: Capture) -> None:
+    assert explain(chat_model, "hi", "--ignore-eos", "--seed", "1") == 0
+    assert "The first 24 tokens; -n N shows more." in capsys.readouterr().err
