@@ -103,7 +103,7 @@ class Row {
   public:
     Row(const SamplingKernels& kernels, int64_t n) : k(kernels), n(n), size(padded(n)) {
         dense.resize(size), maxima.resize(size / SAMPLING_BLOCK);
-        ids.resize(size), logits.resize(size), weights.resize(size), noise.resize(size);
+        ids.resize(size), logits.resize(size), weights.resize(size);
     }
 
     bool load(const float* row, float divisor) {
@@ -126,7 +126,9 @@ class Row {
         }
     }
 
-    int64_t draw(uint64_t seed, uint64_t position) { return is_list ? draw_list(seed, position) : draw_dense(seed, position); }
+    int64_t draw(uint64_t seed, uint64_t position) { 
+        return is_list ? draw_list(seed, position) : draw_from(dense.data(), nullptr, maxima, seed, position);
+    }
 
     void write(float* out) const {
         if (!is_list) {
@@ -299,33 +301,36 @@ class Row {
         count = kept;
     }
 
-    int64_t draw_list(uint64_t seed, uint64_t position) {
-        k.gumbel(ids.data(), 0, padded(count), seed, position, noise.data());
-        int64_t token = NONE_LEFT;
-        float best = MINUS_INFINITY;
-        for (int64_t i = 0; i < count; i++) {
-            float score = logits[i] + noise[i];
-            if (score > best) best = score, token = ids[i];
-        }
-        return token;
-    }
-
-    int64_t draw_dense(uint64_t seed, uint64_t position) {
+    // The best logit + noise in a padded array: of tokens[i], or of i itself without tokens. A block whose
+    // best logit could not win with the largest noise is passed over; the one with the best logit comes first.
+    int64_t draw_from(const float* values, const int32_t* tokens, const std::vector<float>& highest, uint64_t seed,
+                      uint64_t position) {
         int64_t token = NONE_LEFT;
         float best = MINUS_INFINITY;
         auto visit = [&](size_t block) {
             auto first = static_cast<int64_t>(block) * SAMPLING_BLOCK;
-            k.gumbel(nullptr, static_cast<int32_t>(first), SAMPLING_BLOCK, seed, position, noise.data());
+            const int32_t* named = tokens ? tokens + first : nullptr;
+            k.gumbel(named, static_cast<int32_t>(first), SAMPLING_BLOCK, seed, position, noise);
             for (int64_t i = 0; i < SAMPLING_BLOCK; i++) {
-                float score = dense[first + i] + noise[i];
-                if (score > best || (score == best && first + i < token)) best = score, token = first + i;
+                float score = values[first + i] + noise[i];
+                int64_t id = tokens ? named[i] : first + i;
+                if (score > best || (score == best && id < token)) best = score, token = id;
             }
         };
-        size_t favourite = std::max_element(maxima.begin(), maxima.end()) - maxima.begin();
+        size_t favourite = std::max_element(highest.begin(), highest.end()) - highest.begin();
         visit(favourite);
-        for (size_t block = 0; block < maxima.size(); block++)
-            if (block != favourite && maxima[block] + MAX_GUMBEL >= best) visit(block);
+        for (size_t block = 0; block < highest.size(); block++)
+            if (block != favourite && highest[block] + MAX_GUMBEL >= best) visit(block);
         return token;
+    }
+
+    int64_t draw_list(uint64_t seed, uint64_t position) {
+        std::vector<float> highest(pad_list() / SAMPLING_BLOCK);
+        for (size_t block = 0; block < highest.size(); block++) {
+            const float* first = logits.data() + block * SAMPLING_BLOCK;
+            highest[block] = *std::max_element(first, first + SAMPLING_BLOCK);
+        }
+        return highest.empty() ? NONE_LEFT : draw_from(logits.data(), ids.data(), highest, seed, position);
     }
 
     std::vector<float> dense, maxima;
@@ -333,7 +338,8 @@ class Row {
     bool is_list = false;
     int64_t count = 0;
     std::vector<int32_t> ids;
-    std::vector<float> logits, noise;
+    std::vector<float> logits;
+    float noise[SAMPLING_BLOCK];
     std::vector<int64_t> weights;
 };
 

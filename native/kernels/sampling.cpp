@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <limits>
 #include <utility>
-#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -245,6 +245,8 @@ INLINE U multiply(U a, uint32_t b) {
     return (U)(_mm512_maskz_mul_epu32(0xFF, (__m512i)(a), _mm512_set1_epi64(b)));
 #elif defined(KERNEL_ISA_AVX2)
     return (U)(_mm256_mul_epu32((__m256i)(a), _mm256_set1_epi64x(b)));
+#elif defined(__SSE2__)
+    return (U)(_mm_mul_epu32((__m128i)(a), _mm_set1_epi64x(b)));
 #else
     return (a & 0xFFFFFFFFull) * static_cast<uint64_t>(b);
 #endif
