@@ -223,12 +223,17 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, text: str) -> None:
-        while text not in self.seen:
-            ready, _, _ = select.select([self._master], [], [], 60)
-            assert ready, f"{text!r} did not come; there was {self.seen!r}"
-            self.seen += os.read(self._master, 4096).decode("utf-8", "replace")
-        self.seen = self.seen.partition(text)[2]
+    def wait_for(self, text: str, again: str = "") -> None:
+        """Reads on until `text` has come. `again` is typed whenever nothing comes for two seconds: a ^C that arrives
+        between readline's prompt and its waiting for input is lost, for people too, and they press it again."""
+        for _ in range(30):
+            while text not in self.seen and select.select([self._master], [], [], 2)[0]:
+                self.seen += os.read(self._master, 4096).decode("utf-8", "replace")
+            if text in self.seen:
+                self.seen = self.seen.partition(text)[2]
+                return
+            self.type(again)
+        raise AssertionError(f"{text!r} did not come; there was {self.seen!r}")
 
     def close(self) -> int:
         status = self.process.wait(timeout=60)
@@ -245,8 +250,10 @@ def test_on_a_terminal(chat_model: str, own_cache: Path) -> None:
     terminal.type("\x03")
     terminal.wait_for("interrupted")
     terminal.wait_for("› ")
-    terminal.type("half a line\x03")
-    terminal.wait_for("› ")
+    terminal.type("half a line")
+    terminal.wait_for("half a line")
+    terminal.type("\x03")
+    terminal.wait_for("› ", again="\x03")
     terminal.type("/set max_tokens 3\n")
     terminal.wait_for("max_tokens = 3")
     terminal.type("/ret\t\n")
