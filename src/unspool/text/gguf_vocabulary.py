@@ -16,7 +16,7 @@ from unspool.text.marks import MarkSplitter
 from unspool.text.pretokenizers import PreTokenizer, pre_tokenizer
 from unspool.text.spm import SentencePieceModel
 from unspool.text.tokenizer import Encoder, Tokenizer
-from unspool.text.vocabulary import SPACE_MARK, Vocabulary, fingerprint
+from unspool.text.vocabulary import SPACE_MARK, Vocabulary, fingerprint, missing_bytes
 
 _PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, ADDED, UNUSED, BYTE = range(1, 7)
@@ -142,7 +142,7 @@ class _Marked:
 class _ByteLevelEncoder:
     def __init__(self, tokens: _Tokens, merges: Sequence[str], rule: PreTokenizer) -> None:
         self._marks = _Marked(tokens)
-        self._missing = Vocabulary(tokens.texts, "byte-level").missing_bytes(tokens.ids)
+        self._missing = missing_bytes(tokens.ids)
         self._words = _byte_level_model(tokens.ids, merges, rule)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:

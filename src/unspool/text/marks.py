@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+_SPACES = re.compile(r"\s*")
+
 
 class MarkSplitter:
     """Cuts text at the marks it knows: yields strings (text between) and ids (marks), leftmost first, longest first.
@@ -33,7 +35,7 @@ class MarkSplitter:
             yield token_id
             begin = position + length
             if token_id in self._strips_after:
-                begin += len(text) - begin - len(text[begin:].lstrip())
+                begin = _SPACES.match(text, begin).end()  # type: ignore[union-attr]  # it matches nothing, too
         if begin < len(text):
             yield text[begin:]
 

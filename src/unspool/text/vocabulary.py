@@ -82,9 +82,10 @@ class Vocabulary:
             return bytes((byte,))
         return text.replace(SPACE_MARK, " ").encode("utf-8", "replace")
 
-    def missing_bytes(self, ids_by_text: Collection[str]) -> frozenset[int]:
-        """Bytes that no token of a byte-level vocabulary stands for: text with them cannot be encoded."""
-        return frozenset(byte for byte, character in enumerate(byte_characters()) if character not in ids_by_text)
+
+def missing_bytes(tokens: Collection[str]) -> frozenset[int]:
+    """Bytes that no token of a byte-level vocabulary stands for: text with them cannot be encoded."""
+    return frozenset(byte for byte, character in enumerate(byte_characters()) if character not in tokens)
 
 
 def fingerprint(tokens: Iterable[str], merges: Iterable[str]) -> str:
