@@ -1,6 +1,6 @@
 """Print the requirements that pyproject.toml names, one a line, so that make can install them without building.
 
-    python scripts/requirements.py build base test dev
+python scripts/requirements.py build base test dev
 """
 
 from __future__ import annotations
