@@ -1,0 +1,32 @@
+"""The ASGI application, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.routing import Router
+
+from unspool.server.http import Guard
+from unspool.server.routes import Routes
+from unspool.server.service import Service
+from unspool.server.tracing import OtelTracer, Tracer
+
+
+def build(service: Service, tracer: Tracer | None = None) -> Any:
+    """Everything between a socket and the service."""
+    config = service.config
+    if tracer is None:
+        tracer = Tracer() if config.otel_endpoint is None else OtelTracer(config.otel_endpoint, service.name)
+    app: Any = Guard(Router(Routes(service, tracer).table(), redirect_slashes=False), service)
+    if config.cors_origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        # Outermost, so that a refusal can be read across origins too, and a preflight needs no key.
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return app

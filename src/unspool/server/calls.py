@@ -1,0 +1,316 @@
+"""Calls in a model's text, found as it streams: content goes through, a call's arguments come out as they are written.
+
+    "Let me see.\\n<tool_call>\\n{"name": "look", "arguments": {"at": 3}}\\n</tool_call>"
+     └─ content ┘              └──────── begin ──────┘ └ arguments ┘
+
+Held back is only what could still become a mark, and the whitespace that may turn out to be a call's framing. What
+looks like a call and is none (broken JSON, a function nobody offered) is content again, every character of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a family of models writes calls."""
+
+    name: str
+    opens: str  # the mark before a call, or before a run of calls
+    closes: str = ""  # the mark after one
+    joins: str = ""  # characters that may stand around and between the calls of a run
+    is_bare: bool = False  # an answer that begins with "{" is a call, without a mark
+    key: str = "arguments"  # of the arguments in a call's object
+
+
+HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
+LLAMA3 = CallFormat("llama3", "<|python_tag|>", joins=";,", is_bare=True, key="parameters")
+MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", joins="[],")
+GENERIC = CallFormat("generic", "<tool_call>", "</tool_call>")  # for a template without tools: we describe it ourselves
+
+
+def format_of(template: str) -> CallFormat:
+    """The format that a chat template's own text uses."""
+    if "<tool_call>" in template:
+        return HERMES
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL
+    if "<|python_tag|>" in template or '"parameters"' in template:
+        return LLAMA3
+    return GENERIC
+
+
+@dataclass(frozen=True)
+class Content:
+    text: str
+
+
+@dataclass(frozen=True)
+class Begin:
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Arguments:
+    index: int
+    text: str
+
+
+Part = Content | Begin | Arguments
+
+
+class CallReader:
+    """One call's JSON object, character by character. `push` returns how many characters it took."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.raw = ""
+        self.name: str | None = None
+        self.is_done = self.is_wrong = False
+        self.arguments: list[str] = []  # pieces that are ready to go out
+        self._names = names
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._is_key = False  # the next value at depth 1 is a key
+        self._key: str | None = None
+        self._value = ""  # the value at depth 1 that is being read, from its first character
+        self._early = ""  # arguments that came before the name
+
+    def push(self, text: str) -> int:
+        for position, character in enumerate(text):
+            if self.is_done or self.is_wrong:
+                return position
+            self.raw += character
+            self._take(character)
+        return len(text)
+
+    def _take(self, character: str) -> None:
+        if self._in_string:
+            self._value += character
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == '"':
+                self._in_string = False
+                if self._depth == 1:
+                    self._end_value()
+            self._show(character)
+        elif character in SPACE:
+            if self._depth > 1:
+                self._value += character
+                self._show(character)
+        else:
+            self._take_sign(character)
+
+    def _take_sign(self, character: str) -> None:
+        if self._depth == 0:
+            self.is_wrong = character != "{"
+            self._depth, self._is_key = 1, True
+        elif character in "{[":
+            self.is_wrong = self._is_key
+            self._depth += 1
+            self._value += character
+            self._show(character)
+        elif character in "}]" and self._depth > 1:
+            self._depth -= 1
+            self._value += character
+            self._show(character)
+            if self._depth == 1:
+                self._end_value()
+        elif self._depth > 1 or character not in ',:}"':
+            self.is_wrong = self._is_key
+            self._in_string = character == '"'
+            self._value += character
+            self._show(character)
+        else:
+            self._take_framing(character)
+
+    def _take_framing(self, character: str) -> None:
+        """A comma, colon, brace or quote of the call's own object."""
+        if character == '"':
+            self.is_wrong = bool(self._value)
+            self._in_string = True
+            self._value = character
+            self._show(character)
+        elif character == ":":
+            self.is_wrong = self._key is None or self._is_key
+        else:
+            if self._value:
+                self._end_value()
+            self._is_key = character == ","
+            if character == "}":
+                self._finish()
+
+    def _show(self, character: str) -> None:
+        """Arguments that are an object go out as they come."""
+        if self._key in ("arguments", "parameters") and self._value.startswith("{"):
+            if self.name is None:
+                self._early += character
+            else:
+                self.arguments.append(character)
+
+    def _end_value(self) -> None:
+        value, self._value = self._value, ""
+        if self._is_key:
+            self._key, self._is_key = _text(value), False
+            self.is_wrong = self._key is None
+            return
+        key, self._key = self._key, None
+        if key == "name":
+            self.name = _text(value)
+            self.is_wrong = self.name not in self._names
+            if self._early and not self.is_wrong:
+                self.arguments.append(self._early)
+        elif key in ("arguments", "parameters") and not value.startswith("{"):
+            inner = _text(value)  # some models write the object as a string
+            if inner is not None and self.name is not None:
+                self.arguments.append(inner)
+            else:
+                self.is_wrong = value != "null"
+
+    def _finish(self) -> None:
+        self.is_wrong = self.name is None
+        self.is_done = not self.is_wrong
+
+
+def _text(value: str) -> str | None:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+class CallParser:
+    """A whole answer: text in, parts out."""
+
+    def __init__(self, format: CallFormat, names: Collection[str]) -> None:
+        self.num_calls = 0
+        self._format, self._names = format, names
+        self._pending = ""  # seen, not yet understood
+        self._space = ""  # whitespace that goes out if content follows
+        self._framing = ""  # marks and joins since the last part: content, if no call follows
+        self._reader: CallReader | None = None
+        self._began = self._gave = False  # the reader's call was announced; it had arguments
+        self._state = "start"  # start | text | between
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a call has been begun and not ended."""
+        return self._reader is not None
+
+    def push(self, text: str) -> list[Part]:
+        self._pending += text
+        parts: list[Part] = []
+        while self._pending and self._advance(parts):
+            pass
+        return parts
+
+    def flush(self) -> list[Part]:
+        """The answer ended: a call that was cut short stays one, all else that was held is content."""
+        parts: list[Part] = []
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            if not self._began:
+                self._emit(parts, self._framing + reader.raw)
+        elif self._state == "between" and not self.num_calls:
+            self._emit(parts, self._framing)
+        self._emit(parts, self._pending)
+        if self._space and not self.num_calls:
+            parts.append(Content(self._space))
+        self._pending = self._space = self._framing = ""
+        return parts
+
+    def _advance(self, parts: list[Part]) -> bool:
+        """Understand some of what is pending; False when more must come first."""
+        if self._reader is not None:
+            return self._advance_call(self._reader, parts)
+        if self._state == "start":
+            return self._advance_start()
+        if self._state == "between":
+            return self._advance_between(parts)
+        at = self._pending.find(self._format.opens)
+        if at >= 0:
+            self._emit(parts, self._pending[:at])
+            self._pending = self._pending[at + len(self._format.opens) :]
+            self._framing, self._state = self._format.opens, "between"
+            return True
+        held = _overlap(self._pending, self._format.opens)
+        self._emit(parts, self._pending[: len(self._pending) - held])
+        self._pending = self._pending[len(self._pending) - held :]
+        return False
+
+    def _advance_start(self) -> bool:
+        stripped = self._pending.lstrip(SPACE)
+        if not stripped:
+            return False
+        is_call = self._format.is_bare and stripped[0] == "{"
+        if is_call:
+            self._framing = self._pending[: len(self._pending) - len(stripped)]
+            self._pending = stripped
+        self._state = "between" if is_call else "text"
+        return True
+
+    def _advance_between(self, parts: list[Part]) -> bool:
+        first = self._pending[0]
+        if first in SPACE or first in self._format.joins:
+            self._framing += first
+            self._pending = self._pending[1:]
+            return True
+        if first == "{":
+            self._reader = CallReader(self._names)
+            self._began = self._gave = False
+            return True
+        closes = self._format.closes
+        if closes and self._pending.startswith(closes) and self.num_calls:
+            self._pending, self._framing, self._state = self._pending[len(closes) :], "", "text"
+            return True
+        if closes and closes.startswith(self._pending) and self.num_calls:
+            return False
+        if not self.num_calls or self._framing.startswith(self._format.opens):
+            self._emit(parts, self._framing)
+        self._framing, self._state = "", "text"
+        return True
+
+    def _advance_call(self, reader: CallReader, parts: list[Part]) -> bool:
+        taken = reader.push(self._pending)
+        self._pending = self._pending[taken:]
+        if reader.is_wrong and not self._began:
+            self._reader, self._state = None, "text"
+            self._emit(parts, self._framing + reader.raw)
+            self._framing = ""
+            return True
+        if reader.name is not None and not self._began:
+            self._began, self._space, self._framing = True, "", ""
+            parts.append(Begin(self.num_calls, reader.name))
+        if reader.arguments:
+            self._gave = True
+            parts.append(Arguments(self.num_calls, "".join(reader.arguments)))
+            reader.arguments.clear()
+        if reader.is_done or reader.is_wrong:
+            if not self._gave:
+                parts.append(Arguments(self.num_calls, "{}"))
+            self._reader, self._state = None, "between"
+            self.num_calls += 1
+        return bool(self._pending)
+
+    def _emit(self, parts: list[Part], text: str) -> None:
+        text = self._space + text
+        shown = text.rstrip(SPACE)
+        self._space = text[len(shown) :]
+        if shown:
+            parts.append(Content(shown))
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest suffix of `text` that is a proper beginning of `mark`."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,167 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from unspool.errors import RequestError
+from unspool.events import Token
+from unspool.server import schema
+from unspool.server.answer import Choice, Delta
+from unspool.server.calls import Content
+from unspool.server.dialect import (
+    Body,
+    Dialect,
+    Writer,
+    finish_reason,
+    logprob,
+    text_prompts,
+    token_entry,
+    traces,
+    usage,
+)  # fmt: skip
+from unspool.server.faults import Fault
+from unspool.server.service import Job, Service
+from unspool.server.sse import DONE, frame
+
+DEFAULT_LENGTH = 16  # OpenAI's
+
+
+class CompletionWriter(Writer):
+    prefix = "cmpl-"
+
+    def begin(self) -> Iterable[bytes]:
+        self._offsets: dict[int, int] = {}
+        if self.asked.get("echo"):
+            for choice in self.run.answer.choices:
+                text = self._prompt_text(choice)
+                self._offsets[choice.index] = len(text)
+                yield self._chunk(choice, text)
+
+    def write(self, delta: Delta) -> Iterable[bytes]:
+        choice = delta.choice
+        text = "".join(part.text for part in delta.parts if isinstance(part, Content))
+        if text or delta.tokens:
+            yield self._chunk(choice, text, delta.tokens)
+        if delta.end is not None:
+            yield self._chunk(choice, "", reason=finish_reason(choice))
+
+    def end(self) -> Iterable[bytes]:
+        if self._wants_usage:
+            yield frame(self._head() | {"choices": [], "usage": usage(self.run)})
+        yield DONE
+
+    def fail(self, fault: Fault) -> Iterable[bytes]:
+        yield frame(fault.openai())
+        yield DONE
+
+    def body(self) -> Body:
+        choices = []
+        for choice in self.run.answer.choices:
+            before = self._prompt_text(choice) if self.asked.get("echo") else ""
+            entry: Body = {
+                "index": choice.index,
+                "text": before + choice.text,
+                "logprobs": self._whole_logprobs(choice),
+                "finish_reason": finish_reason(choice),
+            }
+            choices.append(entry | self._more(choice) | self._trace(choice.tokens))
+        return self._head() | {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
+
+    @property
+    def _wants_usage(self) -> bool:
+        return bool(self.asked.get("stream_options", {}).get("include_usage"))
+
+    def _head(self) -> Body:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.run.created,
+            "model": self.service.name,
+            "system_fingerprint": self.service.fingerprint,
+        }
+
+    def _chunk(self, choice: Choice, text: str, tokens: Sequence[Token] = (), reason: str | None = None) -> bytes:
+        logprobs = None
+        if tokens and self.asked.get("logprobs") is not None:
+            start = self._offsets.get(choice.index, 0)
+            logprobs = self._logprobs(tokens, start)
+            self._offsets[choice.index] = start + len(text)
+        entry: Body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        entry |= self._trace(tokens) if tokens else {}
+        chunk = self._head()
+        if reason is not None:
+            entry |= self._more(choice)
+            if all(each.end is not None for each in self.run.answer.choices):
+                chunk["unspool"] = self.service.report(self.run)
+        if self._wants_usage:
+            chunk["usage"] = None
+        return frame(chunk | {"choices": [entry]})
+
+    def _prompt_of(self, choice: Choice) -> int:
+        """Which prompt a choice answers."""
+        return choice.index // self.run.params[0].n
+
+    def _prompt_text(self, choice: Choice) -> str:
+        return self.tokenizer.decode(self.run.job.prompts[self._prompt_of(choice)][0])
+
+    def _prompt_tokens(self, choice: Choice) -> list[Token]:
+        """The prompt's tokens with their logprobs; the first has none."""
+        number = self._prompt_of(choice)
+        ids = self.run.job.prompts[number][0]
+        first = self.run.answer.choices[number * self.run.params[0].n].end
+        scored = first.details.get("prompt_logprobs") if first is not None else None
+        return [token or Token(id) for id, token in zip(ids, scored or [None] * len(ids), strict=True)]
+
+    def _more(self, choice: Choice) -> Body:
+        if self.asked.get("prompt_logprobs") is None:
+            return {}
+        return {"prompt_logprobs": [token_entry(token, self.tokenizer) for token in self._prompt_tokens(choice)]}
+
+    def _trace(self, tokens: Sequence[Token]) -> Body:
+        return {"trace": traces(tokens)} if self.asked.get("trace") else {}
+
+    def _whole_logprobs(self, choice: Choice) -> Body | None:
+        if self.asked.get("logprobs") is None:
+            return None
+        before = self._prompt_tokens(choice) if self.asked.get("echo") else []
+        return self._logprobs([*before, *choice.tokens], 0)
+
+    def _logprobs(self, tokens: Sequence[Token], offset: int) -> Body:
+        """Tokens share the text between them: where a character takes several tokens, it starts at the first."""
+        text = self.tokenizer.token_text
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(text(token.id)) if token.id not in self.tokenizer.special_ids else 0
+        return {
+            "tokens": [text(token.id) for token in tokens],
+            "token_logprobs": [logprob(token.logprob) for token in tokens],
+            "top_logprobs": [
+                {text(id): logprob(value) for id, value in token.top} if token.logprob is not None else None
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+class CompletionDialect(Dialect):
+    schema = schema.COMPLETIONS
+    writer = CompletionWriter
+
+    async def prepare(self, service: Service, body: Body) -> Job:
+        stream, echo, top = bool(body.get("stream")), body.get("echo"), body.get("logprobs")
+        if stream and echo and top is not None:
+            raise RequestError("echo with logprobs cannot be streamed: the prompt's logprobs come last", "echo")
+        scored = body.get("prompt_logprobs", top if echo else None)
+        defaults: dict[str, Any] = {} if "max_tokens" in body else {"max_tokens": DEFAULT_LENGTH}
+        length = body.get("max_tokens", DEFAULT_LENGTH)
+        if scored is not None and top is not None:
+            scored = max(scored, top)
+        params = service.sampling(body, max_tokens=length, logprobs=top, prompt_logprobs=scored)
+        prompts = []
+        for prompt in text_prompts(body["prompt"], "prompt"):
+            ids = await service.encode(prompt) if isinstance(prompt, str) else prompt
+            prompts.append((ids, params))
+        return Job(prompts, stream, defaults=defaults)

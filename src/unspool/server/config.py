@@ -1,0 +1,84 @@
+"""How a server runs: frozen, every limit a number with a name."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from unspool.errors import RequestError
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # that the model answers to, besides its own
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # Host headers taken besides loopback's, where no key guards
+    lenient: bool = False
+    drain: float = 30.0  # seconds that running requests get after SIGTERM
+    max_body: int = 8 * 1024 * 1024  # bytes of one request
+    max_bodies: int = 256 * 1024 * 1024  # bytes of all requests that are being read or prepared
+    read_timeout: float = 30.0  # seconds for a body to arrive
+    stall_timeout: float = 60.0  # seconds that a reader may take nothing
+    ping_interval: float = 15.0  # seconds of silence before a stream says that it lives
+    log_format: str = "text"  # text | json | off
+    metrics_prefix: str = "unspool:"
+    otel_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_body", "max_bodies", "read_timeout", "stall_timeout", "ping_interval"):
+            if getattr(self, name) <= 0:
+                raise RequestError(f"{name} is {getattr(self, name)}; it must be above 0", name)
+        if self.drain < 0:
+            raise RequestError(f"drain is {self.drain}; it must be at least 0", "drain")
+        if not 0 <= self.port <= 65535:
+            raise RequestError(f"port is {self.port}; allowed: 0 to 65535", "port")
+        if any(not key.strip() for key in self.api_keys):
+            raise RequestError("an API key is empty", "api_key")
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    host = host.strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """A file of keys: one a line; blank lines and lines that begin with # are left out."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise RequestError(f"{path} holds no key; a server that it guards would be open", "api_key_file")
+    return keys
+
+
+class Keys:
+    """Compares in time that depends neither on how much of a key is right nor on which key it is."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def match(self, offered: str) -> bool:
+        found = False
+        digest = _digest(offered)
+        for known in self._digests:
+            found |= hmac.compare_digest(digest, known)
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

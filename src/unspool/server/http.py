@@ -1,0 +1,238 @@
+"""From sockets to bodies and back: reading within bounds, keys, request ids, the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import logging
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+
+from unspool.errors import RequestError
+from unspool.server.config import Keys, ServerConfig, is_loopback
+from unspool.server.faults import Fault, HTTPFault, fault_of
+from unspool.server.sse import Receive, Scope, Send, dumps
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from unspool.server.service import Service
+
+access = logging.getLogger("unspool.access")
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+class BodyReader:
+    """Reads JSON bodies: each within a size and a time, all together within a size."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._held = 0  # bytes of bodies being read
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HTTPFault(
+                415, f"content-type is {kind[:80]!r}; only application/json is taken", code="unsupported_type"
+            )
+        chunks: list[bytes] = []
+        size = 0
+        self._check_length(request)
+        try:
+            async with asyncio.timeout(self._config.read_timeout):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self._held += len(chunk)
+                    self._check_size(size)
+                    chunks.append(chunk)
+        except TimeoutError:
+            message = f"the body did not arrive within {self._config.read_timeout:g} s"
+            raise HTTPFault(408, message, code="request_timeout", headers={"connection": "close"}) from None
+        finally:
+            self._held -= size
+        return parse_object(b"".join(chunks))
+
+    def _check_length(self, request: Request) -> None:
+        told = request.headers.get("content-length", "")
+        if told.isdecimal():
+            self._check_size(int(told))
+
+    def _check_size(self, size: int) -> None:
+        most = self._config.max_body
+        if size > most:
+            message = f"the body has {size:,} bytes or more; at most {most:,} are taken"
+            raise HTTPFault(413, message, code="request_too_large", headers={"connection": "close"})
+        if self._held > self._config.max_bodies:
+            again = {"retry-after": "1", "connection": "close"}
+            raise HTTPFault(429, "too many large requests at once", code="too_many_bodies", headers=again)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """A JSON object, strictly: no NaN, no key twice."""
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply", None, "invalid_json") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {error}", None, "invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object", None, "invalid_json")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} comes twice")
+    return value
+
+
+async def respond(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+def fault_body(scope: Scope, fault: Fault) -> bytes:
+    """In the shape of whoever's API the path belongs to."""
+    if scope["path"].startswith("/v1/messages"):
+        return dumps(fault.anthropic() | {"request_id": scope.get("unspool.id")})
+    return dumps(fault.openai())
+
+
+class Guard:
+    """The outermost layer: request ids, keys, hosts, the last net under every error, metrics and the access log."""
+
+    def __init__(self, app: Any, service: Service) -> None:
+        self._app, self._service, self._config = app, service, service.config
+        self._keys = Keys(service.config.api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        id = self._request_id(scope)
+        scope["unspool.id"] = id.decode()
+        scope["app"] = self  # so that the router raises what it cannot route, and does not answer by itself
+        status = 0
+
+        async def send_on(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id)]
+            await send(message)
+
+        try:
+            self._admit(scope)
+            await self._app(scope, receive, send_on)
+        except Exception as error:
+            fault = self._fault(scope, error)
+            if status == 0:
+                headers = [(name.encode(), value.encode()) for name, value in fault.headers]
+                await respond(send_on, fault.status, fault_body(scope, fault), headers)
+        finally:
+            self._log(scope, status, time.perf_counter() - started)
+
+    def _fault(self, scope: Scope, error: Exception) -> Fault:
+        if isinstance(error, HTTPException):
+            path = scope["path"][:200]
+            told = {404: f"there is nothing at {path}", 405: f"{scope['method']} is not for {path}"}
+            message = told.get(error.status_code, error.detail)
+            error = HTTPFault(error.status_code, message, headers=dict(error.headers or {}))
+        return fault_of(error, retry_after=self._service.retry_after)
+
+    def _request_id(self, scope: Scope) -> bytes:
+        given = header(scope, b"x-request-id")
+        if given is not None and REQUEST_ID.fullmatch(given):
+            return given
+        return f"req_{secrets.token_hex(12)}".encode()
+
+    def _admit(self, scope: Scope) -> None:
+        path = scope["path"]
+        if path in OPEN_ROUTES:
+            return
+        if self._keys:
+            if not any(self._keys.match(key) for key in _offered(scope)):
+                challenge = {"www-authenticate": 'Basic realm="unspool"' if path == "/docs" else "Bearer"}
+                raise HTTPFault(401, "a valid API key is needed", code="invalid_api_key", headers=challenge)
+        else:
+            self._check_host(scope)
+
+    def _check_host(self, scope: Scope) -> None:
+        """Without a key, a page in somebody's browser must not reach us under a name of its own choosing."""
+        if not self._config.is_loopback:
+            return
+        host = (header(scope, b"host") or b"").decode("latin-1").lower()
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if name and not is_loopback(name) and name not in self._config.allowed_hosts:
+            raise HTTPFault(403, f"the host {name[:80]!r} is not served; --allow-host adds it", code="unknown_host")
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        route = scope.get("unspool.route", "other")
+        self._service.metrics.on_response(route, status)
+        if self._config.log_format == "off":
+            return
+        client = scope.get("client") or ("-", 0)
+        about = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "id": scope["unspool.id"],
+            "client": client[0],
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 4),
+            **scope.get("unspool.facts", {}),
+        }
+        if self._config.log_format == "json":
+            access.info(json.dumps(about, ensure_ascii=True))
+        else:
+            facts = " ".join(f"{name}={value}" for name, value in scope.get("unspool.facts", {}).items())
+            line = (
+                f"{about['client']} {about['method']} {about['path']!r} {status} {seconds:.3f}s {about['id']} {facts}"
+            )
+            access.info(line.rstrip())
+
+
+def _offered(scope: Scope) -> list[str]:
+    """Keys that a request brings: Bearer, Anthropic's x-api-key, or a browser's password where it only reads."""
+    keys = []
+    for name, value in scope["headers"]:
+        text = value.decode("latin-1")
+        if name == b"x-api-key":
+            keys.append(text.strip())
+        elif name == b"authorization":
+            scheme, _, rest = text.partition(" ")
+            if scheme.lower() == "bearer":
+                keys.append(rest.strip())
+            elif scheme.lower() == "basic" and scope["method"] == "GET":
+                keys.append(_password(rest))
+    return keys
+
+
+def _password(basic: str) -> str:
+    try:
+        return base64.b64decode(basic.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

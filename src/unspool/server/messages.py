@@ -1,0 +1,209 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from unspool.errors import RequestError
+from unspool.server import schema
+from unspool.server.answer import Choice, Delta
+from unspool.server.calls import Arguments, Begin, Content
+from unspool.server.chat import text_of
+from unspool.server.dialect import Body, Dialect, Writer, traces
+from unspool.server.faults import Fault
+from unspool.server.service import Job, Service, usage_of
+from unspool.server.sse import frame
+from unspool.server.tools import Tool, Toolbox, make_toolbox
+
+
+class MessageWriter(Writer):
+    prefix = "msg_"
+
+    def __init__(self, service: Service, run: Any, body: Body) -> None:
+        super().__init__(service, run, body)
+        self._num_blocks = 0
+        self._open: str | None = None  # the type of the block that is open
+
+    def begin(self) -> Iterable[bytes]:
+        message = self._message([], None)
+        message["usage"] = {"input_tokens": len(self.run.job.prompts[0][0]), "output_tokens": 0}
+        yield self._event("message_start", message=message)
+
+    def write(self, delta: Delta) -> Iterable[bytes]:
+        for part in delta.parts:
+            if isinstance(part, Content):
+                if self._open != "text":
+                    yield from self._start_block({"type": "text", "text": ""})
+                yield self._block_delta({"type": "text_delta", "text": part.text})
+            elif isinstance(part, Begin):
+                call = delta.choice.calls[part.index]
+                yield from self._start_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            elif isinstance(part, Arguments):
+                yield self._block_delta({"type": "input_json_delta", "partial_json": part.text})
+
+    def end(self) -> Iterable[bytes]:
+        yield from self._stop_block()
+        choice = self.run.answer.choices[0]
+        delta = {"stop_reason": stop_reason(choice), "stop_sequence": _stop_sequence(choice)}
+        yield self._event("message_delta", delta=delta, usage=self._usage(), unspool=self._report())
+        yield self._event("message_stop")
+
+    def fail(self, fault: Fault) -> Iterable[bytes]:
+        yield frame(fault.anthropic(), "error")
+
+    def body(self) -> Body:
+        choice = self.run.answer.choices[0]
+        content: list[Body] = []
+        for piece in choice.pieces:
+            if isinstance(piece, str):
+                content.append({"type": "text", "text": piece})
+            else:
+                about = {"id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
+                content.append({"type": "tool_use", **about})
+        return self._message(content, choice) | {"usage": self._usage(), "unspool": self._report()}
+
+    def _message(self, content: list[Body], choice: Choice | None) -> Body:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.service.name,
+            "content": content,
+            "stop_reason": stop_reason(choice) if choice is not None else None,
+            "stop_sequence": _stop_sequence(choice) if choice is not None else None,
+        }
+
+    def _start_block(self, block: Body) -> Iterable[bytes]:
+        yield from self._stop_block()
+        self._open = block["type"]
+        yield self._event("content_block_start", index=self._num_blocks, content_block=block)
+
+    def _stop_block(self) -> Iterable[bytes]:
+        if self._open is not None:
+            yield self._event("content_block_stop", index=self._num_blocks)
+            self._num_blocks += 1
+            self._open = None
+
+    def _block_delta(self, delta: Body) -> bytes:
+        return self._event("content_block_delta", index=self._num_blocks, delta=delta)
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        return frame({"type": kind, **more}, kind)
+
+    def _usage(self) -> Body:
+        """As Anthropic counts: what the cache gave stands apart from the input."""
+        prompt, completion, cached = usage_of(self.run)
+        return {
+            "input_tokens": prompt - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": completion,
+        }
+
+    def _report(self) -> Body:
+        report = self.service.report(self.run)
+        if self.asked.get("trace"):
+            report["trace"] = traces(self.run.answer.choices[0].tokens)
+        return report
+
+
+def stop_reason(choice: Choice) -> str | None:
+    if choice.end is None:
+        return None
+    if choice.end.reason in ("stop", "eos"):
+        return "tool_use" if choice.calls else "stop_sequence" if _stop_sequence(choice) is not None else "end_turn"
+    return "max_tokens" if choice.end.reason == "length" else choice.end.reason
+
+
+def _stop_sequence(choice: Choice) -> str | None:
+    return choice.end.stop if choice.end is not None and isinstance(choice.end.stop, str) else None
+
+
+def _input(arguments: str) -> Any:
+    """A call's input is an object; one that was cut short has none, and its text stays readable."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {"_incomplete": arguments}
+
+
+class MessageDialect(Dialect):
+    schema = schema.MESSAGES
+    writer = MessageWriter
+
+    async def prepare(self, service: Service, body: Body) -> Job:
+        toolbox = toolbox_of(body)
+        constraint, calling = service.bind(body, toolbox, None, "tools")
+        params = service.sampling(
+            body, max_tokens=body["max_tokens"], stop=body.get("stop_sequences"), constraint=constraint
+        )
+        ids, warnings = await service.render(conversation(body), toolbox, body.get("chat_template_kwargs", {}))
+        return Job([(ids, params)], bool(body.get("stream")), calling, warnings)
+
+
+async def count_tokens(service: Service, body: Body) -> Body:
+    ids, _ = await service.render(conversation(body), toolbox_of(body), body.get("chat_template_kwargs", {}))
+    return {"input_tokens": len(ids)}
+
+
+def toolbox_of(body: Mapping[str, Any]) -> Toolbox:
+    tools = [
+        Tool(tool["name"], tool.get("description", ""), tool["input_schema"], bool(tool.get("strict")))
+        for tool in body.get("tools", ())
+    ]
+    choice = body.get("tool_choice", {"type": "auto"})
+    is_named = choice["type"] == "tool"
+    name = choice["name"] if is_named else {"any": "required"}.get(choice["type"], choice["type"])
+    parallel = not choice.get("disable_parallel_tool_use", False)
+    return make_toolbox(tools, name, is_named=is_named, parallel=parallel)
+
+
+def conversation(body: Mapping[str, Any]) -> list[Body]:
+    """Anthropic's messages as templates read them: a turn's results become messages of their own."""
+    messages: list[Body] = []
+    if body.get("system"):
+        messages.append({"role": "system", "content": text_of(body["system"])})
+    names: dict[str, str] = {}
+    for index, message in enumerate(body["messages"]):
+        if isinstance(message["content"], str):
+            messages.append({"role": message["role"], "content": message["content"]})
+        elif message["role"] == "assistant":
+            messages.append(_assistant(message["content"], names, f"messages[{index}].content"))
+        else:
+            messages += _user(message["content"], names, f"messages[{index}].content")
+    return messages
+
+
+def _assistant(blocks: list[Body], names: dict[str, str], path: str) -> Body:
+    text, calls = "", []
+    for index, block in enumerate(blocks):
+        if block["type"] == "text":
+            text += block["text"]
+        elif block["type"] == "tool_use":
+            names[block["id"]] = block["name"]
+            function = {"name": block["name"], "arguments": block["input"]}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        else:
+            raise RequestError(f"{path}[{index}]: an assistant gives no tool_result", f"{path}[{index}].type")
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def _user(blocks: list[Body], names: dict[str, str], path: str) -> list[Body]:
+    messages: list[Body] = []
+    for index, block in enumerate(blocks):
+        if block["type"] == "tool_result":
+            content = text_of(block.get("content"))
+            content = f"Error: {content}" if block.get("is_error") else content
+            id = block["tool_use_id"]
+            name = {"name": names[id]} if id in names else {}
+            messages.append({"role": "tool", "content": content, "tool_call_id": id, **name})
+        elif block["type"] == "text":
+            if messages and messages[-1]["role"] == "user":
+                messages[-1]["content"] += block["text"]
+            else:
+                messages.append({"role": "user", "content": block["text"]})
+        else:
+            raise RequestError(f"{path}[{index}]: a user makes no tool_use", f"{path}[{index}].type")
+    return messages

@@ -1,0 +1,279 @@
+"""POST /v1/responses: text and function calls; nothing is stored."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from unspool.errors import RequestError
+from unspool.server import schema
+from unspool.server.answer import Call, Delta
+from unspool.server.calls import Arguments, Begin, Content, Part
+from unspool.server.chat import template_call, text_of
+from unspool.server.dialect import Body, Dialect, Writer, answer_format, token_entry, traces
+from unspool.server.faults import Fault
+from unspool.server.service import Job, Service, usage_of
+from unspool.server.sse import frame
+from unspool.server.tools import Tool, make_toolbox
+
+# What a response tells back of what was asked, and what it says where nothing was.
+ECHOED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": None,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+class ResponseWriter(Writer):
+    prefix = "resp_"
+
+    def __init__(self, service: Service, run: Any, body: Body) -> None:
+        super().__init__(service, run, body)
+        self._number = 0  # of the next event
+        self._items: list[Body] = []  # finished, in order
+        self._message: Body | None = None  # the message item that is open
+        self._part_text = ""  # its text so far
+        self._call: tuple[Body, Call] | None = None  # the call item that is open
+        self._logprobs: list[Body] = []
+
+    # Streaming ------------------------------------------------------------------------------------------------------
+    def begin(self) -> Iterable[bytes]:
+        response = self._response("in_progress")
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def write(self, delta: Delta) -> Iterable[bytes]:
+        logprobs = [token_entry(token, self.tokenizer) for token in delta.tokens] if self._wants_logprobs else []
+        for part in delta.parts:
+            if isinstance(part, Content):
+                yield from self._close_call()
+                yield from self._open_message()
+                self._part_text += part.text
+                self._logprobs += logprobs
+                yield self._part_event("response.output_text.delta", delta=part.text, logprobs=logprobs)
+                logprobs = []
+            elif isinstance(part, Begin):
+                yield from self._close_message()
+                yield from self._close_call()
+                yield from self._open_call(delta.choice.calls[part.index])
+            elif isinstance(part, Arguments):
+                assert self._call is not None
+                yield self._event(
+                    "response.function_call_arguments.delta",
+                    item_id=self._call[0]["id"],
+                    output_index=len(self._items),
+                    delta=part.text,
+                )
+        self._logprobs += logprobs
+
+    def end(self) -> Iterable[bytes]:
+        yield from self._finish()
+        response = self.body()
+        kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
+        yield self._event(kind, response=response)
+
+    def fail(self, fault: Fault) -> Iterable[bytes]:
+        response = self._response("failed")
+        response["error"] = {"code": "server_error", "message": fault.message}
+        yield self._event("response.failed", response=response)
+
+    def _finish(self) -> Iterable[bytes]:
+        if not self._items and self._message is None and self._call is None:
+            yield from self._open_message()
+        yield from self._close_message()
+        yield from self._close_call()
+
+    def _open_message(self) -> Iterable[bytes]:
+        if self._message is not None:
+            return
+        self._message = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
+        self._part_text, self._logprobs = "", []
+        yield self._event("response.output_item.added", output_index=len(self._items), item=dict(self._message))
+        yield self._part_event("response.content_part.added", part=_text_part("", []))
+
+    def _close_message(self) -> Iterable[bytes]:
+        if self._message is None:
+            return
+        part = _text_part(self._part_text, self._logprobs)
+        yield self._part_event("response.output_text.done", text=self._part_text, logprobs=self._logprobs)
+        yield self._part_event("response.content_part.done", part=part)
+        yield from self._close(self._message | {"status": self._item_status, "content": [part]})
+        self._message = None
+
+    def _open_call(self, call: Call) -> Iterable[bytes]:
+        item = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "in_progress"}
+        item |= {"call_id": call.id, "name": call.name, "arguments": ""}
+        self._call = (item, call)
+        yield self._event("response.output_item.added", output_index=len(self._items), item=item)
+
+    def _close_call(self) -> Iterable[bytes]:
+        if self._call is None:
+            return
+        item, call = self._call
+        self._call = None
+        yield self._event(
+            "response.function_call_arguments.done",
+            item_id=item["id"],
+            output_index=len(self._items),
+            name=call.name,
+            arguments=call.arguments,
+        )
+        yield from self._close(item | {"status": self._item_status, "arguments": call.arguments})
+
+    def _close(self, item: Body) -> Iterable[bytes]:
+        yield self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+
+    def _part_event(self, kind: str, **more: Any) -> bytes:
+        assert self._message is not None
+        place = {"item_id": self._message["id"], "output_index": len(self._items), "content_index": 0}
+        return self._event(kind, **place, **more)
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return frame({"type": kind, "sequence_number": number, **more}, kind)
+
+    # As a whole -----------------------------------------------------------------------------------------------------
+    def body(self) -> Body:
+        """The fold of the stream: its items are those that the events told."""
+        if not self._items:
+            self._replay()
+        end = self.run.answer.choices[0].end
+        reason = end.reason if end is not None else "abort"
+        response = self._response("completed" if reason in ("stop", "eos") else "incomplete")
+        if response["status"] == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else reason}
+        prompt, completion, cached = usage_of(self.run)
+        response["usage"] = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        }
+        response["unspool"] = self.service.report(self.run)
+        if self.asked.get("trace"):
+            response["unspool"]["trace"] = traces(self.run.answer.choices[0].tokens)
+        return response
+
+    def _replay(self) -> None:
+        """Nobody streamed: the same events, for nobody."""
+        choice = self.run.answer.choices[0]
+        parts: list[Part] = []
+        for piece in choice.pieces:
+            if isinstance(piece, str):
+                parts.append(Content(piece))
+            else:
+                index = choice.calls.index(piece)
+                parts += [Begin(index, piece.name), Arguments(index, piece.arguments)]
+        for _ in (*self.write(Delta(choice, parts, choice.tokens)), *self._finish()):
+            pass
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return "message.output_text.logprobs" in self.asked.get("include", ())
+
+    @property
+    def _item_status(self) -> str:
+        end = self.run.answer.choices[0].end
+        return "completed" if end is None or end.reason in ("stop", "eos") else "incomplete"
+
+    def _response(self, status: str) -> Body:
+        params = self.run.params[0]
+        told = {name: self.asked.get(name, default) for name, default in ECHOED.items()}
+        told |= {"temperature": params.temperature, "top_p": params.top_p}
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.run.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.service.name,
+            "output": list(self._items),
+            "usage": None,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "background": False,
+            **told,
+        }
+
+
+def _text_part(text: str, logprobs: list[Body]) -> Body:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+class ResponseDialect(Dialect):
+    schema = schema.RESPONSES
+    writer = ResponseWriter
+
+    async def prepare(self, service: Service, body: Body) -> Job:
+        wants_logprobs = "message.output_text.logprobs" in body.get("include", ())
+        if body.get("top_logprobs") and not wants_logprobs:
+            raise RequestError('top_logprobs needs include: ["message.output_text.logprobs"]', "top_logprobs")
+        toolbox = _toolbox(body)
+        format = body.get("text", {}).get("format")
+        answer = answer_format(format, (format or {}).get("schema"))
+        constraint, calling = service.bind(body, toolbox, answer, "text.format")
+        params = service.sampling(
+            body,
+            max_tokens=body.get("max_output_tokens"),
+            logprobs=body.get("top_logprobs", 0) if wants_logprobs else None,
+            constraint=constraint,
+        )
+        ids, warnings = await service.render(conversation(body), toolbox, body.get("chat_template_kwargs", {}))
+        return Job([(ids, params)], bool(body.get("stream")), calling, warnings, length_field="max_output_tokens")
+
+
+def _toolbox(body: Mapping[str, Any]) -> Any:
+    tools = [
+        Tool(tool["name"], tool.get("description", ""), tool.get("parameters"), bool(tool.get("strict")))
+        for tool in body.get("tools", ())
+    ]
+    choice = body.get("tool_choice", "auto")
+    is_named = isinstance(choice, dict)
+    name = choice["name"] if is_named else choice
+    return make_toolbox(tools, name, is_named=is_named, parallel=body.get("parallel_tool_calls", True))
+
+
+def conversation(body: Mapping[str, Any]) -> list[Body]:
+    """Instructions and input items as messages for the template."""
+    messages: list[Body] = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": body["instructions"]})
+    if isinstance(body["input"], str):
+        return [*messages, {"role": "user", "content": body["input"]}]
+    names: dict[str, str] = {}
+    for item in body["input"]:
+        kind = item.get("type", "message")
+        if kind == "message":
+            messages.append({"role": item["role"], "content": text_of(item["content"])})
+        elif kind == "function_call":
+            names[item["call_id"]] = item["name"]
+            call = {"id": item["call_id"], "function": {"name": item["name"], "arguments": item["arguments"]}}
+            if messages and messages[-1]["role"] == "assistant":
+                messages[-1].setdefault("tool_calls", []).append(template_call(call))
+            else:
+                messages.append({"role": "assistant", "content": "", "tool_calls": [template_call(call)]})
+        else:
+            name = {"name": names[item["call_id"]]} if item["call_id"] in names else {}
+            messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"], **name})
+    return messages

@@ -1,0 +1,101 @@
+"""A server's life: load, bind, warn, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Any
+
+import uvicorn
+
+from unspool.llm import LLM
+from unspool.server.app import build
+from unspool.server.config import ServerConfig
+from unspool.server.service import Service
+
+log = logging.getLogger("unspool.server")
+GRACE = 10.0  # seconds after the drain for endings to be written
+
+
+class Server(uvicorn.Server):
+    """Told to stop, it takes no more, lets what runs finish within the drain, then ends the rest honestly."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1] if self.servers else self._service.config.port
+            announce(self._service, port)
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """The listening sockets close at once; the drain runs beside uvicorn's own wait for its connections."""
+        drain = self._service.config.drain
+        running = self._service.llm.engine.stats["running"] + self._service.llm.engine.stats["waiting"]
+        if running:
+            log.info("draining: %d answers have %g s to finish", running, drain)
+        drained = asyncio.create_task(self._service.engine.shutdown(0.0 if self.force_exit else drain))
+        await super().shutdown(sockets)
+        await drained
+
+
+def serve(llm: LLM, config: ServerConfig) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    set_up_logging(config)
+    service = Service(llm, config)
+    app = build(service)
+    Server(uvicorn_config(app, config), service).run()
+
+
+def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,  # a client's word for its own address is not to be logged as truth
+        h11_max_incomplete_event_size=64 * 1024,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(config.drain + GRACE),
+        **more,
+    )
+
+
+def set_up_logging(config: ServerConfig) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("unspool.server", "unspool.access"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.handlers, uvicorn_log.propagate = [handler], False
+    uvicorn_log.setLevel(logging.WARNING)
+
+
+def announce(service: Service, port: int) -> None:
+    config = service.config
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    engine = service.llm.engine
+    log.info("unspool serves %s at http://%s:%d/v1 (docs: /docs)", service.name, host, port)
+    log.info(
+        "context %s tokens, KV cache %s tokens, kernels %s",
+        f"{engine.context_length:,}",
+        f"{engine.config.kv_tokens:,}",
+        engine.ops.kernel_set,
+    )
+    if not config.api_keys and not config.is_loopback:
+        log.warning(
+            "\n" + "!" * 100 + "\n"
+            "WARNING: %s is reachable from other machines and no --api-key is set: anyone who can connect can use it.\n"
+            + "!"
+            * 100,
+            f"{host}:{port}",
+        )

@@ -1,0 +1,326 @@
+"""The bodies that endpoints take: for every field of OpenAI's (and Anthropic's) schema, whether it is honoured here."""
+
+from __future__ import annotations
+
+from unspool.server import fields as f
+from unspool.server.kinds import (
+    Schema,
+    any_of,
+    array,
+    flag,
+    inert,
+    integer,
+    mapping,
+    only,
+    record,
+    refused,
+    string,
+    word,
+)  # fmt: skip
+
+STREAM: dict[str, Schema] = {
+    "stream": flag(description="Send the answer as it comes, by server-sent events."),
+    "stream_options": record(
+        {
+            "include_usage": flag(description="A last chunk with the usage."),
+            "include_obfuscation": inert(only(False, description="nothing is padded")),
+        }
+    ),
+}
+
+# Prompts ------------------------------------------------------------------------------------------------------------
+PROMPT = any_of(
+    string(),
+    array(any_of(string(), integer(0), array(f.TOKEN_ID, least=1)), least=1),
+    description="A text, token ids, or a list of either.",
+)
+
+# Chat ---------------------------------------------------------------------------------------------------------------
+TEXT = any_of(string(), array(f.TEXT_PART, least=1))
+CALL = record(
+    {
+        "id": string(),
+        "type": only("function"),
+        "function": record({"name": f.NAME, "arguments": string()}, required=("name", "arguments")),
+    },
+    required=("function",),
+)
+_SPEAKER = {"content": TEXT, "name": string(description="Honoured where the model's template shows it, else refused.")}
+MESSAGE = any_of(
+    record({"role": word("system", "developer"), **_SPEAKER}, required=("role", "content")),
+    record({"role": only("user"), **_SPEAKER}, required=("role", "content")),
+    record(
+        {
+            "role": only("assistant"),
+            **_SPEAKER,
+            "tool_calls": array(CALL),
+            "refusal": refused("no model here refuses apart from its text"),
+            "audio": refused("text only"),
+            "function_call": refused("replaced by tool_calls"),
+        },
+        required=("role",),
+    ),
+    record(
+        {"role": only("tool"), "content": TEXT, "tool_call_id": string(), "name": inert(string())},
+        required=("role", "content"),
+    ),
+    tag="role",
+)
+TOOL = record(
+    {"type": only("function"), "function": record(f.FUNCTION, required=("name",))}, required=("type", "function")
+)
+TOOL_CHOICE = any_of(
+    word("auto", "none", "required"),
+    record(
+        {"type": only("function"), "function": record({"name": f.NAME}, required=("name",))},
+        required=("type", "function"),
+    ),
+)
+RESPONSE_FORMAT = any_of(
+    record({"type": only("text")}, required=("type",)),
+    record({"type": only("json_object")}, required=("type",)),
+    record(
+        {"type": only("json_schema"), "json_schema": record(f.FORMAT, required=("name",))},
+        required=("type", "json_schema"),
+    ),
+    tag="type",
+)
+TEMPLATE: dict[str, Schema] = {
+    "chat_template_kwargs": mapping(maxProperties=64, description="Variables of the model's chat template.")
+}
+CHAT = record(
+    {
+        "messages": array(MESSAGE, least=1),
+        **f.MODEL,
+        **STREAM,
+        **f.SAMPLING,
+        "max_completion_tokens": integer(0, description="Without it, an answer may fill the context."),
+        "max_tokens": integer(0, description="The older name of max_completion_tokens."),
+        "logprobs": flag(),
+        "top_logprobs": integer(0, f.MAX_TOP),
+        "response_format": RESPONSE_FORMAT,
+        "tools": array(TOOL, most=f.MAX_TOOLS),
+        "tool_choice": TOOL_CHOICE,
+        "parallel_tool_calls": flag(),
+        "modalities": array(word("text"), least=1, most=1, description="Text only."),
+        **TEMPLATE,
+        **f.INERT,
+        "functions": refused("replaced by tools"),
+        "function_call": refused("replaced by tool_choice"),
+        "audio": refused("text only"),
+        "prediction": refused("a prediction would not be used"),
+        "reasoning_effort": refused("the model's template decides; see chat_template_kwargs"),
+        "verbosity": refused("no model here knows it"),
+        "web_search_options": refused("there is no web search here"),
+        "moderation": refused("there is no moderation here"),
+    },
+    required=("messages",),
+)
+
+# Completions --------------------------------------------------------------------------------------------------------
+COMPLETIONS = record(
+    {
+        "prompt": PROMPT,
+        **f.MODEL,
+        **STREAM,
+        **f.SAMPLING,
+        "max_tokens": integer(0, description="16 when absent, as in OpenAI's."),
+        "logprobs": integer(0, f.MAX_TOP),
+        "echo": flag(description="Begin with the prompt; with logprobs, its logprobs too."),
+        "prompt_logprobs": integer(0, f.MAX_TOP),
+        **{name: f.INERT[name] for name in ("user", "safety_identifier", "metadata")},
+        "suffix": refused("no model here fills in the middle"),
+    },
+    required=("prompt",),
+)
+
+# Responses ----------------------------------------------------------------------------------------------------------
+_ITEM = {"id": inert(string()), "status": inert(string())}
+_OUTPUT_PART = {
+    "type": word("input_text", "output_text"),
+    "text": string(),
+    "annotations": inert(array({})),
+    "logprobs": inert(array({})),
+}
+INPUT_ITEM = any_of(
+    record(
+        {
+            "type": only("message"),
+            "role": word("user", "assistant", "system", "developer"),
+            "content": any_of(string(), array(record(_OUTPUT_PART, required=("type", "text")), least=1)),
+            **_ITEM,
+        },
+        required=("role", "content"),
+    ),
+    record(
+        {"type": only("function_call"), "call_id": string(), "name": f.NAME, "arguments": string(), **_ITEM},
+        required=("type", "call_id", "name", "arguments"),
+    ),
+    record(
+        {"type": only("function_call_output"), "call_id": string(), "output": string(), **_ITEM},
+        required=("type", "call_id", "output"),
+    ),
+    tag="type",
+)
+RESPONSES = record(
+    {
+        "input": any_of(string(), array(INPUT_ITEM, least=1)),
+        "instructions": string(description="Put in front as the system's message."),
+        **f.MODEL,
+        "stream": STREAM["stream"],
+        "stream_options": record(
+            {"include_obfuscation": STREAM["stream_options"]["properties"]["include_obfuscation"]}
+        ),
+        **{name: field for name, field in f.SAMPLING.items() if name not in ("n", "best_of", "beam")},
+        "max_output_tokens": integer(0),
+        "top_logprobs": integer(0, f.MAX_TOP),
+        "include": array(word("message.output_text.logprobs")),
+        "text": record(
+            {
+                "format": any_of(
+                    record({"type": only("text")}, required=("type",)),
+                    record({"type": only("json_object")}, required=("type",)),
+                    record({"type": only("json_schema"), **f.FORMAT}, required=("type", "name", "schema")),
+                    tag="type",
+                ),
+                "verbosity": refused("no model here knows it"),
+            }
+        ),
+        "tools": array(record({"type": only("function"), **f.FUNCTION}, required=("type", "name")), most=f.MAX_TOOLS),
+        "tool_choice": any_of(
+            word("auto", "none", "required"),
+            record({"type": only("function"), "name": f.NAME}, required=("type", "name")),
+        ),
+        "parallel_tool_calls": flag(),
+        "truncation": only("disabled", description="a prompt that is too long is refused, never cut"),
+        "background": inert(only(False, description="an answer is given while its caller waits")),
+        **TEMPLATE,
+        **f.INERT,
+        "previous_response_id": refused("nothing is stored; send the conversation"),
+        "conversation": refused("nothing is stored; send the conversation"),
+        "prompt": refused("nothing is stored"),
+        "reasoning": refused("the model's template decides; see chat_template_kwargs"),
+        "max_tool_calls": refused("it counts built-in tools, and there are none"),
+        "context_management": refused("a prompt that is too long is refused, never cut"),
+        "moderation": refused("there is no moderation here"),
+    },
+    required=("input",),
+)
+
+# Anthropic's messages -----------------------------------------------------------------------------------------------
+_CACHED = {"cache_control": inert(mapping())}
+_BLOCK = record(
+    {"type": only("text"), "text": string(), **_CACHED, "citations": refused("no citations here")}, ("type", "text")
+)
+_BLOCKS = any_of(string(), array(_BLOCK))
+CONTENT_BLOCK = any_of(
+    _BLOCK,
+    record(
+        {"type": only("tool_use"), "id": string(), "name": f.NAME, "input": mapping(), **_CACHED},
+        required=("type", "id", "name", "input"),
+    ),
+    record(
+        {
+            "type": only("tool_result"),
+            "tool_use_id": string(),
+            "content": _BLOCKS,
+            "is_error": flag(description="Told to the model in front of the content."),
+            **_CACHED,
+        },
+        required=("type", "tool_use_id"),
+    ),
+    tag="type",
+)
+_CONVERSATION: dict[str, Schema] = {
+    **f.MODEL,
+    "messages": array(
+        record(
+            {"role": word("user", "assistant"), "content": any_of(string(), array(CONTENT_BLOCK, least=1))},
+            required=("role", "content"),
+        ),
+        least=1,
+    ),
+    "system": _BLOCKS,
+    "tools": array(
+        record(
+            {
+                "type": only("custom"),
+                "name": f.NAME,
+                "description": string(),
+                "input_schema": f.JSON_SCHEMA,
+                "strict": f.FUNCTION["strict"],
+                **_CACHED,
+            },
+            required=("name", "input_schema"),
+        ),
+        most=f.MAX_TOOLS,
+    ),
+    "tool_choice": any_of(
+        record({"type": word("auto", "any"), "disable_parallel_tool_use": flag()}, required=("type",)),
+        record({"type": only("none")}, required=("type",)),
+        record({"type": only("tool"), "name": f.NAME, "disable_parallel_tool_use": flag()}, ("type", "name")),
+        tag="type",
+    ),
+    "thinking": record({"type": only("disabled", description="no model here thinks apart from its text")}, ("type",)),
+    **TEMPLATE,
+}
+MESSAGES = record(
+    {
+        **_CONVERSATION,
+        "max_tokens": integer(0),
+        "stream": STREAM["stream"],
+        "stop_sequences": array(string(minLength=1), most=f.MAX_STOPS),
+        **{name: field for name, field in f.SAMPLING.items() if name not in ("n", "best_of", "beam", "stop")},
+        "metadata": inert(mapping(string())),
+        "service_tier": inert(word("auto", "standard_only")),
+        "container": refused("there are no containers here"),
+        "mcp_servers": refused("no servers are called from here"),
+        "context_management": refused("a prompt that is too long is refused, never cut"),
+        "output_config": refused("use constraint"),
+        "inference_geo": refused("there is one place here"),
+    },
+    required=("messages", "max_tokens"),
+)
+COUNT_TOKENS = record(_CONVERSATION, required=("messages",))
+
+# The rest -----------------------------------------------------------------------------------------------------------
+EMBEDDINGS = record(
+    {
+        "input": PROMPT,
+        **f.MODEL,
+        "encoding_format": word("float", "base64"),
+        "dimensions": integer(1),
+        "user": f.INERT["user"],
+    },
+    required=("input",),
+)
+TOKENIZE = record(
+    {
+        **f.MODEL,
+        "prompt": string(description="Either this or messages."),
+        "messages": array(MESSAGE, least=1),
+        "tools": array(TOOL, most=f.MAX_TOOLS),
+        "add_generation_prompt": flag(description="With messages: end where the answer begins (true when absent)."),
+        "add_special_tokens": flag(
+            description="With a prompt: put BOS in front where the model wants it (true when absent)."
+        ),
+        "parse_special": flag(description="With a prompt: read control tokens as such (false when absent)."),
+        "return_token_strs": flag(description="The text of each token too."),
+        **TEMPLATE,
+    }
+)
+DETOKENIZE = record(
+    {**f.MODEL, "tokens": array(f.TOKEN_ID), "skip_special_tokens": flag(description="False when absent.")},
+    required=("tokens",),
+)
+SCORE = record(
+    {
+        "input": PROMPT,
+        **f.MODEL,
+        "top_logprobs": integer(0, f.MAX_TOP, description="How many alternatives for each token."),
+        "deadline_ms": f.EXTRA["deadline_ms"],
+        "priority": f.EXTRA["priority"],
+        "user": f.INERT["user"],
+    },
+    required=("input",),
+)

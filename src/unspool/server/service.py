@@ -1,0 +1,315 @@
+"""The model behind all endpoints: prompts and parameters in, answers out. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unspool.engine.async_engine import AsyncEngine, Stream
+from unspool.errors import ContextLengthError, EngineError, RequestError
+from unspool.events import Event, Finished, FinishReason, Text
+from unspool.llm import LLM
+from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.server.answer import Answer, Calling, Delta
+from unspool.server.calls import GENERIC, format_of
+from unspool.server.config import ServerConfig
+from unspool.server.faults import HTTPFault
+from unspool.server.fields import EXTRA, MAX_SCHEMA_BYTES
+from unspool.server.metrics import Metrics
+from unspool.server.tools import Toolbox, check_schema_size, constraint_for, with_description
+
+ASIDE = 32 * 1024  # characters of a prompt from which on it is rendered and tokenized in another thread
+PLAIN = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "n", "best_of", "logit_bias", "stop")
+
+
+@dataclass
+class Job:
+    """What an endpoint asks of the engine."""
+
+    prompts: list[tuple[list[int], SamplingParams]]
+    stream: bool = False
+    calling: Calling | None = None
+    warnings: list[str] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
+    length_field: str = "max_tokens"
+
+
+class Run:
+    """A job under way: its streams, merged, and the answer that grows from them."""
+
+    def __init__(self, service: Service, job: Job, streams: Sequence[Stream]) -> None:
+        self.job, self.streams = job, streams
+        self.params = [stream.params for stream in streams]
+        self.num_choices = sum(params.n for params in self.params)
+        self.answer = Answer(self.num_choices, service.llm.tokenizer, job.calling)
+        self.created = int(time.time())
+        self._service = service
+        self._last_text: dict[int, float] = {}
+
+    def abort(self, reason: FinishReason = "abort") -> None:
+        for stream in self.streams:
+            stream.abort(reason)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Raises what failed; the rest of the job is then aborted."""
+        try:
+            if len(self.streams) == 1:
+                async for event in self.streams[0]:
+                    yield self._push(0, event)
+            else:
+                async for offset, event in _merge(self.streams):
+                    yield self._push(offset, event)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _push(self, offset: int, event: Event) -> Delta:
+        index = offset + event.choice
+        self._observe(index, event)
+        delta = self.answer.push(index, event)
+        if delta.end is None and self.answer.is_full(delta.choice):
+            self.abort("stop")
+        return delta
+
+    def _observe(self, index: int, event: Event) -> None:
+        metrics = self._service.metrics
+        if isinstance(event, Text):
+            now = time.perf_counter()
+            metrics.on_tokens(len(event.tokens), now - self._last_text[index] if index in self._last_text else None)
+            self._last_text[index] = now
+        elif isinstance(event, Finished):
+            metrics.on_finished(event, is_first=event.choice == 0)
+
+
+class Service:
+    def __init__(self, llm: LLM, config: ServerConfig) -> None:
+        self.llm, self.config = llm, config
+        self.engine = AsyncEngine(llm.engine)
+        self.name = config.names[0] if config.names else llm.checkpoint.name
+        self.names = tuple(dict.fromkeys([self.name, *config.names, llm.checkpoint.name]))
+        self.created = int(time.time())
+        self.metrics = Metrics(config.metrics_prefix, self.name, self.engine)
+        receipt = llm.receipt(0)
+        about = f"{receipt.model} {receipt.version} {receipt.kernels}"
+        self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+        self.call_format = format_of(llm.template.source) if llm.template is not None else GENERIC
+        self.takes_tools = self._shows(tools=[_PROBE])
+        self.takes_names = self._shows(name=_PROBE_NAME)
+        self.takes_developer = llm.template is not None and "developer" in llm.template.source
+
+    def _shows(self, tools: list[Any] | None = None, **message: str) -> bool:
+        """Whether the model's template has a place for something: it is tried."""
+        if self.llm.template is None:
+            return False
+        try:
+            text = self.llm.template.render([{"role": "user", "content": "?", **message}], tools=tools)
+        except RequestError:
+            return False
+        return _PROBE_NAME in text
+
+    @property
+    def is_ready(self) -> bool:
+        return self.engine.is_ready
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.names:
+            known = ", ".join(self.names)
+            raise HTTPFault(404, f"the model {name!r:.80} is not served here; known: {known}", code="model_not_found")
+
+    # Prompts --------------------------------------------------------------------------------------------------------
+    async def encode(self, text: str) -> list[int]:
+        if len(text) > ASIDE:
+            return await asyncio.to_thread(self.llm.encode, text)
+        return self.llm.encode(text)
+
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        toolbox: Toolbox,
+        options: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> tuple[list[int], list[str]]:
+        """A conversation's token ids, and what the caller should know about how they came to be."""
+        warnings: list[str] = []
+        if not self.takes_developer:
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        reserved = options.keys() & {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+        if reserved:
+            name = sorted(reserved)[0]
+            raise RequestError(f"chat_template_kwargs may not set {name}", f"chat_template_kwargs.{name}")
+        tools = list(toolbox.tools) if toolbox.callable else []
+        speaks_tools = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+        options = {**options, "add_generation_prompt": add_generation_prompt}
+        if speaks_tools and not self.takes_tools:
+            messages = with_description(messages, tools) if tools else messages
+            if tools:
+                warnings.append("the model's chat template has no place for tools; the system's message tells them")
+        elif tools:
+            options["tools"] = [tool.as_template() for tool in tools]
+        size = sum(len(str(message.get("content", ""))) for message in messages)
+        if size > ASIDE:
+            return await asyncio.to_thread(self.llm.render, messages, **options), warnings
+        return self.llm.render(messages, **options), warnings
+
+    def check_speaker(self, message: Mapping[str, Any], path: str) -> None:
+        if "name" in message and not self.takes_names:
+            raise RequestError(f"{path}.name: the model's chat template shows no names", f"{path}.name")
+
+    # Parameters -----------------------------------------------------------------------------------------------------
+    def sampling(self, body: Mapping[str, Any], **more: Any) -> SamplingParams:
+        """SamplingParams from a checked body; `more` are those that an endpoint names differently."""
+        values = {name: body[name] for name in (*PLAIN, *EXTRA) if name in body}
+        if "constraint" in values:
+            given = values["constraint"]
+            check_schema_size(given.get("value"), "constraint.value")
+            values["constraint"] = Constraint(given["kind"], given.get("value"))
+        if "beam" in values:
+            values["beam"] = BeamParams(**values["beam"])
+        if "repetition_detector" in values:
+            values["repetition_detector"] = RepetitionDetector(**values["repetition_detector"])
+        return SamplingParams(**values | {name: value for name, value in more.items() if value is not None})
+
+    def bind(
+        self, body: Mapping[str, Any], toolbox: Toolbox, answer: Constraint | None, param: str
+    ) -> tuple[Constraint | None, Calling | None]:
+        """What the answer must look like by its format and its tools, and how calls are read from it."""
+        own = body.get("constraint")
+        if own is not None and (answer is not None or toolbox.binds):
+            raise RequestError(
+                f"constraint and {param if answer is not None else 'tools'} bind the answer twice", "constraint"
+            )
+        if answer is not None and answer.value is not None:
+            check_schema_size(answer.value, param)
+        if not toolbox.callable:
+            return answer, None
+        format, tokenizer = self.call_format if self.takes_tools else GENERIC, self.llm.tokenizer
+        constraint = constraint_for(toolbox, format, answer, tokenizer)
+        if constraint is not None and constraint.kind == "grammar" and len(constraint.value) > 4 * MAX_SCHEMA_BYTES:
+            raise RequestError(f"the tools' schemas have {len(constraint.value):,} characters together", "tools")
+        ids = tokenizer.encode(format.opens, add_special=False, parse_special=True)
+        marks = {ids[0]: format.opens} if len(ids) == 1 and ids[0] in tokenizer.special_ids else {}
+        names = frozenset(tool.name for tool in toolbox.callable)
+        return constraint, Calling(format, names, toolbox.parallel, marks)
+
+    # Running --------------------------------------------------------------------------------------------------------
+    async def start(self, job: Job) -> Run:
+        """Queue a job's prompts, all or none."""
+        holds = self.llm.engine.context_length
+        for ids, params in job.prompts:
+            if params.max_tokens is not None and len(ids) < holds < len(ids) + params.max_tokens:
+                raise ContextLengthError(
+                    f"the prompt has {len(ids):,} tokens and {job.length_field} is {params.max_tokens:,}, "
+                    f"{len(ids) + params.max_tokens:,} together; the model holds {holds:,}",
+                    job.length_field,
+                )
+        streams: list[Stream] = []
+        try:
+            for ids, params in job.prompts:
+                streams.append(await self.engine.submit(ids, params))
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        return Run(self, job, streams)
+
+    async def finish(self, run: Run) -> None:
+        """Run to the end; the answer is then whole."""
+        async for _ in run.deltas():
+            pass
+
+    async def check(self) -> None:
+        """Raises unless the engine's thread answers."""
+        if self.engine.failure is not None:
+            raise EngineError(str(self.engine.failure))
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which the queue has likely moved on."""
+        return self.metrics.typical_wait()
+
+    # What every answer tells ----------------------------------------------------------------------------------------
+    def report(self, run: Run) -> dict[str, Any]:
+        """The `unspool` object of a response."""
+        params = run.params[0].as_dict()
+        for name, value in run.job.defaults.items():
+            params[name] = {"value": value, "origin": "api"}
+        ends = [choice.end for choice in run.answer.choices if choice.end is not None]
+        about = [
+            {"index": index, "finish_reason": end.reason, "stop": end.stop, "seed": end.seed, **_timings(end)}
+            for index, end in enumerate(ends)
+        ]
+        warnings = [*run.job.warnings, *run.params[0].warnings]
+        return {
+            "params": params,
+            "timings": about[0]["timings"] if about else None,
+            "cached_tokens": sum(end.usage.cached_tokens for end in ends if end.choice == 0),
+            "receipt": self.llm.receipt(run.params[0].seed).as_dict(),
+            "choices": about,
+            "warnings": list(dict.fromkeys(warnings)),
+        }
+
+
+def usage_of(run: Run) -> tuple[int, int, int]:
+    """(prompt, completion, cached) tokens of a finished job; a prompt counts once, however many answers it has."""
+    prompt = completion = cached = 0
+    for choice in run.answer.choices:
+        if choice.end is not None:
+            completion += choice.end.usage.completion_tokens
+            if choice.end.choice == 0:
+                prompt += choice.end.usage.prompt_tokens
+                cached += choice.end.usage.cached_tokens
+    return prompt, completion, cached
+
+
+def _timings(end: Finished) -> dict[str, Any]:
+    t = end.timings
+    seconds = {"queue": t.queue, "prefill": t.prefill, "decode": t.decode, "total": t.total, "ttft": t.first_token}
+    rounded = {name: None if value is None else round(value, 6) for name, value in seconds.items()}
+    return {"timings": {**rounded, "tokens_per_second": t.tokens_per_second}}
+
+
+async def _merge(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Event]]:
+    """The events of several streams as they come, each with the number of its first choice."""
+    inbox: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
+
+    async def forward(stream: Stream, offset: int) -> None:
+        try:
+            async for event in stream:
+                inbox.put_nowait((offset, event))
+            inbox.put_nowait((offset, None))
+        except Exception as error:
+            inbox.put_nowait((offset, error))
+
+    tasks, offset = [], 0
+    for stream in streams:
+        tasks.append(asyncio.create_task(forward(stream, offset)))
+        offset += stream.params.n
+    try:
+        left = len(streams)
+        while left:
+            offset, event = await inbox.get()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                left -= 1
+            else:
+                yield offset, event
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+_PROBE_NAME = "qx_probe_zk"
+_PROBE = {
+    "type": "function",
+    "function": {
+        "name": _PROBE_NAME,
+        "description": "",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
