@@ -5,7 +5,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 EXTRAS  ?= test dev
 PROMPT  ?= Why is the sky blue?
-BENCH   ?= startup
+BENCH   ?= bandwidth startup load
 # Arguments for pytest, as in `make test PYTEST="tests/unit -x"`.
 PYTEST  ?=
 
