@@ -69,6 +69,7 @@ class EngineConfig:
     max_running: int = 256  # requests in one step
     max_waiting: int = 4096  # requests in the queue before QueueFullError
     prefix_cache: bool = True
+    speculate: str | None = None  # "lookup", "model:PATH", "early-exit[:LAYERS]", "auto"; what it gives never differs
 
     def __post_init__(self) -> None:
         for name in ("block_size", "step_tokens", "chunk_tokens", "max_running", "max_waiting"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
@@ -14,10 +15,12 @@ from unspool.errors import RequestError
 from unspool.events import Event, Failed, Finished, Token
 from unspool.params import SamplingParams
 from unspool.results import Fold, Receipt, Result
-from unspool.text.chat import ChatTemplate
 from unspool.version import VERSION
 from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.store import resolve
+
+if TYPE_CHECKING:
+    from unspool.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -38,13 +41,6 @@ class LLM:
         self.checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
         self.tokenizer = self.checkpoint.tokenizer()
         self.engine = Engine(self.checkpoint, config, tokenizer=self.tokenizer)
-        self.template = None
-        if self.checkpoint.chat_template is not None:
-            self.template = ChatTemplate(
-                self.checkpoint.chat_template,
-                bos_token=_text_of(self.tokenizer, self.tokenizer.bos_id),
-                eos_token=_text_of(self.tokenizer, next(iter(sorted(self.checkpoint.eos_ids)), None)),
-            )
         self._inboxes: dict[str, deque[Event]] = {}
 
     # Generating -----------------------------------------------------------------------------------------------------
@@ -114,6 +110,19 @@ class LLM:
         from unspool.engine import state
 
         return len(state.load(self.engine, Path(path)))
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template, made when first asked for: plain completion need not pay for it."""
+        from unspool.text.chat import ChatTemplate
+
+        source = self.checkpoint.chat_template
+        if source is None:
+            return None
+        end = min(self.checkpoint.eos_ids, default=None)
+        return ChatTemplate(
+            source, bos_token=_text_of(self.tokenizer, self.tokenizer.bos_id), eos_token=_text_of(self.tokenizer, end)
+        )
 
     # Text to tokens -------------------------------------------------------------------------------------------------
     def _ids(self, prompt: Prompt | Messages) -> list[int]:

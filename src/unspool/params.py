@@ -124,6 +124,7 @@ class SamplingParams:
     order: str | Sequence[Stage] | None = None
     priority: int = 0
     cache_salt: str | None = None
+    speculate: str | None = None  # a drafter, or "off"; None: the engine's choice; no answer changes
 
     def __post_init__(self) -> None:
         for name, checker in _CHECKS.items():
@@ -171,7 +172,7 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     return check.strings(name, value, MAX_STRINGS)
 
 
-def _salt(name: str, value: object) -> str:
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise check.refuse(name, value, "a string")
     return value
@@ -218,7 +219,8 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "prompt_logprobs": lambda name, value: check.integer(name, value, 0),
     "trace": check.flag,
     "priority": lambda name, value: check.integer(name, value, -(2**31), 2**31 - 1),
-    "cache_salt": _salt,
+    "cache_salt": _text,
+    "speculate": _text,
 }
 
 
@@ -268,6 +270,7 @@ class ResolvedParams:
     order: tuple[Stage, ...]
     priority: int
     cache_salt: str | None
+    speculate: str | None
     origins: Mapping[str, Origin] = field(repr=False)
     warnings: tuple[str, ...] = ()
 

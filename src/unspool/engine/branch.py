@@ -62,6 +62,7 @@ class Branch:
     clock: Clock
     end_ids: frozenset[int]
     max_output: int  # tokens: what the request asks for and the context has room for
+    speculate: str | None = None  # the drafter that guesses for it
     has_begun: bool = False  # is, or was, in the scheduler
     has_ended: bool = False
     output: list[int] = field(default_factory=list)

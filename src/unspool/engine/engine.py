@@ -21,8 +21,10 @@ from unspool.engine.request import Request
 from unspool.engine.runner import Runner
 from unspool.engine.scheduler import Scheduler
 from unspool.engine.sizing import num_kv_blocks
+from unspool.engine.speculation import Speculation, make_drafters
 from unspool.errors import ContextLengthError, EngineClosedError, EngineError, QueueFullError, RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
+from unspool.models.registry import build
 from unspool.params import ResolvedParams, SamplingParams
 from unspool.sampling.beam import BeamSearch
 from unspool.text.assembler import Assembler, Piece
@@ -53,7 +55,7 @@ class Engine:
         num_blocks = num_kv_blocks(checkpoint.config, config)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
-        self.runner = Runner(checkpoint, self.ops, self.config, num_blocks)
+        self.runner = Runner(build(checkpoint.config, checkpoint.weights, self.ops), self.config, num_blocks)
         self.scheduler = Scheduler(
             Blocks(num_blocks, config.block_size),
             step_tokens=config.step_tokens,
@@ -61,6 +63,7 @@ class Engine:
             prefix_cache=config.prefix_cache,
             chunk_tokens=config.chunk_tokens,
         )
+        self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.blocks, clock)
         self.end_ids = frozenset(checkpoint.eos_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
         self.finished: Counter[str] = Counter()  # by reason
         self._now = clock
@@ -193,6 +196,7 @@ class Engine:
             clock=Clock(group.arrived),
             end_ids=end_ids,
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
+            speculate=self.speculation.choose(params, self.config),
         )
         group.branches.append(branch)
 
@@ -211,6 +215,8 @@ class Engine:
         assert params.beam is not None
         if params.bad_words:
             raise RequestError("bad_words go back in an answer, which a beam cannot; use a constraint", "bad_words")
+        if params.speculate not in (None, "off"):
+            raise RequestError("speculation checks draws, and a beam search makes none", "speculate")
         if params.trace:
             raise RequestError("trace explains draws, and a beam search makes none", "trace")
         end_ids = leader.end_ids | set(params.stop_token_ids)
@@ -238,11 +244,13 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one step of whatever is there and tell what came of it."""
         self._expire()
+        self._draft()
         plan = self.scheduler.plan()
         if plan:
-            self._mark_started(plan)
+            start = self._mark_started(plan)
             try:
                 logits = self.runner.run(plan)
+                self.speculation.observe(plan, self._now() - start)
             except Exception as error:
                 self._fail_all(plan, error)
             else:
@@ -250,12 +258,19 @@ class Engine:
         events, self._events = self._events, []
         return events
 
-    def _mark_started(self, plan: Plan) -> None:
+    def _draft(self) -> None:
+        if self.speculation.drafters:
+            running = [request for request in self.scheduler.running if not request.is_paused]
+            rows = sum(min(request.num_left, self.config.chunk_tokens) for request in running)
+            self.speculation.draft([self._branches[request.number][1] for request in running], max(1, rows))
+
+    def _mark_started(self, plan: Plan) -> float:
         now = self._now()
         for work in plan.works:
             clock = self._branches[work.request][1].clock
             if clock.started is None:
                 clock.started = now
+        return now
 
     def _take(self, plan: Plan, logits: np.ndarray) -> None:
         """Choose tokens where logits came, commit them, and deal with those who begin, go back or end by it."""
@@ -308,6 +323,7 @@ class Engine:
                 break
             if index < len(draft) and draft[index] != choice.token:
                 break
+        self.speculation.learn(branch, tokens)
         return tokens
 
     def _fork_siblings(self, group: Group, leader: Branch) -> None:
@@ -350,6 +366,7 @@ class Engine:
         return request
 
     def _drop(self, branch: Branch) -> None:
+        self.speculation.forget(branch)
         del self._branches[branch.request.number]
         self.scheduler.remove(branch.request)
 
@@ -366,6 +383,9 @@ class Engine:
             self._events += group.deliver(Text(group.id, branch.choice, piece.text, piece.tokens))
 
     def _finish(self, group: Group, branch: Branch, ending: Ending) -> None:
+        tally = self.speculation.tally(branch)
+        if tally is not None:
+            branch.details["speculation"] = tally.as_dict()
         event = Finished(
             request=group.id,
             choice=branch.choice,

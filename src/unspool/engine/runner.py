@@ -8,16 +8,15 @@ import numpy as np
 
 from unspool.config import EngineConfig
 from unspool.engine.plan import Plan
-from unspool.models.registry import build
-from unspool.ops import Batch, Ops
-from unspool.weights.checkpoint import Checkpoint
+from unspool.models.blocks import Decoder
+from unspool.ops import Batch
 
 
 class Runner:
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, config: EngineConfig, num_blocks: int) -> None:
-        self.model = build(checkpoint.config, checkpoint.weights, ops)
-        self.kv = ops.kv_cache(checkpoint.config, config, num_blocks)
-        self._step = ops.compile(self.model, self.kv)
+    def __init__(self, model: Decoder, config: EngineConfig, num_blocks: int) -> None:
+        self.model = model
+        self.kv = model.ops.kv_cache(model.config, config, num_blocks)
+        self._step = model.ops.compile(model, self.kv)
 
     def run(self, plan: Plan) -> np.ndarray:
         """Logits [sum of num_logits, vocabulary], work after work; the next run may overwrite them."""

@@ -136,5 +136,10 @@ def _check(header: dict[str, Any], engine: Engine, path: Path) -> None:
             raise ModelError(f"{path} was saved with {name} {header.get(name)!r}; here it is {value!r}")
     tokens, vocab_size = header.get("tokens"), engine.checkpoint.config.vocab_size
     are_tokens = isinstance(tokens, list) and all(type(t) is int and 0 <= t < vocab_size for t in tokens)
-    if not isinstance(tokens, list) or not are_tokens or len(tokens) % size or not isinstance(header.get("blocks"), str):
+    if (
+        not isinstance(tokens, list)
+        or not are_tokens
+        or len(tokens) % size
+        or not isinstance(header.get("blocks"), str)
+    ):
         raise ModelError(f"{path} is damaged: its tokens are not whole blocks of this vocabulary")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -125,7 +127,7 @@ class FeedForward:
 
 
 class Decoder:
-    """Embedding, layers of attention and feed-forward, norm, head. Subclasses set what their family does differently."""
+    """Embedding, layers of attention and feed-forward, norm, head. Subclasses state how their family differs."""
 
     qkv_bias = False  # q, k and v have biases
     qk_norm = False  # q and k are normed per head before they are rotated
@@ -145,6 +147,13 @@ class Decoder:
         if not config.tied_embeddings:
             self.head = shelf.matrix(("output.weight", config.vocab_size, config.hidden_size))
         shelf.finish()
+
+    def early(self, num_layers: int) -> Decoder:
+        """This model cut short: its first layers, then its norm and head. Weights are shared."""
+        cut = copy.copy(self)
+        cut.config = replace(self.config, num_layers=num_layers)
+        cut.layers = self.layers[:num_layers]
+        return cut
 
     def window(self, layer: int) -> int | None:
         """How many keys a query of this layer sees; every `sliding_pattern`-th layer sees all of them."""

@@ -1,0 +1,170 @@
+"""Drafting with a model: a smaller one of the same vocabulary, or the target's own first layers (early exit).
+
+The drafter samples with the target's own sampler, forked: the same parameters, the same constraint and, since noise is
+keyed by seed, position and token, the same noise. Two models that roughly agree on the probabilities then mostly agree
+on the draw, even at temperature 1.
+
+It keeps keys and values in blocks of its own. What it has computed of a request is kept as long as there is room and
+the tokens still begin that way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unspool.cache.blocks import Blocks
+from unspool.engine.plan import Plan, Work
+from unspool.errors import EngineError, RequestError
+from unspool.sampling.speculate import Sight
+
+if TYPE_CHECKING:
+    from unspool.engine.runner import Runner
+    from unspool.sampling.pipeline import Sampler
+    from unspool.text.tokenizer import Tokenizer
+
+STEP_ROWS = 512  # of prompts that are caught up on, in one call
+
+
+@dataclass
+class Known:
+    """What the draft model has computed of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Line:
+    """A request while its draft is made."""
+
+    known: Known
+    tokens: list[int]  # the request's, then the draft's
+    sampler: Sampler
+    left: int
+    draft: list[int] = field(default_factory=list)
+
+
+class ModelDrafter:
+    def __init__(self, name: str, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.name, self._runner, self._clock = name, runner, clock
+        self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
+        self._known: dict[int, Known] = {}  # least recently used first
+        self._seconds = 0.0  # of one drafted token, measured
+
+    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[list[int]]:
+        lines = {
+            sight.number: Line(self._recall(sight), list(sight.tokens), sight.sampler.fork(), count)
+            for sight, count in zip(sights, counts, strict=True)
+            if count
+        }
+        while True:
+            active = [line for line in lines.values() if line.left]
+            if not active or not self._step(active):
+                return [lines[sight.number].draft if sight.number in lines else [] for sight in sights]
+
+    def seconds(self, count: int) -> float:
+        return self._seconds * count if self._seconds else 1e-6 * count  # never free: it is a model
+
+    def forget(self, number: int) -> None:
+        known = self._known.pop(number, None)
+        if known is not None:
+            self._blocks.release(known.blocks)
+
+    def _recall(self, sight: Sight) -> Known:
+        known = self._known.pop(sight.number, None) or Known()
+        self._known[sight.number] = known  # now the most recently used
+        same = 0
+        for a, b in zip(known.tokens, sight.tokens[:-1], strict=False):
+            if a != b:
+                break
+            same += 1
+        self._keep(known, same)
+        return known
+
+    def _keep(self, known: Known, num_tokens: int) -> None:
+        del known.tokens[num_tokens:]
+        count = -(-num_tokens // self._blocks.block_size)
+        self._blocks.release(known.blocks[count:])
+        del known.blocks[count:]
+
+    def _step(self, lines: Sequence[Line]) -> bool:
+        """One more token for each line; False when there is no room for it."""
+        plan: list[Work] = []
+        for index, line in enumerate(lines):
+            if not self._catch_up(line) or not self._make_room(line.known, len(line.tokens), lines):
+                return False
+            start = len(line.known.tokens)
+            plan.append(Work(index, start, tuple(line.tokens[start:]), tuple(line.known.blocks), 1, 1))
+        begun = self._clock()
+        logits = self._runner.run(Plan(tuple(plan)))
+        for line, row in zip(lines, logits, strict=True):
+            line.known.tokens = list(line.tokens)
+            self._choose(line, row)
+        taken = (self._clock() - begun) / len(lines)
+        self._seconds = taken if not self._seconds else 0.9 * self._seconds + 0.1 * taken
+        return True
+
+    def _choose(self, line: Line, row: np.ndarray) -> None:
+        try:
+            token = line.sampler.choose(_fitted(row, line.sampler.vocab_size), len(line.tokens)).token
+            line.sampler.accept(token)
+        except EngineError:  # the draft model sees no way on; the target will judge for itself
+            line.left = 0
+            return
+        line.tokens.append(token)
+        line.draft.append(token)
+        line.left -= 1
+
+    def _catch_up(self, line: Line) -> bool:
+        """Compute what the target already has, up to the last few tokens, in steps of bounded size."""
+        while len(line.tokens) - len(line.known.tokens) > STEP_ROWS:
+            start = len(line.known.tokens)
+            if not self._make_room(line.known, start + STEP_ROWS, (line,)):
+                return False
+            tokens = line.tokens[start : start + STEP_ROWS]
+            self._runner.run(Plan((Work(0, start, tuple(tokens), tuple(line.known.blocks), 0, 0),)))
+            line.known.tokens += tokens
+        return True
+
+    def _make_room(self, known: Known, num_tokens: int, lines: Sequence[Line]) -> bool:
+        """Blocks for this many tokens, taken from requests not drafted for just now if need be."""
+        missing = -(-num_tokens // self._blocks.block_size) - len(known.blocks)
+        busy = {id(line.known) for line in lines}
+        for number in list(self._known):
+            if self._blocks.num_free >= missing:
+                break
+            if id(self._known[number]) not in busy:
+                self.forget(number)
+        if self._blocks.num_free < missing:
+            return False
+        known.blocks += [self._blocks.allocate() for _ in range(missing)]
+        return True
+
+
+def _fitted(row: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Models of one family pad their vocabularies differently; the padding is never drawn."""
+    if len(row) >= vocab_size:
+        return row[:vocab_size]
+    fitted = np.full(vocab_size, -np.inf, np.float32)
+    fitted[: len(row)] = row
+    return fitted
+
+
+def check_same_tokenizer(target: Tokenizer, draft: Tokenizer, path: str) -> None:
+    """A draft in another vocabulary would be noise: refuse it before any time is lost."""
+    if target.fingerprint == draft.fingerprint:
+        return
+    size, other = target.vocab_size, draft.vocab_size
+    if size != other:
+        raise RequestError(
+            f"the draft model {path} has {other:,} tokens, this model {size:,}: they must share a tokenizer",
+            "speculate",
+        )
+    differing = next((i for i in range(size) if target.token_bytes(i) != draft.token_bytes(i)), None)
+    where = "their merges differ" if differing is None else f"token {differing} differs"
+    raise RequestError(f"the draft model {path} has another tokenizer: {where}", "speculate")
