@@ -390,7 +390,12 @@ class Sampling {
 
     int64_t choose(Floats logits, Ints stages, Doubles values, uint64_t seed, uint64_t position, nb::object out) const {
         auto n = static_cast<int64_t>(logits.shape(0));
-        float* final = out.is_none() ? nullptr : nb::cast<Writable>(out).data();
+        float* final = nullptr;
+        if (!out.is_none()) {
+            auto room = nb::cast<Writable>(out);
+            if (room.shape(0) != logits.shape(0)) throw std::invalid_argument("the output is not as long as the row");
+            final = room.data();
+        }
         nb::gil_scoped_release release;
         Row& row = row_of(*kernels, n);
         size_t count = stages.shape(0), first = count && stages.data()[0] == TEMPERATURE;
@@ -406,6 +411,7 @@ class Sampling {
     // What logprobs.py tells of a row: (max, total weight, the token's rank, the best ids).
     std::tuple<float, int64_t, int64_t, std::vector<int32_t>> describe(Floats logits, int64_t token, int64_t count) const {
         auto n = static_cast<int64_t>(logits.shape(0));
+        if (token < 0 || token >= n || count < 0) throw std::invalid_argument("the row has no such token");
         nb::gil_scoped_release release;
         Row& row = row_of(*kernels, n);
         row.load(logits.data(), 1.0f);
@@ -414,6 +420,7 @@ class Sampling {
     }
 
     void mask(Writable logits, Words bits) const {
+        if (bits.shape(0) * 32 < logits.shape(0)) throw std::invalid_argument("the mask is shorter than the row");
         kernels->mask(logits.data(), static_cast<int64_t>(logits.shape(0)), bits.data());
     }
 

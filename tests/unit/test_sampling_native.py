@@ -139,6 +139,16 @@ def test_masks(body: Any) -> None:
         assert np.array_equal(row_copy, np.where(allowed, row, -np.inf).astype(np.float32))
 
 
+def test_arguments_that_do_not_fit_are_refused(body: Any) -> None:
+    row = np.zeros(100, np.float32)
+    with pytest.raises(ValueError, match="mask is shorter"):
+        body.mask(row, np.zeros(3, np.uint32))
+    with pytest.raises(ValueError, match="not as long as the row"):
+        body.choose(row, *encode([]), 1, 1, np.zeros(99, np.float32))
+    with pytest.raises(ValueError, match="no such token"):
+        body.describe(row, 100, 0)
+
+
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 0},

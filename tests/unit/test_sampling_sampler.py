@@ -335,6 +335,19 @@ def test_a_constraint_is_rewound_and_forked_with_its_sampler() -> None:
     assert run(twin, given[10:], 10) == straight[10:]
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_tokens_beyond_the_mask_are_not_allowed(native: bool) -> None:
+    class Short(Every):
+        def mask(self) -> np.ndarray:
+            return np.full(1, 0b100, np.uint32)  # token 2, of a vocabulary of 32
+
+        def check(self, token: int) -> bool:
+            return token == 2
+
+    one = sampler(native=native, constraint=Short(2), top_k=5)
+    assert {one.choose(row, 8).token for row in rows(12, 10)} == {2}
+
+
 def test_scores_are_masked_and_penalised_logprobs() -> None:
     row = rows(11, 1)[0]
     scores = sampler(constraint=Every(2), repetition_penalty=2.0).scores(row, 8)

@@ -230,7 +230,9 @@ class Sampler:
             bits = np.unpackbits(mask.view(np.uint8), count=row.size, bitorder="little")
             return np.where(bits == 1, row, REMOVED)
         row = row if mine else row.copy()
-        self._native.mask(row, mask)
+        short = (row.size + 31) // 32 - mask.size
+        # A model's rows may be longer than its tokenizer's vocabulary; what has no text is not allowed.
+        self._native.mask(row, np.pad(mask, (0, short)) if short > 0 else mask)
         return row
 
     def _custom(self, stage: Any, row: F32, position: int) -> F32:
