@@ -93,8 +93,9 @@ class LLM:
         if not 0 <= index <= len(kept):
             raise RequestError(f"index is {index}; the answer has {len(kept)} tokens", "index")
         output = kept[:index] + ([] if token is None else [token])
-        again = params if params is not None else result.params.request(seed=result.choices[choice].seed, n=1, best_of=1)
-        return self._run_all([(result.prompt_ids, again)], output=output)[0]
+        if params is None:
+            params = result.params.request(seed=result.choices[choice].seed, n=1, best_of=1)
+        return self._run_all([(result.prompt_ids, params)], output=output)[0]
 
     # Keeping --------------------------------------------------------------------------------------------------------
     def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:

@@ -6,7 +6,6 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
