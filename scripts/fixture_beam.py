@@ -41,7 +41,7 @@ def beam(model: Any, ids: list[int], eos: list[int], **options: Any) -> tuple[li
 
 
 def beam_fixture(model: Any, tokenizer: Tokenizer, path: Path) -> None:
-    """Each case is searched in float32 and again in float64; where ids differ a near tie decided, and `clear` is false."""
+    """Each case is searched in float32 and again in float64; where ids differ a near tie decided: not `clear`."""
     wide = copy.deepcopy(model).double()
     eos = [model.generation_config.eos_token_id]
     prompts = {name: tokenizer.encode(text).ids for name, text in BEAM_PROMPTS.items()}

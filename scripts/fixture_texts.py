@@ -1,4 +1,4 @@
-"""The words behind the SmolLM2 fixtures: prompts and one long text, all written for this project."""
+"""The words behind the SmolLM2 fixtures: prompts and two long texts, all written for this project."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ BEAM_PROMPTS: dict[str, str] = {
 }
 
 # At least 512 tokens of plain expository English; the fixture keeps the first 512.
-LONG_TEXT = """\
+PROSE_TEXT = """\
 A river begins as very little. High in the hills, rain sinks into the moss and the thin soil until it meets rock, and \
 there it can go no deeper. It moves sideways instead, and somewhere on the slope it comes out again as a spring, cold \
 and clear, no wider than a hand. If you followed it down, you would see a second spring join it, and then a third, and \
@@ -86,3 +86,63 @@ The mud builds up into banks, the banks become islands, and the river must divid
 from above, the many small channels look like the branches of a tree, or like the springs in the hills where the whole \
 journey started, only the other way around.
 """
+
+# What an instruct model meets every day: control tokens, lists, code. Far more predictable than the prose above.
+CHAT_TEXT = (
+    chat("What is the water cycle?")
+    + """\
+The water cycle is the continuous movement of water on, above, and below the surface of the Earth. It is driven by the \
+energy of the sun. The main stages of the water cycle are:
+
+1. **Evaporation**: The sun heats the water in oceans, lakes, and rivers, and the water turns into water vapor.
+2. **Condensation**: The water vapor rises into the atmosphere, cools, and turns into tiny droplets of water, which \
+form clouds.
+3. **Precipitation**: When the droplets become too heavy, they fall back to the ground as rain, snow, or hail.
+4. **Runoff**: The water flows over the land into rivers and lakes, and finally back to the ocean.
+
+The water cycle is important because it provides fresh water for plants, animals, and people.<|im_end|>
+<|im_start|>user
+Write a Python function that returns the largest number in a list.<|im_end|>
+<|im_start|>assistant
+Here is a Python function that returns the largest number in a list:
+
+```python
+def find_largest(numbers):
+    if not numbers:
+        return None
+    largest = numbers[0]
+    for number in numbers:
+        if number > largest:
+            largest = number
+    return largest
+```
+
+You can use the function like this:
+
+```python
+numbers = [1, 2, 3, 4, 5]
+print(find_largest(numbers))  # Output: 5
+```
+
+The function first checks if the list is empty. If the list is empty, it returns `None`. Otherwise, it sets the \
+largest number to the first number in the list. Then it goes through the list and compares each number with the \
+largest number. If the number is greater than the largest number, it updates the largest number. Finally, it returns \
+the largest number.<|im_end|>
+<|im_start|>user
+What are the planets of the solar system?<|im_end|>
+<|im_start|>assistant
+The planets of the solar system, in order of their distance from the sun, are:
+
+1. Mercury
+2. Venus
+3. Earth
+4. Mars
+5. Jupiter
+6. Saturn
+7. Uranus
+8. Neptune
+
+Mercury, Venus, Earth, and Mars are the inner planets. They are small and rocky. Jupiter, Saturn, Uranus, and Neptune \
+are the outer planets. Jupiter and Saturn are gas giants, and Uranus and Neptune are ice giants.<|im_end|>
+"""
+)

@@ -2,7 +2,7 @@
 
     python scripts/make_fixtures.py --model SmolLM2-135M-Instruct.Q4_1.gguf --out tests/fixtures
 
-writes `smollm2/logits.npz`, `smollm2/greedy.json`, `smollm2/text512.npz`, `smollm2/beam.json` and `processors.npz`;
+writes `processors.npz` and, under `smollm2/`, `logits.npz`, `greedy.json`, `text512.npz`, `chat512.npz`, `beam.json`;
 `--only NAME` (repeatable) writes some of them. The model is the GGUF file, dequantized to float32 by transformers;
 prompts are given to it as token ids. The committed files were made with Python 3.11, torch 2.13.0 (CPU, 2 threads),
 transformers 5.22.2, gguf 0.19.0, tokenizers 0.23.3 and numpy 2.4.6. Another machine or version reproduces ids exactly
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from fixture_beam import beam_fixture
 from fixture_json import write_json
-from fixture_texts import GREEDY_PROMPTS, LOGIT_PROMPTS, LONG_TEXT
+from fixture_texts import CHAT_TEXT, GREEDY_PROMPTS, LOGIT_PROMPTS, PROSE_TEXT
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
@@ -123,7 +123,8 @@ def greedy_fixture(model: Any, tokenizer: Tokenizer, path: Path) -> None:
 
 
 def text_fixture(model: Any, tokenizer: Tokenizer, path: Path) -> None:
-    ids = tokenizer.encode(LONG_TEXT).ids[:TEXT_TOKENS]
+    text = {"text512": PROSE_TEXT, "chat512": CHAT_TEXT}[path.stem]
+    ids = tokenizer.encode(text).ids[:TEXT_TOKENS]
     if len(ids) < TEXT_TOKENS:
         raise ValueError(f"the text has {len(ids)} tokens; {TEXT_TOKENS} are needed")
     logprobs = log_softmax(forward(model, ids))
@@ -133,7 +134,9 @@ def text_fixture(model: Any, tokenizer: Tokenizer, path: Path) -> None:
     np.put_along_axis(outside, best, False, axis=-1)
     rest = np.where(outside, np.exp(logprobs), 0.0).sum(axis=-1)
     nll = -np.take_along_axis(logprobs[:-1], np.array(ids[1:])[:, None], axis=-1)[:, 0]
-    print(f"text: mean nll {nll.mean():.5f}, perplexity {np.exp(nll.mean()):.4f}, mean rest mass {rest.mean():.4f}")
+    print(
+        f"{path.stem}: mean nll {nll.mean():.5f}, perplexity {np.exp(nll.mean()):.4f}, mean rest mass {rest.mean():.4f}"
+    )
     np.savez_compressed(
         path,
         ids=np.array(ids, np.int32),
@@ -148,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="the SmolLM2-135M-Instruct.Q4_1 GGUF file")
     parser.add_argument("--out", type=Path, required=True, help="the fixtures directory")
-    names = ("logits", "greedy", "text512", "beam", "processors")
+    names = ("logits", "greedy", "text512", "chat512", "beam", "processors")
     parser.add_argument("--only", action="append", choices=names, help="write this one (repeatable); default: all")
     options = parser.parse_args()
     torch.set_num_threads(2)
@@ -163,6 +166,7 @@ def main() -> None:
         "logits.npz": logits_fixture,
         "greedy.json": greedy_fixture,
         "text512.npz": text_fixture,
+        "chat512.npz": text_fixture,
         "beam.json": beam_fixture,
     }
     chosen = {file: maker for file, maker in makers.items() if file.split(".")[0] in wanted}
