@@ -46,7 +46,7 @@ class BeamGroup(Group):
 
     @property
     def is_complete(self) -> bool:
-        return len(self.offers) == len(self.branches)
+        return 0 < len(self.offers) == len(self.branches)  # none is left once the search is over
 
     def advance(
         self, scheduler: Scheduler, new_request: Callable[[Request], Request]
