@@ -184,6 +184,7 @@ NOT_FLAGS = {
     "trace": "`unspool explain` sets it",
     "priority": "a command runs one request",
     "cache_salt": "a command has one user",
+    "speculate": "the engine's --speculate holds for its one request",
 }
 
 
@@ -287,6 +288,7 @@ ENGINE_FLAGS = (
     EngineFlag("max_running", int, "N", "requests in one step", serving=True),
     EngineFlag("max_waiting", int, "N", "requests that may wait", serving=True),
     EngineFlag("prefix_cache", None, "", "compute every prompt anew"),
+    EngineFlag("speculate", str, "HOW", "lookup, model:PATH, early-exit[:LAYERS] or auto: faster, never different"),
 )
 
 
