@@ -1,0 +1,172 @@
+"""Compile constraints: check and rewrite in Python, compile in llguidance, keep what was compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, Protocol
+
+from unspool.errors import RequestError
+from unspool.sampling.constraint.grammar import Source, schema_text, source
+from unspool.sampling.constraint.limits import DEFAULT, Limits, Refused, path
+from unspool.sampling.constraint.matcher import Matcher, _short
+from unspool.sampling.constraint.vocabulary import Tokenizer, Vocabulary, vocabulary
+
+_MAX_KEPT = 64
+_MAX_PROBES = 200
+
+
+class Constraint(Protocol):
+    """The part of `unspool.params.Constraint` that is looked at."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def value(self) -> Any: ...
+
+
+def compile_constraint(
+    constraint: Constraint, tokenizer: Tokenizer, *, limits: Limits = DEFAULT, param: str = "constraint"
+) -> Matcher:
+    """A matcher at the start of an answer. A constraint that cannot be honoured raises RequestError, which says why and
+    where in it; `param` names the field of the request that it came from."""
+    words = vocabulary(tokenizer)
+    key = (constraint.kind, _text(constraint.value), tokenizer.fingerprint, limits)
+    root, text = _kept.get(key) or (None, "")
+    if root is None:
+        try:
+            made = source(constraint.kind, constraint.value, limits)
+            root, text = _compile(made, words, limits), made.text
+        except Refused as refused:
+            raise RequestError(f"the {constraint.kind} constraint: {refused}", param, "constraint_refused") from None
+        _kept.put(key, (root, text))
+    return Matcher(root, lambda: _native(text, words, limits), words, param)
+
+
+async def compile_async(
+    constraint: Constraint, tokenizer: Tokenizer, *, limits: Limits = DEFAULT, param: str = "constraint"
+) -> Matcher:
+    """The same aside, in a thread: others go on meanwhile, and the wait has an end."""
+    loop = asyncio.get_running_loop()
+    work = loop.run_in_executor(
+        _threads(), lambda: compile_constraint(constraint, tokenizer, limits=limits, param=param)
+    )
+    try:
+        return await asyncio.wait_for(work, limits.seconds)
+    except TimeoutError:
+        raise RequestError(
+            f"the {constraint.kind} constraint takes more than {limits.seconds:g} s to compile",
+            param,
+            "constraint_refused",
+        ) from None
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="constraint")
+
+
+def _text(value: Any) -> str:
+    """The value as a key. What is no JSON is told apart by its form; the compiler says what is wrong with it."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return f"{type(value).__name__} {id(value)}"
+
+
+def _native(text: str, words: Vocabulary, limits: Limits) -> Any:
+    import llguidance
+
+    bounds = llguidance.LLParserLimits(
+        max_items_in_row=limits.row_items,
+        initial_lexer_fuel=limits.lexer_fuel,
+        step_lexer_fuel=limits.step_fuel,
+        step_max_items=limits.step_items,
+        max_lexer_states=limits.lexer_states,
+        max_grammar_size=limits.grammar_size,
+        verbose_errors=False,
+    )
+    return llguidance.LLMatcher(words.native, text, log_level=0, limits=bounds)
+
+
+def _compile(made: Source, words: Vocabulary, limits: Limits) -> Any:
+    root = _native(made.text, words, limits)
+    problem = _problem(root, words)
+    if not problem:
+        return root
+    if made.schema is None or made.places is None:
+        raise Refused(problem)
+    raise Refused(*_culprit(made, problem, words, limits))
+
+
+def _problem(root: Any, words: Vocabulary) -> str:
+    """Why this grammar cannot be used; empty if it can: it compiles, and something can follow from its start."""
+    if root.is_error():
+        return _short(root.get_error())
+    first = root.deep_copy()
+    first.compute_bitmask()
+    if first.is_error():
+        return _short(first.get_error())
+    return "nothing matches" if first.is_stopped() and not first.is_accepting() else ""
+
+
+def _culprit(made: Source, problem: str, words: Vocabulary, limits: Limits) -> tuple[str, str]:
+    """The smallest part of a schema that fails by itself, and how. llguidance says what is wrong, never where."""
+    assert made.schema is not None
+    assert made.places is not None
+    definitions = made.schema.get("$defs", {})
+    node, probes = made.schema, 0
+    found = True
+    while found:
+        found = False
+        for child in _children(node):
+            probes += 1
+            if probes > _MAX_PROBES:
+                break
+            whole = {**child, "$defs": definitions} if definitions else child
+            failed = _problem(_native(schema_text(whole, made.whitespace), words, limits), words)
+            if failed:
+                node, problem, found = child, failed, True
+                break
+    return problem, path(made.places.get(id(node), ()))
+
+
+def _children(node: dict[str, Any]) -> list[dict[str, Any]]:
+    children: list[Any] = []
+    for key in ("properties", "patternProperties", "$defs"):
+        children += node.get(key, {}).values()
+    for key in ("prefixItems", "allOf", "anyOf"):
+        children += node.get(key, [])
+    children += [node[key] for key in ("items", "additionalProperties") if key in node]
+    return [child for child in children if isinstance(child, dict)]
+
+
+class _Kept:
+    """The compiled constraints used last."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Any, tuple[Any, str]] = OrderedDict()
+
+    def get(self, key: Any) -> tuple[Any, str] | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+            return entry
+
+    def put(self, key: Any, entry: tuple[Any, str]) -> None:
+        with self._lock:
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+
+
+_kept = _Kept(_MAX_KEPT)

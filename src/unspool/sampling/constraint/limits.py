@@ -1,0 +1,58 @@
+"""How much a constraint may ask for, and how a refusal says what and where.
+
+Constraints come from strangers and compile in native code that cannot be interrupted, so every quantity that costs
+time or memory there is bounded here, before it is handed over. A bound that is met refuses that request alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+Place = tuple[str | int, ...]  # the keys that lead from the root of a schema to a value inside it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Defaults hold ordinary and large real schemas; docs/constraints.md says what each was measured to cost."""
+
+    max_bytes: int = 262_144  # of the schema, expression, choices or grammar as given
+    max_depth: int = 40  # subschemas inside one another, groups inside one another
+    max_nodes: int = 20_000  # subschemas in all
+    max_values: int = 10_000  # values of one enum, choices
+    max_constant: int = 4_096  # characters of one constant string
+    max_properties: int = 1_000  # named properties of one object
+    max_repeat: int = 10_000  # parts of an expression once its repetitions are written out
+    max_multiple: int = 10_000  # multipleOf
+    max_count: int = 1_000_000  # minLength, minItems, minProperties
+    lexer_fuel: int = 1_000_000  # building the lexer: about 50,000 a millisecond
+    step_fuel: int = 200_000  # one mask: about 14,000 a millisecond
+    step_items: int = 50_000  # parser items of one mask: about 20,000 a millisecond
+    row_items: int = 8_000  # parser items of one position
+    lexer_states: int = 50_000  # 1 to 2 kB each
+    grammar_size: int = 500_000  # symbols
+    seconds: float = 10.0  # how long `compile_async` waits
+
+
+DEFAULT = Limits()
+
+
+class Refused(Exception):
+    """A constraint that cannot be honoured: why, and where in it."""
+
+    def __init__(self, reason: str, place: str | Place = "") -> None:
+        self.place = place if isinstance(place, str) else path(place)
+        super().__init__(f"{self.place}: {reason}" if self.place else reason)
+
+
+def path(place: Place) -> str:
+    """`$.properties.a[0]`; keys that are no plain word are quoted."""
+    text = "$"
+    for key in place:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        elif re.fullmatch(r"[A-Za-z_$][\w$-]*", key):
+            text += f".{key}"
+        else:
+            text += f"[{key!r}]"
+    return text
