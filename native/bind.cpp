@@ -135,19 +135,20 @@ void bind_building(nb::class_<Program>& program) {
              },
              nb::keep_alive<1, 3>(), "x"_a, "weight"_a, "eps"_a, "residual"_a.none(), "f32"_a.none(), "q8"_a.none())
         .def("linear",
-             [](Program& self, Given f32, Given q8, const Matrix& weight, std::optional<Array<float, 1>> bias, Given residual, float softcap, Given out) {
+             [](Program& self, Given f32, Given q8, bool fine, const Matrix& weight, std::optional<Array<float, 1>> bias, Given residual, float softcap,
+                Given out) {
                  check_tiles(weight);
-                 self.linear({operand(f32), operand(q8)}, &weight, pointer(bias, weight.rows()), operand(residual), softcap, operand(out));
+                 self.linear({operand(f32), operand(q8), fine}, &weight, pointer(bias, weight.rows()), operand(residual), softcap, operand(out));
              },
-             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), "f32"_a.none(), "q8"_a.none(), "weight"_a, "bias"_a.none(), "residual"_a.none(),
+             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "fine"_a, "weight"_a, "bias"_a.none(), "residual"_a.none(),
              "softcap"_a, "out"_a)
         .def("gated",
-             [](Program& self, Given x_f32, Given x_q8, const Matrix& weight, const std::string& activation, Given f32, Given q8) {
+             [](Program& self, Given x_f32, Given x_q8, const Matrix& weight, const std::string& activation, Given out) {
                  check_tiles(weight);
                  const Activation kind = activation == "silu" ? SILU : GELU_TANH;
-                 self.gated({operand(x_f32), operand(x_q8)}, &weight, kind, {operand(f32), operand(q8)});
+                 self.gated({operand(x_f32), operand(x_q8)}, &weight, kind, operand(out));
              },
-             nb::keep_alive<1, 4>(), "x_f32"_a.none(), "x_q8"_a.none(), "weight"_a, "activation"_a, "f32"_a.none(), "q8"_a.none())
+             nb::keep_alive<1, 4>(), "f32"_a.none(), "q8"_a.none(), "weight"_a, "activation"_a, "out"_a)
         .def("attention",
              [](Program& self, Given qkv, int layer, int num_heads, int num_kv_heads, int head_dim, float scale, int rope, int window, float softcap,
                 std::optional<Array<float, 1>> q_norm, std::optional<Array<float, 1>> k_norm, float norm_eps, Given f32, Given q8) {
@@ -161,7 +162,9 @@ void bind_building(nb::class_<Program>& program) {
         .def("take",
              [](Program& self, Given x, int width, Given f32, Given q8) { self.take(operand(x), width, {operand(f32), operand(q8)}); },
              "x"_a, "width"_a, "f32"_a.none(), "q8"_a.none())
-        .def("quantize", [](Program& self, Given x, int width, Given out) { self.quantize(operand(x), width, operand(out)); })
+        .def("quantize",
+             [](Program& self, Given x, int width, Given q8, bool fine) { self.quantize(operand(x), width, {{}, operand(q8), fine}); },
+             "x"_a, "width"_a, "q8"_a, "fine"_a)
         .def("set_output", [](Program& self, Given out, int64_t width) { self.set_output(operand(out), width); });
 }
 
@@ -169,6 +172,7 @@ void bind_building(nb::class_<Program>& program) {
 
 void bind_program(nb::module_& m) {
     m.def("supports", &supports);
+    m.def("q8_row_bytes", [](int64_t width) { return q8_row_bytes(width / BLOCK); });
     nb::class_<Pool>(m, "Pool").def_prop_ro("threads", &Pool::threads);
     m.def("shared_pool", &Pool::shared);
     nb::class_<Arena>(m, "Arena").def(nb::init<>()).def_prop_ro("bytes", &Arena::bytes);

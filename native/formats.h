@@ -44,7 +44,8 @@ constexpr int64_t scale_area(const Scheme& s, int64_t blocks) {
 }
 constexpr int code_bytes(const Scheme& s) { return s.bits * 64; }
 
-// 32 activations in 8 bits. A row is its blocks in order; a panel of R rows holds block b of row r at [b · R + r].
+// 32 activations in 8 bits. A row is its blocks in order, then its outliers; a panel of R rows holds block b of row r at
+// [b · R + r].
 struct QBlock {
     int8_t q[32];
     float d;          // value = d · q
@@ -53,5 +54,21 @@ struct QBlock {
     int16_t s[2];     // Σq of each half
 };
 static_assert(sizeof(QBlock) == 48);
+
+// Activations far larger than the others would take the precision of their whole block: they stay float32, a zero stands
+// in their place, and their products are added one by one after the blocks, in order.
+struct Outlier {
+    int32_t k;
+    float value;
+};
+struct Outliers {
+    int32_t count;  // at most one a block, on average
+    int32_t unused;
+    Outlier list[1];
+};
+constexpr float OUTLYING = 1.5f;  // how many times the mean of the blocks' largest magnitudes
+
+constexpr int64_t outliers_offset(int64_t blocks) { return blocks * 48; }
+constexpr int64_t q8_row_bytes(int64_t blocks) { return (blocks * (48 + 8) + 8 + 63) / 64 * 64; }
 
 }  // namespace unspool

@@ -15,10 +15,42 @@ struct Span {
 
 Span share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
 
-void put_row(const Kernels& kernels, const float* row, int64_t width, int64_t index, float* f32, QBlock* q8) {
-    if (f32 && f32 + index * width != row) memcpy(f32 + index * width, row, static_cast<size_t>(width) * 4);
-    if (q8) kernels.quantize(row, static_cast<int>(width / BLOCK), q8 + index * (width / BLOCK));
+// A row of 8-bit activations: its blocks, and where its outliers are listed.
+struct QRow {
+    QBlock* blocks;
+    Outliers* outliers;
+};
+
+QRow q8_row(uint8_t* rows, int64_t width, int64_t index) {
+    uint8_t* at = rows + index * q8_row_bytes(width / BLOCK);
+    return {reinterpret_cast<QBlock*>(at), reinterpret_cast<Outliers*>(at + outliers_offset(width / BLOCK))};
 }
+
+// Where the forms of an activation's rows go.
+struct Sink {
+    float* f32 = nullptr;
+    uint8_t* q8 = nullptr;
+    bool fine = false;
+
+    Sink(const Program& program, const Step& step, int thread, const Forms& forms) : fine(forms.fine) {
+        if (forms.f32) f32 = program.floats(forms.f32, step, thread);
+        if (forms.q8) q8 = program.at(forms.q8, step, thread);
+    }
+
+    // `spare` has room for a row, and may be the row itself.
+    void put(const Kernels& kernels, const float* row, int64_t width, int64_t index, float* spare) const {
+        if (f32 && f32 + index * width != row) memcpy(f32 + index * width, row, static_cast<size_t>(width) * 4);
+        if (!q8) return;
+        const int blocks = static_cast<int>(width / BLOCK);
+        const QRow out = q8_row(q8, width, fine ? 2 * index : index);
+        kernels.quantize(row, blocks, out.blocks, fine ? nullptr : out.outliers);
+        if (!fine) return;
+        const QRow rest = q8_row(q8, width, 2 * index + 1);
+        kernels.remainder(row, blocks, out.blocks, spare);
+        kernels.quantize(spare, blocks, rest.blocks, nullptr);
+        out.outliers->count = rest.outliers->count = 0;
+    }
+};
 
 struct Embed : Instruction {
     const Matrix* table;
@@ -53,12 +85,12 @@ struct Norm : Instruction {
                                  : share(program.rows_of(any(), step), thread, program.pool().threads());
         const float* in = program.floats(x, step, thread);
         const float* add = residual ? program.floats(residual, step, thread) : nullptr;
-        float* f32 = out.f32 ? program.floats(out.f32, step, thread) : nullptr;
-        QBlock* q8 = out.q8 ? program.blocks(out.q8, step, thread) : nullptr;
+        const Sink sink(program, step, thread, out);
+        float* spare = reinterpret_cast<float*>(program.scratch(thread));
         for (int64_t r = span.begin; r < span.end; r++) {
-            float* row = f32 ? f32 + r * width : reinterpret_cast<float*>(program.scratch(thread));
+            float* row = sink.f32 ? sink.f32 + r * width : spare;
             program.kernels().norm(in + r * width, weight, add ? add + r * width : nullptr, width, eps, row);
-            put_row(program.kernels(), row, width, r, f32, q8);
+            sink.put(program.kernels(), row, width, r, spare);
         }
     }
 
@@ -72,24 +104,29 @@ struct Take : Instruction {
 
     void run(Program& program, const Step& step, int thread) override {
         const float* in = program.floats(x, step, thread);
-        float* f32 = out.f32 ? program.floats(out.f32, step, thread) : nullptr;
-        QBlock* q8 = out.q8 ? program.blocks(out.q8, step, thread) : nullptr;
+        const Sink sink(program, step, thread, out);
+        float* spare = reinterpret_cast<float*>(program.scratch(thread));
         const Span span = share(step.num_logits, thread, program.pool().threads());
         for (int64_t r = span.begin; r < span.end; r++)
-            put_row(program.kernels(), in + static_cast<int64_t>(step.logit_rows[r]) * width, width, r, f32, q8);
+            sink.put(program.kernels(), in + static_cast<int64_t>(step.logit_rows[r]) * width, width, r, spare);
     }
 };
 
 struct Quantize : Instruction {
-    Operand x, out;
+    Operand x;
     int width;
+    Forms out;
 
     void run(Program& program, const Step& step, int thread) override {
         const float* in = program.floats(x, step, thread);
-        QBlock* q8 = program.blocks(out, step, thread);
-        const Span span = share(program.rows_of(out, step), thread, program.pool().threads());
-        for (int64_t r = span.begin; r < span.end; r++) put_row(program.kernels(), in + r * width, width, r, nullptr, q8);
+        const Sink sink(program, step, thread, out);
+        float* spare = reinterpret_cast<float*>(program.scratch(thread));
+        const int64_t rows = program.rows_of(out.q8, step);
+        const Span span = program.is_copied(out.q8, step) ? Span{0, rows} : share(rows, thread, program.pool().threads());
+        for (int64_t r = span.begin; r < span.end; r++) sink.put(program.kernels(), in + r * width, width, r, spare);
     }
+
+    bool barrier(const Program& program, const Step& step) const override { return !program.is_copied(out.q8, step); }
 };
 
 // --- Products ---------------------------------------------------------------------------------------------------------
@@ -97,18 +134,33 @@ struct Quantize : Instruction {
 constexpr int MOST_ROWS = 16;              // of any kernel's row_counts
 constexpr int64_t GROUP_BYTES = 256 << 10;  // of weights that stay in the cache while rows pass by
 
-// Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
-struct Panels {
-    const void* f32 = nullptr;
-    const void* q8 = nullptr;
-};
+// The rows' lists of outliers, each in order of k, become one list of columns in order of k.
+uint8_t* gather_outliers(uint8_t* rows, int64_t width, int64_t first, int count, uint8_t* scratch, Panel& panel) {
+    const Outliers* lists[MOST_ROWS];
+    int32_t at[MOST_ROWS] = {}, total = 0;
+    for (int r = 0; r < count; r++) lists[r] = q8_row(rows, width, first + r).outliers, total += lists[r]->count;
+    auto* columns = reinterpret_cast<OutlierColumn*>(scratch);
+    auto* entries = reinterpret_cast<OutlierEntry*>(columns + total);
+    panel.columns = columns, panel.entries = entries;
+    for (int32_t done = 0; done < total; panel.num_columns++, columns++) {
+        *columns = {INT32_MAX, 0};
+        for (int r = 0; r < count; r++)
+            if (at[r] < lists[r]->count) columns->k = std::min(columns->k, lists[r]->list[at[r]].k);
+        for (int r = 0; r < count; r++)
+            if (at[r] < lists[r]->count && lists[r]->list[at[r]].k == columns->k) {
+                *entries++ = {r, lists[r]->list[at[r]++].value};
+                columns->num_entries++, done++;
+            }
+    }
+    return scratch + (total * 16 + 63) / 64 * 64;
+}
 
 struct Product : Instruction {
     Forms x;
     const Matrix* weight;
     std::vector<int64_t> cuts;  // thread t has units [cuts[t], cuts[t + 1])
 
-    // Units are tiles (or pairs of pairs): cut where the bytes are equal.
+    // Units are tiles, or a gate's tile with its up projection's: cut where the bytes are equal.
     void cut(int threads, int64_t units, const std::vector<int64_t>& bytes) {
         int64_t total = 0, done = 0, unit = 0;
         for (int64_t b : bytes) total += b;
@@ -122,21 +174,25 @@ struct Product : Instruction {
 
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int64_t most = kernels.row_counts[0], k = weight->columns();
-        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * (k / BLOCK) * static_cast<int64_t>(sizeof(QBlock)) + 64 : 0);
+        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * (k / BLOCK) * static_cast<int64_t>(sizeof(QBlock) + 16) + 128 : 0);
     }
 
-    Panels panels(const Program& program, const Step& step, int thread, int64_t first, int count) const {
-        Panels result;
+    // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
+    Panel panel(const Program& program, const Step& step, int thread, int64_t first, int count) const {
+        Panel result{count, nullptr, nullptr, nullptr, nullptr, 0};
         const int64_t k = weight->columns(), n = k / BLOCK;
         uint8_t* scratch = program.scratch(thread);
         if (weight->wants_q8()) {
-            const QBlock* rows = program.blocks(x.q8, step, thread) + first * n;
-            result.q8 = rows;
+            uint8_t* rows = program.at(x.q8, step, thread);
+            result.q8 = q8_row(rows, k, first).blocks;
+            scratch = gather_outliers(rows, k, first, count, scratch, result);
             if (count > 1) {
-                QBlock* panel = reinterpret_cast<QBlock*>(scratch);
-                for (int r = 0; r < count; r++)
-                    for (int64_t b = 0; b < n; b++) panel[b * count + r] = rows[r * n + b];
-                result.q8 = panel;
+                QBlock* blocks = reinterpret_cast<QBlock*>(scratch);
+                for (int r = 0; r < count; r++) {
+                    const QBlock* from = q8_row(rows, k, first + r).blocks;
+                    for (int64_t b = 0; b < n; b++) blocks[b * count + r] = from[b];
+                }
+                result.q8 = blocks;
                 scratch += (count * n * static_cast<int64_t>(sizeof(QBlock)) + 63) / 64 * 64;
             }
         }
@@ -144,34 +200,34 @@ struct Product : Instruction {
             const float* rows = program.floats(x.f32, step, thread) + first * k;
             result.f32 = rows;
             if (count > 1) {
-                float* panel = reinterpret_cast<float*>(scratch);
+                float* values = reinterpret_cast<float*>(scratch);
                 for (int r = 0; r < count; r++)
-                    for (int64_t i = 0; i < k; i++) panel[i * count + r] = rows[r * k + i];
-                result.f32 = panel;
+                    for (int64_t i = 0; i < k; i++) values[i * count + r] = rows[r * k + i];
+                result.f32 = values;
             }
         }
         return result;
     }
 
-    void multiply(const Program& program, const TileRef& tile, const Panels& panels, int count, float* out) const {
-        const void* panel = SCHEMES[tile.format].bits ? panels.q8 : panels.f32;
-        program.kernels().tiles[tile.format](tile.data, weight->columns(), panel, count, out);
+    void multiply(const Program& program, const TileRef& tile, const Panel& panel, float* out) const {
+        program.kernels().tiles[tile.format](tile.data, weight->columns(), panel, out);
     }
 
-    // Calls each(unit, first row, rows, panels) for this thread's units, weights in groups that stay in the cache.
+    // Calls each(unit, first row, panel) for this thread's units, weights in groups that stay in the cache. Fine rows are
+    // two rows each, which stay together.
     template <class Each> void sweep(const Program& program, const Step& step, int thread, int64_t rows, int64_t unit_bytes, Each each) const {
         const int64_t begin = cuts[static_cast<size_t>(thread)], end = cuts[static_cast<size_t>(thread) + 1];
+        if (x.fine) rows *= 2;
         const int* counts = program.kernels().row_counts;
-        const int* fitting = counts;
-        while (*fitting > 1 && *fitting > rows) fitting++;
-        const int64_t group = *fitting == rows ? end - begin : std::max<int64_t>(1, GROUP_BYTES / unit_bytes);
+        while (*counts > 1 && *counts > rows) counts++;
+        const int64_t group = *counts == rows ? std::max<int64_t>(1, end - begin) : std::max<int64_t>(1, GROUP_BYTES / unit_bytes);
         for (int64_t from = begin; from < end; from += group) {
             const int64_t to = std::min(end, from + group);
             int64_t first = 0;
-            for (const int* size = fitting; first < rows; size++)
-                for (; rows - first >= *size; first += *size) {
-                    const Panels p = panels(program, step, thread, first, *size);
-                    for (int64_t unit = from; unit < to; unit++) each(unit, first, *size, p);
+            for (const int* size = counts; first < rows; size++)
+                for (; rows - first >= *size && !(x.fine && *size % 2); first += *size) {
+                    const Panel p = panel(program, step, thread, first, *size);
+                    for (int64_t unit = from; unit < to; unit++) each(unit, first, p);
                 }
         }
     }
@@ -188,10 +244,18 @@ struct Linear : Product {
         float* rows = program.floats(out, step, thread);
         const auto& tiles = weight->tiles();
         sweep(program, step, thread, program.rows_of(out, step), tile_bytes(tiles[0].format, weight->columns()),
-              [&](int64_t unit, int64_t first, int count, const Panels& p) {
+              [&](int64_t unit, int64_t first, const Panel& p) {
                   const TileRef& tile = tiles[static_cast<size_t>(unit)];
                   alignas(64) float part[MOST_ROWS * TILE];
-                  multiply(program, tile, p, count, part);
+                  multiply(program, tile, p, part);
+                  const int count = x.fine ? p.rows / 2 : p.rows;
+                  if (x.fine) {
+                      first /= 2;
+                      for (int i = 0; i < count * TILE; i++) {
+                          const int at = i / TILE * 2 * TILE + i % TILE;
+                          part[i] = part[at] + part[at + TILE];
+                      }
+                  }
                   if (softcap != 0.0f) program.kernels().softcap(part, count * TILE, softcap);
                   for (int r = 0; r < count; r++) {
                       const int64_t at = (first + r) * width + tile.column;
@@ -216,32 +280,21 @@ struct Linear : Product {
 
 struct Gated : Product {
     Activation activation;
-    Forms out;
+    Operand out;
     int64_t half_tiles;  // tiles of the gate; the up projection's follow
 
-    // A unit is two tiles of each projection: 32 values, one block of 8-bit activations.
     void run(Program& program, const Step& step, int thread) override {
-        const Operand any = out.f32 ? out.f32 : out.q8;
         const int64_t width = weight->rows() / 2;
-        float* f32 = out.f32 ? program.floats(out.f32, step, thread) : nullptr;
-        QBlock* q8 = out.q8 ? program.blocks(out.q8, step, thread) : nullptr;
+        float* rows = program.floats(out, step, thread);
         const auto& tiles = weight->tiles();
-        sweep(program, step, thread, program.rows_of(any, step), 4 * tile_bytes(tiles[0].format, weight->columns()),
-              [&](int64_t unit, int64_t first, int count, const Panels& p) {
-                  alignas(64) float parts[4][MOST_ROWS * TILE];
-                  const int64_t pair = std::min<int64_t>(2, half_tiles - 2 * unit);
-                  for (int64_t i = 0; i < pair; i++) {
-                      multiply(program, tiles[static_cast<size_t>(2 * unit + i)], p, count, parts[i]);
-                      multiply(program, tiles[static_cast<size_t>(half_tiles + 2 * unit + i)], p, count, parts[2 + i]);
-                  }
-                  for (int r = 0; r < count; r++) {
-                      alignas(64) float row[2 * TILE];
-                      for (int64_t i = 0; i < pair; i++)
-                          program.kernels().gate(parts[i] + r * TILE, parts[2 + i] + r * TILE, TILE, activation, row + i * TILE);
-                      const int64_t column = 2 * unit * TILE, n = std::min<int64_t>(2 * TILE, width - column);
-                      if (f32) memcpy(f32 + (first + r) * width + column, row, static_cast<size_t>(n) * 4);
-                      if (q8) program.kernels().quantize(row, 1, q8 + (first + r) * (width / BLOCK) + unit);
-                  }
+        sweep(program, step, thread, program.rows_of(out, step), 2 * tile_bytes(tiles[0].format, weight->columns()),
+              [&](int64_t unit, int64_t first, const Panel& p) {
+                  alignas(64) float gates[MOST_ROWS * TILE], ups[MOST_ROWS * TILE];
+                  const TileRef& tile = tiles[static_cast<size_t>(unit)];
+                  multiply(program, tile, p, gates);
+                  multiply(program, tiles[static_cast<size_t>(half_tiles + unit)], p, ups);
+                  for (int r = 0; r < p.rows; r++)
+                      program.kernels().gate(gates + r * TILE, ups + r * TILE, tile.count, activation, rows + (first + r) * width + tile.column);
               });
     }
 };
@@ -433,7 +486,10 @@ struct Attention : Instruction {
             float* values = state + n * state_floats();
             program.kernels().finish(values, shape.head_dim, padded(), values);
             if (out.f32) memcpy(program.floats(out.f32, step, thread) + row * width + column, values, static_cast<size_t>(shape.head_dim) * 4);
-            if (out.q8) program.kernels().quantize(values, shape.head_dim / BLOCK, program.blocks(out.q8, step, thread) + (row * width + column) / BLOCK);
+            if (!out.q8) continue;
+            const QRow to = q8_row(program.at(out.q8, step, thread), width, row);  // weighted means of values: none stands out
+            program.kernels().quantize(values, shape.head_dim / BLOCK, to.blocks + column / BLOCK, nullptr);
+            if (column == 0) to.outliers->count = 0;
         }
     }
 };
@@ -465,12 +521,11 @@ void Program::linear(Forms x, const Matrix* weight, const float* bias, Operand r
     instructions_.push_back(std::move(linear));
 }
 
-void Program::gated(Forms x, const Matrix* weight, Activation activation, Forms out) {
+void Program::gated(Forms x, const Matrix* weight, Activation activation, Operand out) {
     auto gated = std::make_unique<Gated>();
     gated->x = x, gated->weight = weight, gated->activation = activation, gated->out = out;
     gated->half_tiles = static_cast<int64_t>(weight->tiles().size()) / 2;
-    const int64_t units = (gated->half_tiles + 1) / 2;
-    gated->cut(pool_->threads(), units, std::vector<int64_t>(static_cast<size_t>(units), 1000));
+    gated->cut(pool_->threads(), gated->half_tiles, std::vector<int64_t>(static_cast<size_t>(gated->half_tiles), 2));
     want_scratch(gated->scratch_bytes(*kernels_));
     instructions_.push_back(std::move(gated));
 }
@@ -485,12 +540,14 @@ void Program::attention(Operand qkv, AttentionShape shape, Forms out) {
 void Program::take(Operand x, int width, Forms out) {
     auto take = std::make_unique<Take>();
     take->x = x, take->width = width, take->out = out;
+    want_scratch(width * 4 + 64);
     instructions_.push_back(std::move(take));
 }
 
-void Program::quantize(Operand x, int width, Operand out) {
+void Program::quantize(Operand x, int width, Forms out) {
     auto quantize = std::make_unique<Quantize>();
     quantize->x = x, quantize->out = out, quantize->width = width;
+    want_scratch(width * 4 + 64);
     instructions_.push_back(std::move(quantize));
 }
 

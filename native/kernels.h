@@ -33,18 +33,38 @@ struct Queries {
     float softcap;  // 0: none
 };
 
+struct OutlierEntry {
+    int32_t row;
+    float value;
+};
+struct OutlierColumn {
+    int32_t k, num_entries;
+};
+
+// A few rows side by side.
+struct Panel {
+    int rows;
+    const float* f32;  // [k][rows]
+    const QBlock* q8;  // [block][rows]
+    // Outliers of all rows by their place, which often is the same: a column of weights is read once for all of them.
+    const OutlierColumn* columns;
+    const OutlierEntry* entries;
+    int num_columns;
+};
+
 struct Kernels {
     const char* name;
     // Numbers of rows that the tile kernels take at once, largest first, ending in 1.
     const int* row_counts;
     int max_queries;
 
-    // out[r][16] = a tile of weights times each row of a panel: QBlocks, or floats as [k][rows].
-    using Tile = void (*)(const uint8_t* tile, int64_t k, const void* panel, int rows, float* out);
+    // out[r][16] = a tile of weights times each row of a panel.
+    using Tile = void (*)(const uint8_t* tile, int64_t k, const Panel& panel, float* out);
     Tile tiles[NUM_FORMATS];
 
     void (*norm)(const float* x, const float* weight, const float* residual, int n, float eps, float* out);
-    void (*quantize)(const float* x, int blocks, QBlock* out);
+    void (*quantize)(const float* x, int blocks, QBlock* out, Outliers* outliers);  // no outliers where null
+    void (*remainder)(const float* x, int blocks, const QBlock* rounded, float* out);  // x - rounded
     void (*gate)(const float* gate, const float* up, int n, Activation activation, float* out);
     void (*softcap)(float* x, int n, float cap);
     void (*rotate)(float* x, const float* cos, const float* sin, int half, bool interleaved);

@@ -23,9 +23,11 @@ struct Operand {
     explicit operator bool() const { return slot >= 0; }
 };
 
-// Both forms of an activation; either may be absent.
+// Both forms of an activation; either may be absent. Fine 8-bit rows are two rows: the values, then what rounding left of
+// them, as good as 16 bits.
 struct Forms {
     Operand f32, q8;
+    bool fine = false;
 };
 
 struct Step {
@@ -72,10 +74,10 @@ public:
     void embed(const Matrix* table, float scale, Operand out);
     void norm(Operand x, const float* weight, int width, float eps, Operand residual, Forms out);
     void linear(Forms x, const Matrix* weight, const float* bias, Operand residual, float softcap, Operand out);
-    void gated(Forms x, const Matrix* weight, Activation activation, Forms out);
+    void gated(Forms x, const Matrix* weight, Activation activation, Operand out);
     void attention(Operand qkv, AttentionShape shape, Forms out);
     void take(Operand x, int width, Forms out);
-    void quantize(Operand x, int width, Operand out);
+    void quantize(Operand x, int width, Forms out);
     void set_output(Operand output, int64_t width);
 
     // Runs a step whose inputs have been checked by check(). The result stays until the next run.
@@ -93,7 +95,6 @@ public:
     bool is_copied(Operand o, const Step& step) const { return o.copied && rows_of(o, step) <= FEW; }
     uint8_t* at(Operand o, const Step& step, int thread) const;
     float* floats(Operand o, const Step& step, int thread) const { return reinterpret_cast<float*>(at(o, step, thread)); }
-    QBlock* blocks(Operand o, const Step& step, int thread) const { return reinterpret_cast<QBlock*>(at(o, step, thread)); }
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
     void want_scratch(int64_t bytes);
     void meet() { pool_->barrier(); }

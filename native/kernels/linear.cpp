@@ -247,7 +247,50 @@ INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, 
     }
 }
 
-template <Format FMT, int R> void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* out) {
+// --- Outliers --------------------------------------------------------------------------------------------------------
+
+// The 16 weights at place k of a tile.
+template <Format FMT> INLINE F column(const uint8_t* tile, int64_t blocks, int k) {
+    constexpr Scheme S = SCHEMES[FMT];
+    const int64_t b = k / BLOCK;
+    const int q = k % BLOCK / 4, byte = 8 * (k % 4), g = k % BLOCK / S.group;
+    const uint8_t* c = tile + scale_area(S, blocks) + b * code_bytes(S);
+    const uint8_t* rest = c + (S.bits >= 4 ? 256 : 0);
+    I code;
+    if constexpr (S.bits == 8) code = load_bits(c + 64 * q, byte, 255);
+    else if constexpr (S.bits >= 4) code = load_bits(c + 64 * (q % 4), byte + (q < 4 ? 0 : 4), 15);
+    else code = load_bits(c + 64 * (q / 4), byte + 2 * (q % 4), 3);
+    if constexpr (S.bits == 6) code = ior(code, ishl<4>(load_bits(rest + 64 * (q / 4), byte + 2 * (q % 4), 3)));
+    if constexpr (S.bits == 5) code = ior(code, ishl<4>(load_bits(rest, byte + q, 1)));
+    if constexpr (S.bits == 3) code = ior(code, ishl<2>(load_bits(c + 128, byte + q, 1)));
+    const F value = to_float(iadd(code, -S.offset));
+    constexpr int groups = BLOCK / S.group;
+    const uint8_t* scales = tile + b * scale_bytes_per_block(S) + (S.super ? (b / 8 + 1) * 64 : 0);
+    if constexpr (S.super) {
+        const uint8_t* head = tile + b / 8 * (8 * scale_bytes_per_block(S) + 64);
+        F d = mul(load_f16(reinterpret_cast<const uint16_t*>(head)), load_i8(reinterpret_cast<const int8_t*>(scales) + g * TILE));
+        if constexpr (!S.min) return mul(d, value);
+        F m = mul(load_f16(reinterpret_cast<const uint16_t*>(head) + TILE), load_u8(scales + (groups + g) * TILE));
+        return sub(mul(d, value), m);
+    } else {
+        F d = load_f16(reinterpret_cast<const uint16_t*>(scales));
+        if constexpr (!S.min) return mul(d, value);
+        return fma(d, value, load_f16(reinterpret_cast<const uint16_t*>(scales) + TILE));
+    }
+}
+
+template <Format FMT> INLINE void add_outliers(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
+    const OutlierEntry* entry = panel.entries;
+    for (int c = 0; c < panel.num_columns; c++) {
+        const F weights = column<FMT>(tile, k / BLOCK, panel.columns[c].k);
+        for (int i = 0; i < panel.columns[c].num_entries; i++, entry++) {
+            float* to = out + entry->row * TILE;
+            store(to, fma(set1(entry->value), weights, load(to)));
+        }
+    }
+}
+
+template <Format FMT, int R> INLINE void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* out) {
     constexpr Scheme S = SCHEMES[FMT];
     const int64_t blocks = k / BLOCK;
     const uint8_t* scales = tile;
@@ -279,7 +322,7 @@ template <Format FMT, int R> void tile_rows(const uint8_t* tile, int64_t k, cons
 
 // --- Floats: one fused multiply-add a value of K, in order -----------------------------------------------------------
 
-template <Format FMT, int R> void tile_rows_float(const uint8_t* tile, int64_t k, const float* x, float* out) {
+template <Format FMT, int R> INLINE void tile_rows_float(const uint8_t* tile, int64_t k, const float* x, float* out) {
     F acc[R];
     UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
     for (int64_t i = 0; i < k; i++) {
@@ -292,9 +335,13 @@ template <Format FMT, int R> void tile_rows_float(const uint8_t* tile, int64_t k
     UNROLL for (int r = 0; r < R; r++) store(out + r * TILE, acc[r]);
 }
 
-template <Format FMT, int R> INLINE void call(const uint8_t* tile, int64_t k, const void* panel, float* out) {
-    if constexpr (SCHEMES[FMT].bits == 0) tile_rows_float<FMT, R>(tile, k, static_cast<const float*>(panel), out);
-    else tile_rows<FMT, R>(tile, k, static_cast<const QBlock*>(panel), out);
+template <Format FMT, int R> void call(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
+    if constexpr (SCHEMES[FMT].bits == 0) {
+        tile_rows_float<FMT, R>(tile, k, panel.f32, out);
+    } else {
+        tile_rows<FMT, R>(tile, k, panel.q8, out);
+        add_outliers<FMT>(tile, k, panel, out);
+    }
 }
 
 #if defined(KERNEL_ISA_AVX512)
@@ -302,11 +349,11 @@ const int row_counts[] = {12, 8, 6, 4, 3, 2, 1};
 #elif defined(KERNEL_ISA_AVX2)
 const int row_counts[] = {4, 3, 2, 1};
 #else
-const int row_counts[] = {4, 1};
+const int row_counts[] = {4, 2, 1};
 #endif
 
-template <Format FMT> void tile(const uint8_t* tile, int64_t k, const void* panel, int rows, float* out) {
-    switch (rows) {
+template <Format FMT> void tile(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
+    switch (panel.rows) {
 #if defined(KERNEL_ISA_AVX512)
         case 12: return call<FMT, 12>(tile, k, panel, out);
         case 8: return call<FMT, 8>(tile, k, panel, out);
@@ -315,8 +362,8 @@ template <Format FMT> void tile(const uint8_t* tile, int64_t k, const void* pane
         case 4: return call<FMT, 4>(tile, k, panel, out);
 #if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
         case 3: return call<FMT, 3>(tile, k, panel, out);
-        case 2: return call<FMT, 2>(tile, k, panel, out);
 #endif
+        case 2: return call<FMT, 2>(tile, k, panel, out);
         default: return call<FMT, 1>(tile, k, panel, out);
     }
 }

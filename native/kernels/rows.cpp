@@ -26,22 +26,59 @@ void norm(const float* x, const float* weight, const float* residual, int n, flo
     }
 }
 
-void quantize(const float* x, int blocks, QBlock* out) {
-    for (int b = 0; b < blocks; b++, x += BLOCK, out++) {
-        F low = load(x), high = load(x + 16);
-        float most = hmax(max(abs(low), abs(high)));
-        bool empty = most < 1e-30f;  // a scale this small has no reciprocal
-        F inverse = set1(empty ? 0.0f : 127.0f / most);
-        I a = round_int(mul(low, inverse)), c = round_int(mul(high, inverse));
-        store_i8(out->q, a);
-        store_i8(out->q + 16, c);
-        int sum_low = isum(a), sum_high = isum(c);
-        out->d = empty ? 0.0f : most / 127.0f;
-        out->ds = out->d * static_cast<float>(sum_low + sum_high);
-        out->ns = -8 * (sum_low + sum_high);
-        out->s[0] = static_cast<int16_t>(sum_low);
-        out->s[1] = static_cast<int16_t>(sum_high);
+INLINE float largest(const float* x) { return hmax(max(abs(load(x)), abs(load(x + 16)))); }
+
+INLINE void quantize_block(const float* x, float most, QBlock* out) {
+    const bool empty = most < 1e-30f;  // a scale this small has no reciprocal
+    F inverse = set1(empty ? 0.0f : 127.0f / most);
+    I low = round_int(mul(load(x), inverse)), high = round_int(mul(load(x + 16), inverse));
+    store_i8(out->q, low);
+    store_i8(out->q + 16, high);
+    const int sum_low = isum(low), sum_high = isum(high);
+    out->d = empty ? 0.0f : most / 127.0f;
+    out->ds = out->d * static_cast<float>(sum_low + sum_high);
+    out->ns = -8 * (sum_low + sum_high);
+    out->s[0] = static_cast<int16_t>(sum_low);
+    out->s[1] = static_cast<int16_t>(sum_high);
+}
+
+// The block without what lies above the limit, which is put on the list while there is room.
+INLINE void set_apart(const float* x, float limit, int block, int blocks, Outliers* outliers, float* rest) {
+    for (int i = 0; i < BLOCK; i++) {
+        rest[i] = x[i];
+        if (fabsf(x[i]) > limit && outliers->count < blocks) {
+            outliers->list[outliers->count++] = {block * BLOCK + i, x[i]};
+            rest[i] = 0.0f;
+        }
     }
+}
+
+void quantize(const float* x, int blocks, QBlock* out, Outliers* outliers) {
+    if (!outliers) {
+        for (int b = 0; b < blocks; b++) quantize_block(x + b * BLOCK, largest(x + b * BLOCK), out + b);
+        return;
+    }
+    float sum = 0.0f;
+    for (int b = 0; b < blocks; b++) sum += out[b].d = largest(x + b * BLOCK);
+    const float limit = OUTLYING * sum / static_cast<float>(blocks);
+    outliers->count = 0;
+    for (int b = 0; b < blocks; b++) {
+        float rest[BLOCK];
+        if (out[b].d > limit) {
+            set_apart(x + b * BLOCK, limit, b, blocks, outliers, rest);
+            quantize_block(rest, largest(rest), out + b);
+        } else {
+            quantize_block(x + b * BLOCK, out[b].d, out + b);
+        }
+    }
+}
+
+void remainder(const float* x, int blocks, const QBlock* rounded, float* out) {
+    for (int b = 0; b < blocks; b++)
+        for (int i = 0; i < BLOCK; i += TILE) {
+            F value = mul(set1(rounded[b].d), load_i8(rounded[b].q + i));
+            store(out + b * BLOCK + i, sub(load(x + b * BLOCK + i), value));
+        }
 }
 
 INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
@@ -85,6 +122,7 @@ void rotate(float* x, const float* cos, const float* sin, int half, bool interle
 void fill_rows(Kernels& kernels) {
     kernels.norm = norm;
     kernels.quantize = quantize;
+    kernels.remainder = remainder;
     kernels.gate = gate;
     kernels.softcap = softcap;
     kernels.rotate = rotate;

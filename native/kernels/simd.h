@@ -38,6 +38,10 @@ template <int N> INLINE I ishl(I a) { return _mm512_slli_epi32(a, N); }
 INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 INLINE I round_int(F a) { return _mm512_cvtps_epi32(a); }
 INLINE int isum(I a) { return _mm512_reduce_add_epi32(a); }
+INLINE I load_bits(const uint8_t* p, int shift, int mask) {
+    return _mm512_and_si512(_mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(mask));
+}
+INLINE I ior(I a, I b) { return _mm512_or_si512(a, b); }
 INLINE void store_i8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a)); }
 INLINE F load_i8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -102,6 +106,12 @@ INLINE int isum(I x) {
     t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xB1)));
 }
+INLINE __m256i load8_bits(const uint8_t* p, int shift, int mask) {
+    __m256i bits = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm_cvtsi32_si128(shift));
+    return _mm256_and_si256(bits, _mm256_set1_epi32(mask));
+}
+INLINE I load_bits(const uint8_t* p, int shift, int mask) { return {load8_bits(p, shift, mask), load8_bits(p + 32, shift, mask)}; }
+INLINE I ior(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 INLINE void store_i8(int8_t* p, I x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
@@ -187,6 +197,12 @@ INLINE int isum(I a) {
     for (int i = 0; i < 16; i++) s += a[i];
     return s;
 }
+INLINE I load_bits(const uint8_t* p, int shift, int mask) {
+    I a;
+    memcpy(&a, p, 64);
+    return a >> shift & mask;
+}
+INLINE I ior(I a, I b) { return a | b; }
 INLINE void store_i8(int8_t* p, I a) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(a[i]);
 }

@@ -148,19 +148,27 @@ class CpuOps:
     def linear(
         self, x: Value, weight: CpuMatrix, bias: np.ndarray | None = None, residual: Value | None = None
     ) -> Value:
-        return self._product(x, weight, bias, residual, None)
+        return self._product(x, weight, bias, residual)
 
     def logits(self, x: Value, weight: CpuMatrix, softcap: float | None = None) -> Value:
-        return self._product(x, weight, None, None, softcap)
+        return self._product(x, weight, softcap=softcap, is_head=True)
 
     def _product(
-        self, x: Value, weight: CpuMatrix, bias: np.ndarray | None, residual: Value | None, softcap: float | None
+        self,
+        x: Value,
+        weight: CpuMatrix,
+        bias: np.ndarray | None = None,
+        residual: Value | None = None,
+        *,
+        softcap: float | None = None,
+        is_head: bool = False,
     ) -> Value:
         expect_width(x, weight.native.columns, f"the input of {weight.parts[0].name}")
         if residual is not None:
             expect_width(residual, weight.native.rows, f"the residual of {weight.parts[0].name}")
         inputs = {"x": x, "residual": residual}
-        return self._record("linear", inputs, weight.native.rows, weight=weight, bias=bias, softcap=softcap)
+        arguments = {"weight": weight, "bias": bias, "softcap": softcap, "is_head": is_head}
+        return self._record("linear", inputs, weight.native.rows, **arguments)
 
     def gated(self, x: Value, weight: CpuMatrix, activation: Activation) -> Value:
         expect_width(x, weight.native.columns, f"the input of {weight.parts[0].name}")

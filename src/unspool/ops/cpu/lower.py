@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import unspool._native as _native
 from unspool.errors import EngineError
 from unspool.ops.cpu.record import Graph, Node, Value
 
@@ -16,9 +17,9 @@ Form = Literal["f32", "q8"]
 Operand = tuple[int, bool, bool]  # slot, narrow, copied
 
 BLOCK = 32  # activations that share a scale
-QBLOCK_BYTES = 48
 PRODUCTS = {"linear", "gated"}
-WRITES_Q8 = {"norm", "gated", "take", "attention"}
+WRITES_Q8 = {"norm", "take", "attention"}
+UNFENCED = {"norm", "quantize"}  # few rows are made by each thread for itself, without a barrier
 
 
 @dataclass(eq=False)
@@ -28,7 +29,7 @@ class Made:
     bytes_per_row: int
     slot: int = -1
     last_read: int = -1
-    unfenced_read: int = -1  # until here another thread may still be reading it: norms may run without a barrier
+    unfenced_read: int = -1  # until here another thread may still be reading it
 
 
 @dataclass
@@ -45,18 +46,23 @@ class Lowering:
         self._place()
 
     def _insert_quantize(self) -> None:
-        """A product that wants 8-bit rows reads them from a node of their own where their maker cannot write them."""
-        made: dict[Value, Value] = {}
+        """A product that wants 8-bit rows reads them from a node of their own where their maker cannot write them.
+
+        The head's are fine ones, as good as 16 bits: it reads many weights for few rows, and its rounding would go
+        straight into the logits.
+        """
+        made: dict[tuple[Value, bool], Value] = {}
         nodes: list[Node] = []
         fresh = Graph()
         for node in self.graph.nodes:
-            x = node.inputs.get("x")
-            if node.kind in PRODUCTS and node.arguments["weight"].wants_q8 and x is not None and not can_write_q8(x):
-                if x not in made:
-                    made[x] = fresh.add("quantize", {"x": x}, x.width)
-                    made[x].narrow = x.narrow
-                    nodes.append(made[x].node)
-                node.inputs["x_q8"] = made[x]
+            if node.kind in PRODUCTS and node.arguments["weight"].wants_q8:
+                x = node.inputs["x"]
+                fine = is_fine(node)
+                if fine or not can_write_q8(x):
+                    if (x, fine) not in made:
+                        made[x, fine] = fresh.add("quantize", {"x": x}, x.width, fine=fine)
+                        nodes.append(made[x, fine].node)
+                    node.inputs["x_q8"] = made[x, fine]
             nodes.append(node)
         self.graph.nodes = nodes
 
@@ -72,7 +78,9 @@ class Lowering:
                 self._want(node.out, "f32")
 
     def _want(self, value: Value, form: Form) -> None:
-        size = value.width * 4 if form == "f32" else value.width // BLOCK * QBLOCK_BYTES
+        size = value.width * 4
+        if form == "q8":
+            size = _native.q8_row_bytes(value.width) * (2 if value.node.arguments.get("fine") else 1)
         self.forms[value].setdefault(form, Made(size))
 
     def _find_lives(self) -> None:
@@ -82,7 +90,7 @@ class Lowering:
                 for form in forms_read(node, role):
                     made = self.forms[value][form]
                     made.last_read = index
-                    if node.kind == "norm":
+                    if node.kind in UNFENCED:
                         made.unfenced_read = fence_after(nodes, index)
         for made in self.forms[self.output].values():
             made.last_read = made.unfenced_read = len(nodes)
@@ -140,6 +148,10 @@ class Lowering:
         program.set_output(output, self.output.width)
 
 
+def is_fine(node: Node) -> bool:
+    return bool(node.arguments.get("is_head")) and not node.arguments["weight"].wants_f32
+
+
 def can_write_q8(value: Value) -> bool:
     node = value.node
     if node.kind == "attention":
@@ -148,8 +160,7 @@ def can_write_q8(value: Value) -> bool:
 
 
 def is_copied(value: Value, output: Value) -> bool:
-    """Each thread makes its own copy of a norm's few rows."""
-    return value.node.kind == "norm" and value is not output
+    return value.node.kind in UNFENCED and value is not output
 
 
 def forms_read(node: Node, role: str) -> list[Form]:
@@ -166,7 +177,7 @@ def forms_read(node: Node, role: str) -> list[Form]:
 
 def fence_after(nodes: list[Node], index: int) -> int:
     """The next node that ends in a barrier whatever the number of rows."""
-    while index < len(nodes) and nodes[index].kind == "norm":
+    while index < len(nodes) and nodes[index].kind in UNFENCED:
         index += 1
     return index
 
@@ -202,6 +213,7 @@ def _linear(low: Lowering, program: Any, node: Node) -> None:
     program.linear(
         f32=f32,
         q8=q8,
+        fine=is_fine(node),
         weight=node.arguments["weight"],
         bias=node.arguments["bias"],
         residual=low.operand(node.inputs.get("residual"), "f32"),
@@ -213,12 +225,11 @@ def _linear(low: Lowering, program: Any, node: Node) -> None:
 def _gated(low: Lowering, program: Any, node: Node) -> None:
     f32, q8 = _x(low, node)
     program.gated(
-        x_f32=f32,
-        x_q8=q8,
+        f32=f32,
+        q8=q8,
         weight=node.arguments["weight"],
         activation=node.arguments["activation"],
-        f32=low.operand(node.out, "f32"),
-        q8=low.operand(node.out, "q8"),
+        out=low.operand(node.out, "f32"),
     )
 
 
@@ -254,7 +265,12 @@ def _take(low: Lowering, program: Any, node: Node) -> None:
 
 
 def _quantize(low: Lowering, program: Any, node: Node) -> None:
-    program.quantize(low.operand(node.inputs["x"], "f32"), node.out.width, low.operand(node.out, "q8"))
+    program.quantize(
+        x=low.operand(node.inputs["x"], "f32"),
+        width=node.out.width,
+        q8=low.operand(node.out, "q8"),
+        fine=node.arguments["fine"],
+    )
 
 
 EMIT = {
