@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import io
 import itertools
@@ -218,6 +219,7 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that ^C in it is a signal
         )  # fmt: skip
         os.close(slave)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.seen = ""
 
     def type(self, text: str) -> None:
@@ -228,7 +230,7 @@ class Terminal:
         between readline's prompt and its waiting for input is lost, for people too, and they press it again."""
         for _ in range(30):
             while text not in self.seen and select.select([self._master], [], [], 2)[0]:
-                self.seen += os.read(self._master, 4096).decode("utf-8", "replace")
+                self.seen += self._decoder.decode(os.read(self._master, 4096))
             if text in self.seen:
                 self.seen = self.seen.partition(text)[2]
                 return
