@@ -333,3 +333,15 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
         open_checkpoint(tmp_path)
+
+
+def test_defaults_beside_a_gguf_file_are_the_models(tmp_path) -> None:
+    from unspool.weights.random import SHAPES, write_random_gguf
+
+    write_random_gguf(tmp_path / "m.gguf", SHAPES["tiny"])
+    (tmp_path / "m.generation_config.json").write_text('{"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram_size": 3}')
+    expected = {"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram_size": 3}
+    assert open_checkpoint(tmp_path / "m.gguf").generation == expected
+    (tmp_path / "m.generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"m\.generation_config\.json"):
+        open_checkpoint(tmp_path / "m.gguf")

