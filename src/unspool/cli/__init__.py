@@ -14,6 +14,8 @@ COMMANDS: dict[str, str] = {
     "run": "answer one prompt, streaming to stdout",
     "chat": "talk to a model in the terminal",
     "explain": "answer a prompt and say why each token was chosen",
+    "serve": "serve OpenAI's API on a port",
+    "batch": "answer a file of requests, resumable",
     "plan": "what a model needs and how fast it can be, before it is loaded",
     "pull": "fetch a model",
     "models": "list the models that are here",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from unspool.engine.async_engine import AsyncEngine
 from unspool.events import Finished
+from unspool.server.meter import Meter
 
 LABELS = ("model_name",)
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -20,7 +21,7 @@ REASONS = ("stop", "length", "eos", "abort", "deadline", "repetition", "error")
 
 
 class Metrics:
-    def __init__(self, prefix: str, model: str, engine: AsyncEngine) -> None:
+    def __init__(self, prefix: str, model: str, engine: AsyncEngine, meter: Meter) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
 
@@ -44,7 +45,7 @@ class Metrics:
             prefix + "http_requests", "Responses by route and status.", ("route", "status"), registry=registry
         )
         self._wait = 1.0  # a moving mean of whole requests, for Retry-After
-        registry.register(EngineCollector(prefix, model, engine))
+        registry.register(EngineCollector(prefix, model, engine, meter))
 
     def on_tokens(self, count: int, gap: float | None) -> None:
         if count:
@@ -80,8 +81,8 @@ class Metrics:
 class EngineCollector(Collector):
     """Read from the engine when somebody looks, so that looking costs and counting does not."""
 
-    def __init__(self, prefix: str, model: str, engine: AsyncEngine) -> None:
-        self._prefix, self._model, self._engine = prefix, model, engine
+    def __init__(self, prefix: str, model: str, engine: AsyncEngine, meter: Meter) -> None:
+        self._prefix, self._model, self._engine, self._meter = prefix, model, engine, meter
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         engine = self._engine.engine
@@ -99,10 +100,15 @@ class EngineCollector(Collector):
         for reason in REASONS:
             success.add_metric([self._model, reason], engine.finished.get(reason, 0))
         yield success
-        for name, text in _OPTIONAL.items():
-            if name in stats:
-                make: Callable[..., Any] = self._gauge if name in _GAUGES else self._counter
-                yield make(name, text, stats[name])
+        yield self._counter("engine_steps", "Steps computed.", self._meter.num_steps)
+        yield self._counter("engine_step_seconds", "Time spent in them.", self._meter.seconds)
+        yield self._counter("engine_bytes_read", "Weights and KV cache that they read.", self._meter.num_bytes)
+        utilization = self._meter.utilization()
+        if utilization is not None:
+            text = "Of what memory can give, what the steps since the last scrape read, 0 to 1."
+            yield self._gauge("memory_bandwidth_utilization", text, utilization)
+        for name, text in SPECULATION.items():
+            yield self._counter(f"spec_decode_{name}", text, stats.get(name, 0))
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(self._prefix + name, text, labels=LABELS)
@@ -115,11 +121,8 @@ class EngineCollector(Collector):
         return family
 
 
-# Told where the engine counts them.
-_OPTIONAL = {
-    "spec_decode_num_drafts": "Drafts verified.",
-    "spec_decode_num_draft_tokens": "Tokens drafted.",
-    "spec_decode_num_accepted_tokens": "Drafted tokens that were what plain decoding chose.",
-    "memory_bandwidth_utilization": "Bytes read by the last steps over what memory can give, 0 to 1.",
+SPECULATION = {
+    "num_drafts": "Drafts verified.",
+    "num_draft_tokens": "Tokens drafted.",
+    "num_accepted_tokens": "Drafted tokens that plain decoding would have chosen.",
 }
-_GAUGES = frozenset({"memory_bandwidth_utilization"})

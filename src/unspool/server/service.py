@@ -19,6 +19,7 @@ from unspool.server.calls import GENERIC, format_of
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.fields import EXTRA, MAX_SCHEMA_BYTES
+from unspool.server.meter import attach
 from unspool.server.metrics import Metrics
 from unspool.server.tools import Toolbox, check_schema_size, constraint_for, with_description
 
@@ -88,11 +89,12 @@ class Run:
 class Service:
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
         self.llm, self.config = llm, config
+        self.meter = attach(llm.engine)
         self.engine = AsyncEngine(llm.engine)
         self.name = config.names[0] if config.names else llm.checkpoint.name
         self.names = tuple(dict.fromkeys([self.name, *config.names, llm.checkpoint.name]))
         self.created = int(time.time())
-        self.metrics = Metrics(config.metrics_prefix, self.name, self.engine)
+        self.metrics = Metrics(config.metrics_prefix, self.name, self.engine, self.meter)
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
         self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"

@@ -1,0 +1,90 @@
+"""unspool serve: OpenAI's API on a port."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from unspool.cli import flags
+from unspool.cli.parser import Parser, UsageError
+
+DESCRIPTION = """\
+Serve a model with OpenAI's API (chat completions, completions, responses), Anthropic's messages, scoring,
+tokenization and Prometheus metrics. Every field of a request is honoured or refused by name (docs/server.md)."""
+EPILOG = """\
+examples:
+  unspool serve
+  unspool serve -m model.gguf --port 9000 --api-key-file keys.txt --host 0.0.0.0
+  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+
+SIGTERM or Ctrl-C: no new requests, running ones get --drain seconds, then end with finish reason abort."""
+PACKAGES = "starlette uvicorn prometheus_client"
+
+
+def make_parser() -> Parser:
+    parser = Parser("serve", "[options]", DESCRIPTION, EPILOG)
+    group = parser.add_argument_group("where")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
+    group.add_argument("--port", type=int, default=8000, help="port (8000); 0 picks a free one")
+    group.add_argument("--name", action="append", default=[], metavar="NAME", help="a name that the model answers to")
+    group = parser.add_argument_group("who")
+    group.add_argument("--api-key", action="append", default=[], metavar="KEY", help="a key that is let in; repeatable")
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file of keys, one a line")
+    group.add_argument(
+        "--cors-origin", action="append", default=[], metavar="ORIGIN", help="an origin whose pages may call"
+    )
+    group.add_argument(
+        "--allow-host", action="append", default=[], metavar="HOST", help="a Host header to take, without keys"
+    )
+    group = parser.add_argument_group("how")
+    group.add_argument("--lenient", action="store_true", help="ignore unknown fields with a warning in the response")
+    group.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds to finish in when stopped (30)")
+    group.add_argument("--max-body-mb", type=float, default=8.0, metavar="MB", help="largest request (8)")
+    group.add_argument(
+        "--stall-timeout", type=float, default=60.0, metavar="S", help="cut a reader that takes nothing (60)"
+    )
+    group.add_argument("--log", choices=("text", "json", "off"), default="text", help="access log on stderr (text)")
+    group.add_argument("--metrics-prefix", default="unspool:", metavar="P", help="of the metrics' names (unspool:)")
+    group.add_argument("--otel-endpoint", metavar="URL", help="send spans there by OTLP over HTTP (the otel extra)")
+    flags.add_engine_flags(parser, serving=True)
+    parser.add_common()
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    namespace = make_parser().parse_args(argv)
+    try:
+        from unspool.server.run import serve
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in PACKAGES.split():
+            raise
+        raise UsageError(f"serving needs {error.name}: pip install 'unspool[server]'") from error
+    from unspool.cli.loading import load
+    from unspool.server.config import ServerConfig, read_keys
+
+    keys = [*namespace.api_key, *(read_keys(namespace.api_key_file) if namespace.api_key_file else ())]
+    config = ServerConfig(
+        host=namespace.host,
+        port=namespace.port,
+        api_keys=tuple(keys),
+        names=tuple(namespace.name) or _spoken_name(namespace),
+        cors_origins=tuple(namespace.cors_origin),
+        allowed_hosts=tuple(host.lower() for host in namespace.allow_host),
+        lenient=namespace.lenient,
+        drain=namespace.drain,
+        max_body=int(namespace.max_body_mb * 1024 * 1024),
+        stall_timeout=namespace.stall_timeout,
+        log_format=namespace.log,
+        metrics_prefix=namespace.metrics_prefix,
+        otel_endpoint=namespace.otel_endpoint,
+    )
+    llm, _ = load(namespace)
+    serve(llm, config)
+    return 0
+
+
+def _spoken_name(namespace: argparse.Namespace) -> tuple[str, ...]:
+    """What was asked for is a name too, unless it is a path."""
+    return () if Path(namespace.model).expanduser().exists() else (namespace.model,)

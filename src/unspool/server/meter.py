@@ -1,0 +1,66 @@
+"""How near the steps come to what the machine's memory can give."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from unspool.engine.sizing import kv_bytes_per_token
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from unspool.engine.engine import Engine
+    from unspool.engine.plan import Plan
+    from unspool.engine.runner import Runner
+
+ARRAY_BYTES = 128 << 20  # read to learn the ceiling
+
+
+class Meter:
+    """A runner that notes its steps: how many, how long, and how many bytes they must have read at least."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._runner: Runner = engine.runner
+        weights = engine.checkpoint.weights
+        looked_up = 0 if engine.checkpoint.config.tied_embeddings else weights["token_embd.weight"].nbytes
+        self._step_bytes = sum(weight.nbytes for weight in weights.values()) - looked_up
+        self._kv_bytes = kv_bytes_per_token(engine.checkpoint.config, engine.config.kv_dtype)
+        self.num_steps = 0
+        self.seconds = 0.0
+        self.num_bytes = 0.0
+        self.ceiling: float | None = None  # bytes a second; None: not measured
+        self._seen = (0.0, 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, plan: Plan) -> np.ndarray:
+        start = time.perf_counter()
+        logits = self._runner.run(plan)
+        self.seconds += time.perf_counter() - start
+        self.num_steps += 1
+        self.num_bytes += self._step_bytes
+        self.num_bytes += self._kv_bytes * sum(work.start + len(work.tokens) for work in plan.works)
+        return logits
+
+    def measure(self, threads: int | None) -> None:
+        """Learn the ceiling; takes a fraction of a second and all of those threads."""
+        from unspool.bench.bandwidth import measure
+
+        self.ceiling = measure(threads, seconds=0.1, array_bytes=ARRAY_BYTES).bytes_per_second
+
+    def utilization(self) -> float | None:
+        """Of the steps since the last look, 0 to 1; None: the ceiling is unknown."""
+        if self.ceiling is None:
+            return None
+        seconds, num_bytes = self.seconds - self._seen[0], self.num_bytes - self._seen[1]
+        self._seen = (self.seconds, self.num_bytes)
+        return num_bytes / seconds / self.ceiling if seconds > 0 else 0.0
+
+
+def attach(engine: Engine) -> Meter:
+    """Put a meter between an engine and its runner."""
+    meter = Meter(engine)
+    engine.runner = meter  # type: ignore[assignment]
+    return meter
