@@ -1,13 +1,15 @@
 """How long a start takes: importing unspool, `unspool --version`, and a process's start to its first token.
 
-Each number is the wall time of whole processes, measured from outside; rounds are interleaved, so that a busy machine
-slows everything alike, and medians are told. Run it twice if the model's file may not have been in memory.
+Each number is the wall time of whole processes, measured from outside, after one that is not counted: files are in
+memory and Python's bytecode is written, as an installed package has it. Rounds are interleaved, so that a busy machine
+slows everything alike, and medians are told.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,18 +17,19 @@ import time
 from collections.abc import Sequence
 
 PROMPT = "Why is the sky blue?"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def wall(command: Sequence[str]) -> float:
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     return time.perf_counter() - start
 
 
 def first_token(command: Sequence[str]) -> float:
     """Until the first byte of an answer is there to be read."""
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         first = process.stdout.read(1)
         seconds = time.perf_counter() - start
@@ -44,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     python, unspool = [sys.executable], [sys.executable, "-m", "unspool"]
     run = [*unspool, "run", PROMPT, "-m", options.model, "--device", options.device, "-n", "2", "-q"]
-    first_token(run)  # the model is fetched, and its file is in memory
+    first_token(run)  # the one that is not counted
     measures = {
         "python": lambda: wall([*python, "-c", "pass"]),
         "import": lambda: wall([*python, "-c", "import unspool"]),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +31,19 @@ def locate(model: str) -> Path:
 def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
     """The model and how many seconds it took to open."""
     options = engine_options(namespace)
-    from unspool.llm import LLM
+    with _no_collections():
+        from unspool.llm import LLM
 
-    path = locate(namespace.model)
-    start = time.perf_counter()
-    return LLM(path, **options), time.perf_counter() - start
+        path = locate(namespace.model)
+        start = time.perf_counter()
+        return LLM(path, **options), time.perf_counter() - start
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Loading makes a hundred thousand objects and no garbage: looking for it took a twentieth of the start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
