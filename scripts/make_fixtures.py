@@ -153,8 +153,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the fixtures directory")
     names = ("logits", "greedy", "text512", "chat512", "beam", "processors")
     parser.add_argument("--only", action="append", choices=names, help="write this one (repeatable); default: all")
+    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     wanted = options.only or names
     folder = options.out / "smollm2"
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,8 @@ import numpy as np
 
 def load(path: Path, chunk: int, cache: str, threads: int) -> Any:
     kind = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}[cache]
-    return llama_cpp.Llama(
-        str(path), n_ctx=1024, n_batch=chunk, n_ubatch=chunk, n_threads=threads, n_threads_batch=threads, logits_all=True,
-        type_k=kind, type_v=kind, verbose=False,
-    )  # fmt: skip
+    passes = {"n_batch": chunk, "n_ubatch": chunk, "n_threads": threads, "n_threads_batch": threads}
+    return llama_cpp.Llama(str(path), n_ctx=1024, logits_all=True, type_k=kind, type_v=kind, verbose=False, **passes)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
