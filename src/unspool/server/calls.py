@@ -70,6 +70,7 @@ class CallReader:
 
     def __init__(self, names: Collection[str]) -> None:
         self.raw = ""
+        self.given = 0  # how much of it was there when arguments last came
         self.name: str | None = None
         self.is_done = self.is_wrong = False
         self.arguments: list[str] = []  # pieces that are ready to go out
@@ -153,7 +154,11 @@ class CallReader:
             if self.name is None:
                 self._early += character
             else:
-                self.arguments.append(character)
+                self._give(character)
+
+    def _give(self, text: str) -> None:
+        self.arguments.append(text)
+        self.given = len(self.raw)
 
     def _end_value(self) -> None:
         value, self._value = self._value, ""
@@ -166,11 +171,11 @@ class CallReader:
             self.name = _text(value)
             self.is_wrong = self.name not in self._names
             if self._early and not self.is_wrong:
-                self.arguments.append(self._early)
+                self._give(self._early)
         elif key in ("arguments", "parameters") and not value.startswith("{"):
             inner = _text(value)  # some models write the object as a string
             if inner is not None and self.name is not None:
-                self.arguments.append(inner)
+                self._give(inner)
             else:
                 self.is_wrong = value != "null"
 
@@ -281,12 +286,12 @@ class CallParser:
     def _advance_call(self, reader: CallReader, parts: list[Part]) -> bool:
         taken = reader.push(self._pending)
         self._pending = self._pending[taken:]
-        if reader.is_wrong and not self._began:
+        if reader.is_wrong and not self._began and not reader.arguments:
             self._reader, self._state = None, "text"
             self._emit(parts, self._framing + reader.raw)
             self._framing = ""
             return True
-        if reader.name is not None and not self._began:
+        if not self._began and reader.name is not None and (reader.arguments or reader.is_done):
             self._began, self._space, self._framing = True, "", ""
             parts.append(Begin(self.num_calls, reader.name))
         if reader.arguments:
@@ -296,8 +301,10 @@ class CallParser:
         if reader.is_done or reader.is_wrong:
             if not self._gave:
                 parts.append(Arguments(self.num_calls, "{}"))
-            self._reader, self._state = None, "between"
+            self._reader, self._state = None, "text" if reader.is_wrong else "between"
             self.num_calls += 1
+            if reader.is_wrong:  # the arguments were whole; what came after them is nothing we know
+                self._emit(parts, reader.raw[reader.given :])
         return bool(self._pending)
 
     def _emit(self, parts: list[Part], text: str) -> None:

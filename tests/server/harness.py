@@ -1,0 +1,161 @@
+"""A server on a tiny random model: in process, or on a socket of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import uvicorn
+
+from unspool.llm import LLM
+from unspool.server.app import build
+from unspool.server.config import ServerConfig
+from unspool.server.run import Server, uvicorn_config
+from unspool.server.service import Service
+from unspool.weights.random import SHAPES, random_checkpoint
+
+# ChatML, with tools told and called as Hermes' models do it.
+TEMPLATE = """\
+{%- if tools %}<s>tools:{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+Call with <tool_call>{"name": …, "arguments": …}</tool_call></s>{% endif %}
+{%- for message in messages %}<s>{{ message.role }}:{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}</s>
+{%- endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"""
+
+
+CONTEXT = 2048
+
+
+def make_llm(template: str | None = TEMPLATE, **options: Any) -> LLM:
+    shape = dataclasses.replace(SHAPES["tiny"], context_length=CONTEXT)
+    checkpoint = dataclasses.replace(random_checkpoint(shape), chat_template=template)
+    return LLM(checkpoint, **({"device": "cpu", "threads": 1, "kv_tokens": 8192} | options))
+
+
+class Client:
+    """Talks to the application without a socket."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        transport = httpx.ASGITransport(build(service), raise_app_exceptions=True)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
+
+    async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        headers = {"content-type": "application/json", **more.pop("headers", {})}
+        return await self.http.post(path, content=json.dumps(body), headers=headers, **more)
+
+    async def get(self, path: str, **more: Any) -> httpx.Response:
+        return await self.http.get(path, **more)
+
+    async def ok(self, path: str, body: Any) -> dict[str, Any]:
+        response = await self.post(path, body)
+        assert response.status_code == 200, response.text
+        value: dict[str, Any] = response.json()
+        return value
+
+    async def refused(self, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+        response = await self.post(path, body)
+        assert response.status_code == status, response.text
+        error: dict[str, Any] = response.json()["error"]
+        return error
+
+    async def events(self, path: str, body: Any) -> list[tuple[str | None, Any]]:
+        response = await self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return parse_events(response.content)
+
+
+def parse_events(data: bytes) -> list[tuple[str | None, Any]]:
+    """Server-sent events, strictly: every block is fields, every data line JSON or [DONE]."""
+    assert data.endswith(b"\n\n")
+    events = []
+    for block in data.decode().split("\n\n")[:-1]:
+        name, payload = None, None
+        for line in block.split("\n"):
+            field, _, value = line.partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                assert payload is None, "data in two lines"
+                payload = value if value == "[DONE]" else json.loads(value)
+            else:
+                assert line.startswith(":"), f"a line that is no field: {line!r}"
+        events.append((name, payload))
+    return events
+
+
+def in_process(
+    test: Callable[[Client], Awaitable[None]], config: ServerConfig | None = None, llm: LLM | None = None
+) -> None:
+    """Run a test against a fresh service; afterwards every block is free and nobody is left."""
+
+    async def run() -> None:
+        service = Service(llm or make_llm(), config or ServerConfig(log_format="off"))
+        client = Client(service)
+        try:
+            async with asyncio.timeout(120):
+                await test(client)
+                await idle(service)
+                await service.engine.ask(lambda engine: engine.check())
+        finally:
+            await client.http.aclose()
+            await service.engine.shutdown()
+
+    asyncio.run(run())
+
+
+async def idle(service: Service) -> None:
+    """Wait until the engine has nothing left to do."""
+    while await service.engine.ask(lambda engine: engine.has_work):
+        await asyncio.sleep(0.01)
+    stats = service.llm.engine.stats
+    assert (stats["running"], stats["waiting"]) == (0, 0)
+    assert stats["blocks_free"] == stats["blocks"]
+
+
+class Live:
+    """A server on 127.0.0.1, in a thread."""
+
+    def __init__(self, config: ServerConfig, llm: LLM) -> None:
+        self.service: Service
+        self._ready = threading.Event()
+        self._config, self._llm = config, llm
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(30), "the server did not start"
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.address = ("127.0.0.1", port)
+        self.url = f"http://127.0.0.1:{port}"
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self.service = Service(self._llm, self._config)
+        config: uvicorn.Config = uvicorn_config(build(self.service), self._config)
+        self.server = Server(config, self.service)
+        serving = asyncio.create_task(self.server.serve())
+        while not self.server.started:
+            await asyncio.sleep(0.01)
+        self._ready.set()
+        await serving
+
+    def wait_idle(self) -> None:
+        for _ in range(3000):
+            if not self._llm.engine.has_work:
+                break
+            threading.Event().wait(0.01)
+        stats = self._llm.engine.stats
+        assert (stats["running"], stats["waiting"]) == (0, 0), stats
+        assert stats["blocks_free"] == stats["blocks"], stats
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not stop"
