@@ -40,9 +40,9 @@ def make_llm(template: str | None = TEMPLATE, **options: Any) -> LLM:
 class Client:
     """Talks to the application without a socket."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, app: Any = None) -> None:
         self.service = service
-        transport = httpx.ASGITransport(build(service), raise_app_exceptions=True)
+        transport = httpx.ASGITransport(app or build(service), raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
 
     async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:

@@ -1,0 +1,255 @@
+"""What happens before a request is one: keys, hosts, sizes, shapes; and what is told about it after."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.harness import Client, in_process, make_llm
+from unspool.errors import RequestError
+from unspool.server.config import Keys, ServerConfig, read_keys
+from unspool.server.tracing import OtelTracer
+
+BODY = {"prompt": "a", "max_tokens": 2}
+QUIET: dict[str, Any] = {"log_format": "off"}
+
+
+def test_keys_guard_every_route_but_health() -> None:
+    config = ServerConfig(api_keys=("sk-one", "sk-two"), **QUIET)
+
+    async def test(client: Client) -> None:
+        for path in ("/health", "/ready"):
+            assert (await client.get(path)).status_code == 200
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/docs", "/nowhere"):
+            refused = await client.get(path)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert (await client.post("/v1/completions", BODY)).status_code == 401
+        for headers in ({"authorization": "Bearer sk-one"}, {"x-api-key": "sk-two"}):
+            assert (await client.post("/v1/completions", BODY, headers=headers)).status_code == 200
+        for wrong in ("Bearer sk-three", "Bearer", "sk-one", "Bearer sk-on\xe9", "Basic !", "Bearer sk-one,sk-two"):
+            answer = await client.post("/v1/completions", BODY, headers={"authorization": wrong.encode("latin-1")})
+            assert answer.status_code == 401
+        password = "Basic " + base64.b64encode(b"me:sk-one").decode()
+        assert (await client.get("/docs", headers={"authorization": password})).status_code == 200
+        assert (await client.post("/v1/completions", BODY, headers={"authorization": password})).status_code == 401
+        assert "Basic" in (await client.get("/docs")).headers["www-authenticate"]
+
+    in_process(test, config)
+
+
+def test_key_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nsk-a\n\n  sk-b  \n")
+    assert read_keys(file) == ("sk-a", "sk-b")
+    file.write_text("# none\n")
+    with pytest.raises(RequestError, match="holds no key"):
+        read_keys(file)
+    with pytest.raises(RequestError, match="empty"):
+        ServerConfig(api_keys=(" ",))
+    keys = Keys(("sk-a", "sk-b"))
+    assert keys.match("sk-b")
+    assert not keys.match("")
+    assert not Keys(()).match("")
+
+
+def test_a_page_elsewhere_cannot_reach_an_open_server() -> None:
+    async def test(client: Client) -> None:
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example"):
+            assert (await client.get("/v1/models", headers={"host": host})).status_code == 403
+        for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "[::1]", "box.lan"):
+            assert (await client.get("/v1/models", headers={"host": host})).status_code == 200
+        plain = await client.http.post(
+            "/v1/completions", content=json.dumps(BODY), headers={"content-type": "text/plain"}
+        )
+        assert plain.status_code == 415
+
+    in_process(test, ServerConfig(allowed_hosts=("box.lan",), **QUIET))
+
+
+def test_cors_is_off_unless_asked() -> None:
+    asks = {"origin": "https://app.example", "access-control-request-method": "POST"}
+
+    async def closed(client: Client) -> None:
+        answer = await client.http.options("/v1/completions", headers=asks)
+        assert "access-control-allow-origin" not in answer.headers
+
+    async def opened(client: Client) -> None:
+        answer = await client.http.options("/v1/completions", headers=asks)
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        other = await client.http.options("/v1/completions", headers=asks | {"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+    in_process(closed)
+    in_process(opened, ServerConfig(cors_origins=("https://app.example",), api_keys=("k",), **QUIET))
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"[]", "invalid_json"),
+        (b"null", "invalid_json"),
+        (b'"text"', "invalid_json"),
+        (b"\xff\xfe", "invalid_json"),
+        (b'{"prompt": "a", "prompt": "b"}', "invalid_json"),
+        (b'{"prompt": "a", "temperature": NaN}', "invalid_json"),
+        (b'{"prompt": "a", "temperature": 1e999}', "invalid_value"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "invalid_json"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid_json"),
+        (b'{"prompt": "a", "constraint": {"kind": "json_schema", "value": ' + b'{"a":' * 900 + b"1" + b"}" * 902, None),
+        (b'{"prompt": "a"} trailing', "invalid_json"),
+    ],
+)
+def test_malformed_bodies(data: bytes, code: str | None) -> None:
+    async def test(client: Client) -> None:
+        answer = await client.http.post("/v1/completions", content=data, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        if code is not None:
+            assert answer.json()["error"]["code"] == code
+
+    in_process(test)
+
+
+def test_sizes_are_bounded() -> None:
+    async def test(client: Client) -> None:
+        error = await client.refused("/v1/completions", {"prompt": "x" * 20_000}, 413)
+        assert error["code"] == "request_too_large"
+        assert "10,000" in error["message"]
+
+        async def chunks() -> Any:
+            for _ in range(100):
+                yield b" " * 1000
+
+        answer = await client.http.post(
+            "/v1/completions", content=chunks(), headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 413
+        schema = {"kind": "json_schema", "value": {"enum": ["y" * 9000]}}
+        assert (await client.post("/v1/completions", BODY | {"constraint": schema})).status_code in (200, 400)
+
+    async def schemas(client: Client) -> None:
+        schema = {"kind": "json_schema", "value": {"description": "y" * 70_000}}
+        error = await client.refused("/v1/completions", BODY | {"constraint": schema})
+        assert error["param"] == "constraint.value"
+
+    in_process(test, ServerConfig(max_body=10_000, **QUIET))
+    in_process(schemas)
+
+
+def test_paths_and_methods() -> None:
+    async def test(client: Client) -> None:
+        missing = await client.get("/v2/x")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+        wrong = await client.get("/v1/completions")
+        assert wrong.status_code == 405
+        assert "POST" in wrong.headers["allow"]
+        assert (await client.get("/v1/messages")).json()["type"] == "error"
+        assert (await client.get("/docs")).text.startswith("<!doctype html>")
+        assert "http://" not in (await client.get("/docs")).text
+
+    in_process(test)
+
+
+def test_request_ids_are_echoed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(client: Client) -> None:
+        given = await client.post("/v1/completions", BODY, headers={"x-request-id": "mine-7"})
+        assert given.headers["x-request-id"] == "mine-7"
+        made = await client.post("/v1/completions", BODY, headers={"x-request-id": "not ok"})
+        assert made.headers["x-request-id"].startswith("req_")
+        failed = await client.get("/nowhere")
+        assert failed.headers["x-request-id"].startswith("req_")
+
+    with caplog.at_level(logging.INFO, logger="unspool.access"):
+        in_process(test, ServerConfig(log_format="json"))
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "unspool.access"]
+    assert [line["status"] for line in lines] == [200, 200, 404]
+    assert lines[0]["id"] == "mine-7"
+    assert lines[0]["completion_tokens"] == 2
+    assert lines[0]["finish"] == "length"
+
+
+def test_metrics_count() -> None:
+    async def test(client: Client) -> None:
+        for _ in range(3):
+            await client.ok("/v1/completions", {"prompt": "hello", "max_tokens": 4, "logit_bias": {"65": 100}})
+        page = (await client.get("/metrics")).text
+        values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line and not line.startswith("#"))
+        name = client.service.name
+
+        def value(metric: str, labels: str = "") -> float:
+            return float(values[f'unspool:{metric}{{{labels}model_name="{name}"}}'])
+
+        assert value("generation_tokens_total") == 12
+        assert value("prompt_tokens_total") == 15
+        assert value("time_to_first_token_seconds_count") == 3
+        assert value("inter_token_latency_seconds_count") == 9
+        assert value("num_requests_running") == value("num_requests_waiting") == value("kv_cache_usage_perc") == 0
+        assert value("request_success_total", 'finished_reason="length",') == 3
+        assert value("engine_steps_total") == 12
+        for known in (
+            "e2e_request_latency_seconds_sum", "request_queue_time_seconds_sum", "num_preemptions_total",
+            "prefix_cache_hits_total", "prefix_cache_queries_total", "spec_decode_num_accepted_tokens_total",
+        ):  # fmt: skip
+            value(known)
+        client.service.meter.ceiling = 1e9
+        assert "memory_bandwidth_utilization" in (await client.get("/metrics")).text
+
+    in_process(test)
+
+
+def test_a_failing_step_is_told_and_the_server_lives() -> None:
+    async def test(client: Client) -> None:
+        runner = client.service.meter._runner
+        whole, runner.run = runner.run, _broken  # type: ignore[method-assign]
+        answer = await client.post("/v1/completions", BODY)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        assert "broken on purpose" in answer.json()["error"]["message"]
+        events = await client.events("/v1/completions", BODY)
+        assert events[-2][1]["error"]["code"] == "engine_error"
+        assert events[-1][1] == "[DONE]"
+        failed = await client.events("/v1/responses", {"input": "x", "max_output_tokens": 2})
+        assert failed[-1][0] == "response.failed"
+        assert (await client.events("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}))[
+            -1
+        ][0] == "error"
+        runner.run = whole  # type: ignore[method-assign]
+        await client.ok("/v1/completions", BODY)
+
+    in_process(test)
+
+
+def _broken(plan: Any) -> Any:
+    raise ValueError("broken on purpose")
+
+
+def test_spans_tell_a_request() -> None:
+    exporter_module = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = exporter_module.InMemorySpanExporter()
+    import asyncio
+
+    from unspool.server.app import build
+    from unspool.server.service import Service
+
+    async def run() -> None:
+        service = Service(make_llm(), ServerConfig(**QUIET))
+        tracer = OtelTracer("", service.name, exporter)
+        client = Client(service, build(service, tracer))
+        parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        await client.post("/v1/completions", BODY, headers={"traceparent": parent})
+        await client.events("/v1/completions", BODY)
+        tracer.close()
+        await service.engine.shutdown()
+
+    asyncio.run(run())
+    spans = exporter.get_finished_spans()
+    assert len(spans) == 2
+    assert format(spans[0].context.trace_id, "032x") == "0af7651916cd43dd8448eb211c80319c"
+    assert spans[0].attributes["gen_ai.usage.output_tokens"] == 2
+    assert spans[0].attributes["gen_ai.response.finish_reasons"] == ("length",)
