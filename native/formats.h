@@ -44,8 +44,8 @@ constexpr int64_t scale_area(const Scheme& s, int64_t blocks) {
 }
 constexpr int code_bytes(const Scheme& s) { return s.bits * 64; }
 
-// 32 activations in 8 bits. A row is its blocks in order, then its outliers; a panel of R rows holds block b of row r at
-// [b · R + r].
+// 32 activations in 8 bits. Rows go in panels of R, as many as a kernel takes at once; a panel holds block b of its row r
+// at [b · R + r]. After all panels come the rows' lists of outliers.
 struct QBlock {
     int8_t q[32];
     float d;          // value = d · q
@@ -68,7 +68,7 @@ struct Outliers {
 };
 constexpr float OUTLYING = 1.5f;  // how many times the mean of the blocks' largest magnitudes
 
-constexpr int64_t outliers_offset(int64_t blocks) { return blocks * 48; }
-constexpr int64_t q8_row_bytes(int64_t blocks) { return (blocks * (48 + 8) + 8 + 63) / 64 * 64; }
+constexpr int64_t outliers_bytes(int64_t blocks) { return 8 + 8 * blocks; }
+constexpr int64_t q8_row_bytes(int64_t blocks) { return (blocks * 48 + outliers_bytes(blocks) + 63) / 64 * 64; }
 
 }  // namespace unspool

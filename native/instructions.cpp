@@ -15,39 +15,31 @@ struct Span {
 
 Span share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
 
-// A row of 8-bit activations: its blocks, and where its outliers are listed.
-struct QRow {
-    QBlock* blocks;
-    Outliers* outliers;
-};
-
-QRow q8_row(uint8_t* rows, int64_t width, int64_t index) {
-    uint8_t* at = rows + index * q8_row_bytes(width / BLOCK);
-    return {reinterpret_cast<QBlock*>(at), reinterpret_cast<Outliers*>(at + outliers_offset(width / BLOCK))};
-}
-
 // Where the forms of an activation's rows go.
 struct Sink {
-    float* f32 = nullptr;
-    uint8_t* q8 = nullptr;
-    bool fine = false;
+    const Program& program;
+    const Step& step;
+    const int thread;
+    const Forms& forms;
+    const int64_t width;
+    float* f32;
 
-    Sink(const Program& program, const Step& step, int thread, const Forms& forms) : fine(forms.fine) {
-        if (forms.f32) f32 = program.floats(forms.f32, step, thread);
-        if (forms.q8) q8 = program.at(forms.q8, step, thread);
-    }
+    Sink(const Program& program, const Step& step, int thread, const Forms& forms, int64_t width)
+        : program(program), step(step), thread(thread), forms(forms), width(width),
+          f32(forms.f32 ? program.floats(forms.f32, step, thread) : nullptr) {}
 
     // `spare` has room for a row, and may be the row itself.
-    void put(const Kernels& kernels, const float* row, int64_t width, int64_t index, float* spare) const {
+    void put(const float* row, int64_t index, float* spare) const {
         if (f32 && f32 + index * width != row) memcpy(f32 + index * width, row, static_cast<size_t>(width) * 4);
-        if (!q8) return;
+        if (!forms.q8) return;
+        const Kernels& kernels = program.kernels();
         const int blocks = static_cast<int>(width / BLOCK);
-        const QRow out = q8_row(q8, width, fine ? 2 * index : index);
-        kernels.quantize(row, blocks, out.blocks, fine ? nullptr : out.outliers);
-        if (!fine) return;
-        const QRow rest = q8_row(q8, width, 2 * index + 1);
-        kernels.remainder(row, blocks, out.blocks, spare);
-        kernels.quantize(spare, blocks, rest.blocks, nullptr);
+        const QRow out = program.q8_row(forms, step, thread, width, forms.fine ? 2 * index : index);
+        kernels.quantize(row, blocks, out.blocks, out.stride, forms.fine ? nullptr : out.outliers);
+        if (!forms.fine) return;
+        const QRow rest = program.q8_row(forms, step, thread, width, 2 * index + 1);
+        kernels.remainder(row, blocks, out.blocks, out.stride, spare);
+        kernels.quantize(spare, blocks, rest.blocks, rest.stride, nullptr);
         out.outliers->count = rest.outliers->count = 0;
     }
 };
@@ -85,12 +77,12 @@ struct Norm : Instruction {
                                  : share(program.rows_of(any(), step), thread, program.pool().threads());
         const float* in = program.floats(x, step, thread);
         const float* add = residual ? program.floats(residual, step, thread) : nullptr;
-        const Sink sink(program, step, thread, out);
+        const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
         for (int64_t r = span.begin; r < span.end; r++) {
             float* row = sink.f32 ? sink.f32 + r * width : spare;
             program.kernels().norm(in + r * width, weight, add ? add + r * width : nullptr, width, eps, row);
-            sink.put(program.kernels(), row, width, r, spare);
+            sink.put(row, r, spare);
         }
     }
 
@@ -104,11 +96,11 @@ struct Take : Instruction {
 
     void run(Program& program, const Step& step, int thread) override {
         const float* in = program.floats(x, step, thread);
-        const Sink sink(program, step, thread, out);
+        const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
         const Span span = share(step.num_logits, thread, program.pool().threads());
         for (int64_t r = span.begin; r < span.end; r++)
-            sink.put(program.kernels(), in + static_cast<int64_t>(step.logit_rows[r]) * width, width, r, spare);
+            sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r, spare);
     }
 };
 
@@ -119,11 +111,11 @@ struct Quantize : Instruction {
 
     void run(Program& program, const Step& step, int thread) override {
         const float* in = program.floats(x, step, thread);
-        const Sink sink(program, step, thread, out);
+        const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
         const int64_t rows = program.rows_of(out.q8, step);
         const Span span = program.is_copied(out.q8, step) ? Span{0, rows} : share(rows, thread, program.pool().threads());
-        for (int64_t r = span.begin; r < span.end; r++) sink.put(program.kernels(), in + r * width, width, r, spare);
+        for (int64_t r = span.begin; r < span.end; r++) sink.put(in + r * width, r, spare);
     }
 
     bool barrier(const Program& program, const Step& step) const override { return !program.is_copied(out.q8, step); }
@@ -135,10 +127,13 @@ constexpr int MOST_ROWS = 16;              // of any kernel's row_counts
 constexpr int64_t GROUP_BYTES = 256 << 10;  // of weights that stay in the cache while rows pass by
 
 // The rows' lists of outliers, each in order of k, become one list of columns in order of k.
-uint8_t* gather_outliers(uint8_t* rows, int64_t width, int64_t first, int count, uint8_t* scratch, Panel& panel) {
+uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_t* scratch, Panel& panel) {
     const Outliers* lists[MOST_ROWS];
     int32_t at[MOST_ROWS] = {}, total = 0;
-    for (int r = 0; r < count; r++) lists[r] = q8_row(rows, width, first + r).outliers, total += lists[r]->count;
+    for (int r = 0; r < count; r++) {
+        lists[r] = reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) + r * outliers_bytes(width / BLOCK));
+        total += lists[r]->count;
+    }
     auto* columns = reinterpret_cast<OutlierColumn*>(scratch);
     auto* entries = reinterpret_cast<OutlierEntry*>(columns + total);
     panel.columns = columns, panel.entries = entries;
@@ -174,27 +169,18 @@ struct Product : Instruction {
 
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int64_t most = kernels.row_counts[0], k = weight->columns();
-        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * (k / BLOCK) * static_cast<int64_t>(sizeof(QBlock) + 16) + 128 : 0);
+        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * (k / BLOCK) * 16 + 64 : 0);
     }
 
     // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
     Panel panel(const Program& program, const Step& step, int thread, int64_t first, int count) const {
         Panel result{count, nullptr, nullptr, nullptr, nullptr, 0};
-        const int64_t k = weight->columns(), n = k / BLOCK;
+        const int64_t k = weight->columns();
         uint8_t* scratch = program.scratch(thread);
         if (weight->wants_q8()) {
-            uint8_t* rows = program.at(x.q8, step, thread);
-            result.q8 = q8_row(rows, k, first).blocks;
-            scratch = gather_outliers(rows, k, first, count, scratch, result);
-            if (count > 1) {
-                QBlock* blocks = reinterpret_cast<QBlock*>(scratch);
-                for (int r = 0; r < count; r++) {
-                    const QBlock* from = q8_row(rows, k, first + r).blocks;
-                    for (int64_t b = 0; b < n; b++) blocks[b * count + r] = from[b];
-                }
-                result.q8 = blocks;
-                scratch += (count * n * static_cast<int64_t>(sizeof(QBlock)) + 63) / 64 * 64;
-            }
+            const QRow row = program.q8_row(x, step, thread, k, first);
+            result.q8 = row.blocks;
+            scratch = gather_outliers(row.outliers, k, count, scratch, result);
         }
         if (weight->wants_f32()) {
             const float* rows = program.floats(x.f32, step, thread) + first * k;
@@ -218,18 +204,14 @@ struct Product : Instruction {
     template <class Each> void sweep(const Program& program, const Step& step, int thread, int64_t rows, int64_t unit_bytes, Each each) const {
         const int64_t begin = cuts[static_cast<size_t>(thread)], end = cuts[static_cast<size_t>(thread) + 1];
         if (x.fine) rows *= 2;
-        const int* counts = program.kernels().row_counts;
-        while (*counts > 1 && *counts > rows) counts++;
-        const int64_t group = *counts == rows ? std::max<int64_t>(1, end - begin) : std::max<int64_t>(1, GROUP_BYTES / unit_bytes);
-        for (int64_t from = begin; from < end; from += group) {
-            const int64_t to = std::min(end, from + group);
-            int64_t first = 0;
-            for (const int* size = counts; first < rows; size++)
-                for (; rows - first >= *size && !(x.fine && *size % 2); first += *size) {
-                    const Panel p = panel(program, step, thread, first, *size);
-                    for (int64_t unit = from; unit < to; unit++) each(unit, first, p);
-                }
-        }
+        if (rows == 0) return;
+        const Panels& panels = program.panels(x);
+        const int64_t group = panels.size[0] == rows ? std::max<int64_t>(1, end - begin) : std::max<int64_t>(1, GROUP_BYTES / unit_bytes);
+        for (int64_t from = begin; from < end; from += group)
+            for (int64_t first = 0; first < rows; first += panels.size[static_cast<size_t>(first)]) {
+                const Panel p = panel(program, step, thread, first, panels.size[static_cast<size_t>(first)]);
+                for (int64_t unit = from; unit < std::min(end, from + group); unit++) each(unit, first, p);
+            }
     }
 };
 
@@ -487,8 +469,8 @@ struct Attention : Instruction {
             program.kernels().finish(values, shape.head_dim, padded(), values);
             if (out.f32) memcpy(program.floats(out.f32, step, thread) + row * width + column, values, static_cast<size_t>(shape.head_dim) * 4);
             if (!out.q8) continue;
-            const QRow to = q8_row(program.at(out.q8, step, thread), width, row);  // weighted means of values: none stands out
-            program.kernels().quantize(values, shape.head_dim / BLOCK, to.blocks + column / BLOCK, nullptr);
+            const QRow to = program.q8_row(out, step, thread, width, row);  // weighted means of values: none stands out
+            program.kernels().quantize(values, shape.head_dim / BLOCK, to.blocks + column / BLOCK * to.stride, to.stride, nullptr);
             if (column == 0) to.outliers->count = 0;
         }
     }

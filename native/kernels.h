@@ -63,8 +63,9 @@ struct Kernels {
     Tile tiles[NUM_FORMATS];
 
     void (*norm)(const float* x, const float* weight, const float* residual, int n, float eps, float* out);
-    void (*quantize)(const float* x, int blocks, QBlock* out, Outliers* outliers);  // no outliers where null
-    void (*remainder)(const float* x, int blocks, const QBlock* rounded, float* out);  // x - rounded
+    // Blocks go to out[0], out[stride], …; where outliers is null nothing is set apart.
+    void (*quantize)(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers);
+    void (*remainder)(const float* x, int blocks, const QBlock* rounded, int stride, float* out);  // x - rounded
     void (*gate)(const float* gate, const float* up, int n, Activation activation, float* out);
     void (*softcap)(float* x, int n, float cap);
     void (*rotate)(float* x, const float* cos, const float* sin, int half, bool interleaved);

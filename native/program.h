@@ -54,6 +54,19 @@ struct AttentionShape {
     float norm_eps;
 };
 
+// Rows of 8-bit activations in panels of as many as a kernel takes at once: row r is in the panel of `size[r]` rows that
+// begins at `first[r]`.
+struct Panels {
+    std::vector<int32_t> first, size;
+};
+
+// One such row: its blocks lie `stride` apart.
+struct QRow {
+    QBlock* blocks;
+    int stride;
+    Outliers* outliers;
+};
+
 class Program;
 
 struct Instruction {
@@ -92,6 +105,8 @@ public:
     static constexpr int64_t FEW = 4;  // rows that each thread norms for itself
 
     int64_t rows_of(Operand o, const Step& step) const { return o.narrow ? step.num_logits : step.rows; }
+    const Panels& panels(const Forms& forms) const { return forms.fine ? fine_panels_ : (forms.q8 ? forms.q8 : forms.f32).narrow ? narrow_panels_ : panels_; }
+    QRow q8_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
     bool is_copied(Operand o, const Step& step) const { return o.copied && rows_of(o, step) <= FEW; }
     uint8_t* at(Operand o, const Step& step, int thread) const;
     float* floats(Operand o, const Step& step, int thread) const { return reinterpret_cast<float*>(at(o, step, thread)); }
@@ -135,6 +150,7 @@ private:
     int64_t scratch_bytes_ = 0;
 
     std::vector<int32_t> row_sequence_;
+    Panels panels_, narrow_panels_, fine_panels_;
     std::vector<int64_t> block_owner_;
     int64_t stamp_ = 0;
     bool shares_fresh_blocks_ = false;

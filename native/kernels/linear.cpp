@@ -135,14 +135,22 @@ template <int BITS> constexpr int SUMS = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;
 
 INLINE VI broadcast(const QBlock& x, int q) { return _mm256_set1_epi32(reinterpret_cast<const quad_t*>(x.q)[q]); }
 
+// The compiler would rather keep every broadcast for the other half of the tile than keep sums in registers: each
+// quad is done with before the next begins.
+template <int R> INLINE void settle(VI (&sum)[R]) {
+    UNROLL for (int r = 0; r < R; r++) asm volatile("" : "+x"(sum[r])::"memory");
+}
+
 template <int BITS, int Q, int R> INLINE void dot_quad(const uint8_t* c, const QBlock* x, VI (&sum)[R]) {
     VI w = quad<BITS, Q>(c);
     UNROLL for (int r = 0; r < R; r++) sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, broadcast(x[r], Q)));
+    settle<R>(sum);
 }
 
 template <int Q, int HIGH, int R> INLINE void dot_quad_of_8(const uint8_t* c, const QBlock* x, VI (&sum)[R]) {
     VI w = vand(vshift<HIGH ? -4 : 0>(vbytes(c + 64 * Q)), 15);
     UNROLL for (int r = 0; r < R; r++) sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(w, broadcast(x[r], Q)));
+    settle<R>(sum);
 }
 
 template <int R> INLINE void widen(VI (&dot)[R], VI (&sum)[R], int times) {

@@ -53,30 +53,31 @@ INLINE void set_apart(const float* x, float limit, int block, int blocks, Outlie
     }
 }
 
-void quantize(const float* x, int blocks, QBlock* out, Outliers* outliers) {
+void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers) {
     if (!outliers) {
-        for (int b = 0; b < blocks; b++) quantize_block(x + b * BLOCK, largest(x + b * BLOCK), out + b);
+        for (int b = 0; b < blocks; b++) quantize_block(x + b * BLOCK, largest(x + b * BLOCK), out + b * stride);
         return;
     }
     float sum = 0.0f;
-    for (int b = 0; b < blocks; b++) sum += out[b].d = largest(x + b * BLOCK);
+    for (int b = 0; b < blocks; b++) sum += out[b * stride].d = largest(x + b * BLOCK);
     const float limit = OUTLYING * sum / static_cast<float>(blocks);
     outliers->count = 0;
     for (int b = 0; b < blocks; b++) {
-        float rest[BLOCK];
-        if (out[b].d > limit) {
+        QBlock* to = out + b * stride;
+        if (to->d > limit) {
+            float rest[BLOCK];
             set_apart(x + b * BLOCK, limit, b, blocks, outliers, rest);
-            quantize_block(rest, largest(rest), out + b);
+            quantize_block(rest, largest(rest), to);
         } else {
-            quantize_block(x + b * BLOCK, out[b].d, out + b);
+            quantize_block(x + b * BLOCK, to->d, to);
         }
     }
 }
 
-void remainder(const float* x, int blocks, const QBlock* rounded, float* out) {
-    for (int b = 0; b < blocks; b++)
+void remainder(const float* x, int blocks, const QBlock* rounded, int stride, float* out) {
+    for (int b = 0; b < blocks; b++, rounded += stride)
         for (int i = 0; i < BLOCK; i += TILE) {
-            F value = mul(set1(rounded[b].d), load_i8(rounded[b].q + i));
+            F value = mul(set1(rounded->d), load_i8(rounded->q + i));
             store(out + b * BLOCK + i, sub(load(x + b * BLOCK + i), value));
         }
 }
