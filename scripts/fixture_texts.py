@@ -49,9 +49,11 @@ GREEDY_PROMPTS: dict[str, str] = {
     "chat-sum": chat("What is 2 + 2?"),
 }
 
+# Three whose answers end within 24 tokens, so that length penalty and early stopping matter, and two that run on.
 BEAM_PROMPTS: dict[str, str] = {
     "yes-no": chat("Is water wet? Answer with one word."),
-    "colour": chat("What colour is the sky on a clear day?"),
+    "capital": chat("What is the capital of France?"),
+    "translate": chat("Translate 'good morning' to Spanish."),
     "story": "Once upon a time, in a small village by the sea,",
     "code": "def add(a, b):\n    return",
 }
