@@ -40,6 +40,7 @@ TEXT = any_of(string(), array(f.TEXT_PART, least=1))
 CALL = record(
     {
         "id": string(),
+        "index": inert(integer(0)),  # left by clients that joined a stream
         "type": only("function"),
         "function": record({"name": f.NAME, "arguments": string()}, required=("name", "arguments")),
     },
@@ -54,6 +55,7 @@ MESSAGE = any_of(
             "role": only("assistant"),
             **_SPEAKER,
             "tool_calls": array(CALL),
+            "annotations": inert(array({})),
             "refusal": refused("no model here refuses apart from its text"),
             "audio": refused("text only"),
             "function_call": refused("replaced by tool_calls"),

@@ -1,0 +1,278 @@
+"""Under load and among bad neighbours: nobody harms another, nothing is lost, memory is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.harness import Client, Live, in_process, make_llm, parse_events
+from unspool.server.config import ServerConfig
+
+LONG = {"prompt": "hello", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+def raw_request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
+    data = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {len(data)}"]
+    return "\r\n".join([*head, "", ""]).encode() + data
+
+
+def read_until(connection: socket.socket, mark: bytes, most: int = 1 << 20) -> bytes:
+    data = b""
+    while mark not in data and len(data) < most:
+        piece = connection.recv(4096)
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def finished(server: Live) -> dict[str, int]:
+    return dict(server.service.llm.engine.finished)
+
+
+def test_a_disconnect_cancels_a_stream(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(device="reference"))
+    with socket.create_connection(server.address, timeout=30) as connection:
+        connection.sendall(raw_request(LONG))
+        read_until(connection, b"data: ")
+    server.wait_idle()
+    assert finished(server) == {"abort": 1}
+    assert server.service.llm.engine.stats["blocks_free"] == server.service.llm.engine.stats["blocks"]
+
+
+def test_a_disconnect_cancels_a_whole_answer(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(device="reference"))
+    with socket.create_connection(server.address, timeout=30) as connection:
+        connection.sendall(raw_request(LONG | {"stream": False, "n": 3}))
+        while not server.service.llm.engine.stats["running"]:
+            pass
+    server.wait_idle()
+    assert finished(server) == {"abort": 3}
+
+
+def test_half_a_body_costs_nothing(make_server: Callable[..., Live]) -> None:
+    server = make_server(read_timeout=0.3)
+    whole = raw_request(LONG)
+    connections = []
+    for cut in (10, 60, len(whole) - 20, len(whole) - 1):
+        connection = socket.create_connection(server.address, timeout=30)
+        connection.sendall(whole[:cut])
+        connections.append(connection)
+    connections.pop().close()  # one leaves in the middle
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
+    assert read_until(connections[-1], b"request_timeout").startswith(b"HTTP/1.1 408")
+    for connection in connections:
+        connection.close()
+    server.wait_idle()
+
+
+def test_a_reader_that_stands_still_is_cut(make_server: Callable[..., Live]) -> None:
+    server = make_server(stall_timeout=0.3)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(server.address)
+        wide = LONG | {"n": 16, "logprobs": 20, "max_tokens": 400}
+        connection.sendall(raw_request(wide))
+        other = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 64}, timeout=60)
+        assert other.status_code == 200
+        server.wait_idle()
+        data = read_until(connection, b"[DONE]", 1 << 30)
+    assert b"[DONE]" not in data
+
+
+def test_a_slow_reader_gets_everything(server: Live) -> None:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(server.address)
+        connection.sendall(
+            raw_request({"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True, "logprobs": 5})
+        )
+        server.wait_idle()  # the engine never waits for it
+        data = read_until(connection, b"[DONE]\n\n", 1 << 30)
+    body = data.split(b"\r\n\r\n", 1)[1]
+    assert body.count(b"data: ") > 100
+    assert b'"finish_reason":"length"' in body
+
+
+def test_framing_on_the_wire(server: Live) -> None:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 50}, timeout=60) as answer:
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["cache-control"] == "no-cache"
+        data = b"".join(answer.iter_bytes())
+    events = parse_events(data)
+    assert events[-1][1] == "[DONE]"
+    server.wait_idle()
+
+
+def test_silence_is_filled(make_server: Callable[..., Live]) -> None:
+    """While others are served first, a queued stream still says that it lives."""
+    server = make_server(make_llm(device="reference", max_running=1), ping_interval=0.05)
+    with (
+        socket.create_connection(server.address, timeout=30) as first,
+        socket.create_connection(server.address, timeout=30) as second,
+    ):
+        first.sendall(raw_request(LONG))
+        read_until(first, b"data: ")
+        second.sendall(raw_request(LONG))
+        assert b": still here" in read_until(second, b": still here")
+
+
+def test_a_full_queue_is_told(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(device="reference", max_running=1, max_waiting=2))
+    connections = []
+    for _ in range(3):
+        connection = socket.create_connection(server.address, timeout=30)
+        connection.sendall(raw_request(LONG))
+        read_until(connection, b"HTTP/1.1 200 OK")
+        connections.append(connection)
+        while server.service.llm.engine.stats["running"] != 1:
+            pass
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert int(answer.headers["retry-after"]) >= 1
+    for connection in connections:
+        connection.close()
+    server.wait_idle()
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
+def test_a_deadline_ends_honestly() -> None:
+    async def test(client: Client) -> None:
+        answer = await client.ok("/v1/completions", {**LONG, "stream": False, "deadline_ms": 30})
+        choice = answer["choices"][0]
+        assert choice["finish_reason"] == "deadline"
+        assert answer["usage"]["completion_tokens"] < 1500
+        assert len(answer["unspool"]["choices"]) == 1
+
+    in_process(test, llm=make_llm(device="reference"))
+
+
+def test_stopping_ends_streams_honestly(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(device="reference"), drain=0.0)
+    with socket.create_connection(server.address, timeout=30) as connection:
+        connection.sendall(raw_request(LONG))
+        read_until(connection, b"data: ")
+        server.server.should_exit = True
+        data = read_until(connection, b"[DONE]\n\n", 1 << 30)
+    assert b'"finish_reason":"abort"' in data
+    assert b"[DONE]" in data
+
+
+def test_draining_lets_answers_finish_and_takes_no_more(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(device="reference"), drain=60.0)
+    with (
+        socket.create_connection(server.address, timeout=60) as running,
+        socket.create_connection(server.address, timeout=60) as late,
+    ):
+        running.sendall(raw_request({**LONG, "max_tokens": 300}))
+        read_until(running, b"data: ")
+        late.sendall(raw_request({"prompt": "a"})[:20])  # connected before, asks after
+        server.server.should_exit = True
+        data = read_until(running, b"[DONE]\n\n", 1 << 30)
+    assert b'"finish_reason":"length"' in data
+    server.stop()
+    with pytest.raises(OSError):
+        socket.create_connection(server.address, timeout=1)
+
+
+def test_a_thousand_requests_with_random_aborts(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(kv_tokens=2048, max_running=48, step_tokens=256))
+    rng = random.Random(11)
+    alone = httpx.post(f"{server.url}/v1/completions", json=_job(random.Random(0)) | {"stream": False, "n": 1}).json()
+
+    async def one(http: httpx.AsyncClient, seed: int) -> str:
+        own = random.Random(seed)
+        body = _job(own)
+        leaves_after = own.randrange(8) if own.random() < 0.5 else None
+        path = own.choice(["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+        try:
+            async with asyncio.timeout(own.uniform(0.001, 0.3) if own.random() < 0.2 else 60):
+                async with http.stream("POST", server.url + path, json=_as(path, body)) as answer:
+                    assert answer.status_code == 200, await answer.aread()
+                    count = 0
+                    async for _ in answer.aiter_lines():
+                        count += 1
+                        if count == leaves_after:
+                            return "left"
+        except TimeoutError:
+            return "cancelled"
+        return "done"
+
+    async def run() -> list[str]:
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=16)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as http:
+            gate = asyncio.Semaphore(64)
+
+            async def gated(seed: int) -> str:
+                async with gate:
+                    return await one(http, seed)
+
+            return await asyncio.gather(*(gated(rng.randrange(1 << 30)) for _ in range(1000)))
+
+    outcomes = asyncio.run(run())
+    assert outcomes.count("done") > 200
+    assert outcomes.count("left") > 100
+    server.wait_idle()
+    server.service.llm.engine.check()
+    page = httpx.get(f"{server.url}/metrics").text
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert f'unspool:{gauge}{{model_name="{server.service.name}"}} 0.0' in page
+    again = httpx.post(f"{server.url}/v1/completions", json=_job(random.Random(0)) | {"stream": False, "n": 1}).json()
+    assert again["choices"] == alone["choices"]
+
+
+def _job(rng: random.Random) -> dict[str, Any]:
+    return {
+        "prompt": "ab" * rng.randrange(1, 60),
+        "max_tokens": rng.randrange(1, 40),
+        "temperature": rng.choice([0, 1, 1.5]),
+        "seed": rng.randrange(100),
+        "n": rng.choice([1, 1, 1, 3]),
+        "stream": rng.random() < 0.7,
+    }
+
+
+def _as(path: str, job: dict[str, Any]) -> dict[str, Any]:
+    """The same job in a path's own dialect."""
+    job = dict(job)
+    messages = [{"role": "user", "content": job["prompt"]}]
+    if path == "/v1/completions":
+        return job
+    del job["prompt"]
+    if path == "/v1/chat/completions":
+        return job | {"messages": messages}
+    del job["n"]
+    if path == "/v1/messages":
+        return job | {"messages": messages}
+    return job | {"input": messages, "max_output_tokens": job.pop("max_tokens")}
+
+
+def test_bodies_are_bounded_together() -> None:
+    async def test(client: Client) -> None:
+        async def slow(body: bytes) -> Any:
+            yield body[:4000]
+            await asyncio.sleep(0.2)
+            yield body[4000:]
+
+        def body() -> bytes:
+            return json.dumps({"prompt": "a", "max_tokens": 1, "user": "u" * 7000}).encode()
+
+        kind = {"content-type": "application/json"}
+        answers = await asyncio.gather(
+            *(client.http.post("/v1/completions", content=slow(body()), headers=kind) for _ in range(5))
+        )
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+
+    in_process(test, ServerConfig(max_bodies=10_000, log_format="off"))
