@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,8 @@ LONG = {"prompt": "hello", "max_tokens": 1500, "ignore_eos": True, "stream": Tru
 
 def raw_request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
     data = json.dumps(body).encode()
-    head = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {len(data)}"]
-    return "\r\n".join([*head, "", ""]).encode() + data
+    head = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
+    return "\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data
 
 
 def read_until(connection: socket.socket, mark: bytes, most: int = 1 << 20) -> bytes:
@@ -53,7 +54,7 @@ def test_a_disconnect_cancels_a_whole_answer(make_server: Callable[..., Live]) -
     with socket.create_connection(server.address, timeout=30) as connection:
         connection.sendall(raw_request(LONG | {"stream": False, "n": 3}))
         while not server.service.llm.engine.stats["running"]:
-            pass
+            time.sleep(0.002)
     server.wait_idle()
     assert finished(server) == {"abort": 3}
 
@@ -136,7 +137,7 @@ def test_a_full_queue_is_told(make_server: Callable[..., Live]) -> None:
         read_until(connection, b"HTTP/1.1 200 OK")
         connections.append(connection)
         while server.service.llm.engine.stats["running"] != 1:
-            pass
+            time.sleep(0.002)
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
     assert int(answer.headers["retry-after"]) >= 1

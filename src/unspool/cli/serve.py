@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         host=namespace.host,
         port=namespace.port,
         api_keys=tuple(keys),
-        names=tuple(namespace.name) or _spoken_name(namespace),
+        names=tuple(namespace.name) or spoken_name(namespace.model),
         cors_origins=tuple(namespace.cors_origin),
         allowed_hosts=tuple(host.lower() for host in namespace.allow_host),
         lenient=namespace.lenient,
@@ -85,6 +84,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _spoken_name(namespace: argparse.Namespace) -> tuple[str, ...]:
+def spoken_name(model: str) -> tuple[str, ...]:
     """What was asked for is a name too, unless it is a path."""
-    return () if Path(namespace.model).expanduser().exists() else (namespace.model,)
+    return () if Path(model).expanduser().exists() else (model,)

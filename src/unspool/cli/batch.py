@@ -1,0 +1,127 @@
+"""unspool batch: a file of requests, a file of results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unspool.cli import flags
+from unspool.cli.parser import Parser, UsageError
+
+if TYPE_CHECKING:
+    from unspool.server.batch import Line, Progress, Results
+
+DESCRIPTION = """\
+Answer a file of requests in OpenAI's batch format, as one continuous batch. Results are appended as they come, in the
+order in which they are done; started again after a kill, it does what is left, nothing twice."""
+EPILOG = """\
+example:
+  echo '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+         "body": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}}' | tr -d '\\n' > requests.jsonl
+  unspool batch requests.jsonl -o results.jsonl
+
+exit status: 0 every request has a result; 3 some results are refusals; 2 wrong usage; 130 stopped with Ctrl-C"""
+EXIT_REFUSALS = 3
+
+
+def make_parser() -> Parser:
+    parser = Parser("batch", "REQUESTS -o RESULTS [options]", DESCRIPTION, EPILOG)
+    parser.add_argument("requests", metavar="REQUESTS", type=Path, help="a JSON lines file of requests")
+    parser.add_argument(
+        "-o", "--output", metavar="RESULTS", type=Path, required=True, help="where results are appended"
+    )
+    parser.add_argument("--concurrency", type=int, metavar="N", help="requests at once (as many as run in one step)")
+    parser.add_argument("--name", action="append", default=[], metavar="NAME", help="a name that the model answers to")
+    parser.add_argument("--lenient", action="store_true", help="ignore unknown fields with a warning in the result")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    flags.add_engine_flags(parser, serving=True)
+    parser.add_common()
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    namespace = make_parser().parse_args(argv)
+    if namespace.concurrency is not None and namespace.concurrency < 1:
+        raise UsageError(f"--concurrency is {namespace.concurrency}; it must be at least 1")
+    if namespace.output.exists() and namespace.requests.exists() and namespace.output.samefile(namespace.requests):
+        raise UsageError("REQUESTS and RESULTS are one file")
+    try:
+        from unspool.server.batch import Results, read_requests
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
+            raise
+        raise UsageError(f"a batch needs {error.name}: pip install 'unspool[server]'") from error
+
+    lines = read_requests(namespace.requests)
+    results = Results(namespace.output)
+    try:
+        return _answer(namespace, lines, results)
+    finally:
+        results.close()
+
+
+def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) -> int:
+    import asyncio
+
+    from unspool.cli.loading import load
+    from unspool.cli.serve import spoken_name
+    from unspool.server.batch import run_batch
+    from unspool.server.config import ServerConfig
+    from unspool.server.service import Service
+
+    if all(line.custom_id in results.done for line in lines):
+        return 0
+    setattr(namespace, "engine.max_waiting", 1 << 30)  # the file is the queue here: nothing is ever turned away
+    llm, _ = load(namespace)
+    names = tuple(namespace.name) or spoken_name(namespace.model)
+    config = ServerConfig(names=names, lenient=namespace.lenient)
+
+    async def run() -> int:
+        service = Service(llm, config)
+        concurrency = namespace.concurrency or llm.engine.config.max_running
+        bar = Bar(quiet=namespace.quiet)
+        try:
+            progress = await run_batch(service, lines, results, concurrency=concurrency, tell=bar.show)
+        finally:
+            bar.close()
+            await service.engine.shutdown()
+        return EXIT_REFUSALS if progress.failed else 0
+
+    return asyncio.run(run())
+
+
+class Bar:
+    """Progress on stderr: a bar where somebody sees it, else a line now and then."""
+
+    INTERVAL = 10.0
+
+    def __init__(self, *, quiet: bool) -> None:
+        import sys
+
+        self._stream, self._quiet = sys.stderr, quiet
+        self._is_seen = self._stream.isatty()
+        self._last = 0.0
+
+    def show(self, progress: Progress) -> None:
+        import time
+
+        now = time.monotonic()
+        done = progress.done + progress.answered
+        if self._quiet or (now - self._last < (0.1 if self._is_seen else self.INTERVAL) and done < progress.total):
+            return
+        self._last = now
+        seconds = time.perf_counter() - progress.started
+        text = f"{done:,} of {progress.total:,} done, {progress.failed:,} refused"
+        if progress.answered and seconds > 0:
+            left = (progress.total - done) * seconds / progress.answered
+            text += f", {progress.tokens / seconds:,.0f} tokens/s, {left:,.0f} s left"
+        if self._is_seen:
+            cells = 24 * done // max(1, progress.total)
+            text = f"\r\033[K{'━' * cells}{'╌' * (24 - cells)}  {text}"
+        print(text, file=self._stream, end="" if self._is_seen else "\n", flush=True)
+
+    def close(self) -> None:
+        if self._is_seen and not self._quiet:
+            print(file=self._stream)

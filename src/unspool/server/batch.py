@@ -1,0 +1,197 @@
+"""Requests from a file in OpenAI's batch format, answered by the same endpoints, into a file of results.
+
+    requests.jsonl   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
+    results.jsonl    {"id": …, "custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
+
+Results are appended as they come and flushed to the disk in groups. A kill at any moment leaves whole lines and at
+most one torn last one; the next run drops that, reads which requests are answered, and does the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from unspool.errors import RequestError
+from unspool.server import plain
+from unspool.server.dialect import Body
+from unspool.server.faults import HTTPFault, fault_of
+from unspool.server.http import parse_object
+from unspool.server.kinds import Checker, mapping, record, string, word
+from unspool.server.routes import GENERATING, PLAIN
+from unspool.server.schema import SCORE
+from unspool.server.service import Service
+from unspool.server.sse import dumps
+
+SYNC_SECONDS = 1.0  # between two flushes to the disk: at most this much work is done again after a power cut
+URLS = (*GENERATING, *PLAIN, "/v1/score")
+LINE = record(
+    {"custom_id": string(minLength=1, maxLength=512), "method": word("POST"), "url": word(*URLS), "body": mapping()},
+    required=("custom_id", "method", "url", "body"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int
+    custom_id: str
+    url: str
+    body: Body
+
+
+@dataclass
+class Progress:
+    total: int
+    done: int  # before this run
+    failed: int = 0
+    tokens: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    answered: int = 0  # in this run
+
+
+def read_requests(path: Path) -> list[Line]:
+    """All lines, checked before anything is computed: a file with a wrong line is refused by its number."""
+    lines: list[Line] = []
+    seen: dict[str, int] = {}
+    for number, text in _lines(path):
+        where = f"{path.name}, line {number}"
+        try:
+            value = parse_object(text)
+            Checker().check(LINE, value)
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}", error.param) from None
+        if value["custom_id"] in seen:
+            first = seen[value["custom_id"]]
+            raise RequestError(f"{where}: custom_id {value['custom_id']!r} is that of line {first}", "custom_id")
+        seen[value["custom_id"]] = number
+        if value["body"].get("stream"):
+            raise RequestError(f"{where}: a batch does not stream", "body.stream")
+        lines.append(Line(number, value["custom_id"], value["url"], value["body"]))
+    return lines
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if text.strip():
+                yield number, text
+
+
+class Results:
+    """The output file: what it holds already, and a place to append."""
+
+    def __init__(self, path: Path) -> None:
+        self.done: set[str] = set()
+        whole = self._read(path) if path.exists() else 0
+        # Unbuffered: what was written survives a kill. Only the machine's own death can take the last second of it.
+        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b", buffering=0)  # type: ignore[assignment]
+        self._file.truncate(whole)  # a torn last line is forgotten, and its request done again
+        self._file.seek(whole)
+        self._synced = time.monotonic()
+
+    def _read(self, path: Path) -> int:
+        """Note the ids that are answered; the length of the whole lines."""
+        whole = 0
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n"):
+                    break
+                try:
+                    id = parse_object(text)["custom_id"]
+                except (RequestError, KeyError) as error:
+                    raise RequestError(f"{path}, line {number} is no result ({error}); give another -o", "o") from None
+                self.done.add(id)
+                whole += len(text)
+        return whole
+
+    def append(self, result: Body) -> None:
+        self._file.write(dumps(result) + b"\n")
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        self.sync()
+        self._file.close()
+
+
+async def run_batch(
+    service: Service,
+    lines: list[Line],
+    results: Results,
+    *,
+    concurrency: int,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Progress:
+    """Answer every line that has no result yet, `concurrency` at a time, so that the engine's batch stays full."""
+    left = [line for line in lines if line.custom_id not in results.done]
+    progress = Progress(len(lines), len(lines) - len(left))
+    queue = iter(left)
+
+    async def work() -> None:
+        for line in queue:
+            result = await answer(service, line)
+            results.append(result)
+            progress.answered += 1
+            progress.failed += result["response"]["status_code"] != 200
+            progress.tokens += _num_tokens(result["response"]["body"])
+            tell(progress)
+
+    tell(progress)
+    workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(left)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        results.sync()
+    return progress
+
+
+async def answer(service: Service, line: Line) -> Body:
+    """A line's result. What is wrong with a request is its result; what is wrong with the engine is raised."""
+    try:
+        status, body = 200, await _answer(service, line.url, line.body)
+    except Exception as error:
+        fault = fault_of(error)
+        if not isinstance(error, RequestError | HTTPFault):
+            raise
+        status, body = fault.status, fault.anthropic() if line.url.startswith("/v1/messages") else fault.openai()
+    return {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": line.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{secrets.token_hex(12)}", "body": body},
+        "error": None,
+    }
+
+
+async def _answer(service: Service, url: str, body: Body) -> Body:
+    checker = Checker(lenient=service.config.lenient)
+    dialect = GENERATING.get(url)
+    schema = dialect.schema if dialect is not None else SCORE if url == "/v1/score" else PLAIN[url][0]
+    body = json.loads(json.dumps(body))  # checking takes nulls out, and the caller's line stays whole
+    checker.check(schema, body)
+    service.check_model(body.get("model"))
+    if dialect is None and url != "/v1/score":
+        return await PLAIN[url][1](service, body)
+    job = await (dialect.prepare(service, body) if dialect is not None else plain.prepare_score(service, body))
+    job.warnings = [*checker.warnings, *job.warnings]
+    run = await service.start(job)
+    await service.finish(run)
+    return dialect.writer(service, run, body).body() if dialect is not None else plain.score_body(service, run)
+
+
+def _num_tokens(body: Any) -> int:
+    usage = body.get("usage") or {}
+    count: int = usage.get("completion_tokens", usage.get("output_tokens", 0))
+    return count
