@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from unspool.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
+
+THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def locate(model: str) -> Path:
@@ -32,11 +36,25 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
     """The model and how many seconds it took to open."""
     options = engine_options(namespace)
     with _no_collections():
+        if options.get("device") != "reference":
+            _import_numpy_alone()
         from unspool.llm import LLM
 
         path = locate(namespace.model)
         start = time.perf_counter()
         return LLM(path, **options), time.perf_counter() - start
+
+
+def _import_numpy_alone() -> None:
+    """numpy's BLAS starts a thread for each further core as it is loaded, and that takes longer than the rest of numpy.
+    Only the reference body multiplies with it. The setting is gone again before anyone else can inherit it."""
+    if "numpy" in sys.modules or THREADS in os.environ:
+        return
+    os.environ[THREADS] = "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        del os.environ[THREADS]
 
 
 @contextmanager
