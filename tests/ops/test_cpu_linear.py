@@ -1,0 +1,148 @@
+"""Products with weights of every format, against float64, and the same bits for a row wherever it stands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops.conftest import Bench, distance, plain_batch, random_weight, vector
+from unspool.ops.cpu import CpuOps
+from unspool.weights.formats import FORMATS
+from unspool.weights.weight import Weight
+
+ROWS = [1, 2, 3, 7, 8, 33, 200]
+FLOATS = ("f32", "f16", "bf16")
+
+
+def tolerance(format: str) -> float:
+    return 1e-5 if format in FLOATS else 0.008  # 8-bit activations: a 127th of a block's largest, uniformly off
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_products_agree_with_float64(bench: Bench, format: str) -> None:
+    rng = np.random.default_rng(1)
+    for rows in ROWS:
+        weight = random_weight(rng, 50, 512, format)
+        x = rng.standard_normal((rows, 512)).astype(np.float32)
+        matrix = bench.ops.matrix([weight])
+        y = bench.run(lambda ops, x, b, kv, m=matrix: ops.linear(x, m), x)
+        assert distance(y, x.astype(np.float64) @ weight.dequantize().astype(np.float64).T) < tolerance(format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_row_has_the_same_bits_in_any_company(isa: str, format: str) -> None:
+    rng = np.random.default_rng(2)
+    weight = random_weight(rng, 80, 256, format)
+    x = rng.standard_normal((40, 256)).astype(np.float32)
+    x[:, 17] *= 30  # outliers take another path
+    x[7, 100] = 200
+    whole = None
+    for threads in (1, 2, 3):
+        bench = Bench(CpuOps(threads=threads, isa=isa))
+        matrix = bench.ops.matrix([weight])
+
+        def product(rows: np.ndarray, bench: Bench = bench, matrix: object = matrix) -> np.ndarray:
+            return bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), rows)
+
+        y = product(x)
+        whole = y if whole is None else whole
+        assert np.array_equal(y, whole)
+        for row in (0, 7, 39):
+            assert np.array_equal(product(x[row : row + 1])[0], whole[row])
+        for order in (np.roll(np.arange(40), 5), np.arange(40)[::-1], np.arange(13)):
+            assert np.array_equal(product(x[order]), whole[order])
+
+
+@pytest.mark.parametrize("format", FLOATS)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (17, 3), (5, 31), (33, 100)])
+def test_odd_shapes(bench: Bench, format: str, rows: int, columns: int) -> None:
+    rng = np.random.default_rng(3)
+    weight = random_weight(rng, rows, columns, format)
+    x = rng.standard_normal((9, columns)).astype(np.float32)
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    assert distance(y, x.astype(np.float64) @ weight.dequantize().astype(np.float64).T) < 1e-5
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
+def test_integers_are_exact(bench: Bench, format: str) -> None:
+    """Where activations are whole numbers up to 127 and scales powers of two, nothing rounds."""
+    rng = np.random.default_rng(4)
+    blocks = rng.integers(0, 256, (24 * 4, FORMATS[format].bytes_per_block), dtype=np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
+    if format in ("q4_1", "q5_1"):
+        blocks[:, 2:4] = np.frombuffer(np.float16(-4.25).tobytes(), np.uint8)
+    weight = Weight("w", format, (24, 128), blocks.reshape(-1))
+    x = rng.integers(-127, 128, (15, 128)).astype(np.float32)
+    x[:, ::32] = 127
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    assert np.array_equal(y, (x.astype(np.float64) @ weight.dequantize().astype(np.float64).T).astype(np.float32))
+
+
+@pytest.mark.parametrize("format", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"])
+def test_any_bytes_of_a_k_quant(bench: Bench, format: str) -> None:
+    """Random bytes reach every code, scale and minimum; exact activations leave only float rounding."""
+    rng = np.random.default_rng(5)
+    blocks = rng.integers(0, 256, (20 * 2, FORMATS[format].bytes_per_block), dtype=np.uint8)
+    halves = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}[format]
+    for start in halves:
+        scales = rng.uniform(0.001, 0.01, (len(blocks), 1)).astype(np.float16)
+        blocks[:, start : start + 2] = scales.view(np.uint8)
+    weight = Weight("w", format, (20, 512), blocks.reshape(-1))
+    x = rng.integers(-127, 128, (7, 512)).astype(np.float32)
+    x[:, ::32] = -127
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    assert distance(y, x.astype(np.float64) @ weight.dequantize().astype(np.float64).T) < 1e-6
+
+
+def test_outliers_do_not_spoil_their_block(bench: Bench) -> None:
+    rng = np.random.default_rng(6)
+    weight = random_weight(rng, 64, 512, "q4_1")
+    x = rng.standard_normal((5, 512)).astype(np.float32)
+    x[:, [40, 41, 300]] = [500, -300, 400]
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    wanted = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    assert np.abs(y - wanted).max() < 1.0  # 8 bits of the whole block would be off by tens
+
+
+def test_bias_residual_and_mixed_parts(bench: Bench) -> None:
+    rng = np.random.default_rng(7)
+    parts = [random_weight(rng, n, 256, f) for n, f in ((40, "q4_k"), (16, "f16"), (9, "q6_k"), (191, "q5_0"))]
+    x = rng.standard_normal((11, 256)).astype(np.float32)
+    bias = rng.standard_normal(256).astype(np.float32)
+    matrix, shift = bench.ops.matrix(parts), bench.ops.vector([vector(bias)])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix, shift, residual=x), x)
+    weight = np.concatenate([part.dequantize() for part in parts]).astype(np.float64)
+    assert distance(y, x + x.astype(np.float64) @ weight.T + bias) < 0.008
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("format", ["q8_0", "q6_k", "f16"])
+def test_the_head_is_nearly_exact(bench: Bench, format: str, softcap: float | None) -> None:
+    rng = np.random.default_rng(8)
+    weight = random_weight(rng, 100, 256, format)
+    x = rng.standard_normal((9, 256)).astype(np.float32)
+    matrix = bench.ops.matrix([weight])
+    for wanted in ([8], [3, 1], [0, 2, 4, 6, 7], list(range(9))):
+        y = bench.run(lambda ops, x, b, kv: ops.logits(ops.take(x, b), matrix, softcap), x, plain_batch(9, wanted))
+        exact = x[wanted].astype(np.float64) @ weight.dequantize().astype(np.float64).T
+        if softcap is not None:
+            exact = softcap * np.tanh(exact / softcap)
+        assert y.shape == (len(wanted), 100)
+        assert distance(y, exact) < 5e-5
+    none = bench.run(lambda ops, x, b, kv: ops.logits(ops.take(x, b), matrix, softcap), x, plain_batch(9, []))
+    assert none.shape == (0, 100)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38, 1e-42])
+def test_strange_numbers_do_not_crash(bench: Bench, bad: float) -> None:
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((6, 256)).astype(np.float32)
+    x[2, 33] = bad
+    for format in FORMATS:
+        matrix = bench.ops.matrix([random_weight(rng, 20, 256, format)])
+        y = bench.run(lambda ops, x, b, kv, m=matrix: ops.linear(x, m), x)
+        assert np.isfinite(y[[0, 1, 3, 4, 5]]).all()

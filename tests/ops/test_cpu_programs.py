@@ -1,0 +1,133 @@
+"""Whole models of every family, native against reference; and what a program does with steps that cannot be run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.ops.conftest import distance, make_batch
+from unspool.config import EngineConfig
+from unspool.errors import BackendError, EngineError
+from unspool.models.registry import build
+from unspool.ops import Batch, Ops
+from unspool.ops.cpu import CpuOps
+from unspool.ops.reference import ReferenceOps
+from unspool.weights.checkpoint import Checkpoint
+
+FAMILIES = ["tiny", "tiny-untied", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
+
+
+def compiled(ops: Ops, checkpoint: Checkpoint, engine: EngineConfig) -> Callable[[Batch], np.ndarray]:
+    model = build(checkpoint.config, checkpoint.weights, ops)
+    return ops.compile(model, ops.kv_cache(checkpoint.config, engine, 40))
+
+
+def with_ids(batch: Batch, ids: np.ndarray) -> Batch:
+    return replace(batch, ids=ids.astype(np.int32))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("format", ["f32", "q8_0"])
+def test_families_agree_with_the_reference(
+    isa: str, family: str, format: str, tiny: Callable[[str, str], Checkpoint]
+) -> None:
+    checkpoint, engine = tiny(family, format), EngineConfig(kv_dtype="f32")
+    ids = np.random.default_rng(1).integers(0, 256, 60)
+    ours = compiled(CpuOps(threads=2, isa=isa), checkpoint, engine)
+    theirs = compiled(ReferenceOps(), checkpoint, engine)
+    for start, end in ((0, 45), (45, 46), (46, 60)):
+        batch = with_ids(make_batch([(start, end - start, [3, 7])], 32), ids[start:end])
+        assert distance(np.array(ours(batch)), theirs(batch)) < (1e-5 if format == "f32" else 0.03)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "tiny-wide"])
+def test_bits_do_not_depend_on_company_or_pieces(isa: str, family: str, tiny: Callable[[str, str], Checkpoint]) -> None:
+    checkpoint = tiny(family, "q4_k" if family == "tiny-wide" else "q4_0")
+    rng = np.random.default_rng(2)
+    ids = rng.integers(0, 256, 100)
+    whole = None
+    for threads in (1, 2):
+        step = compiled(CpuOps(threads=threads, isa=isa), checkpoint, EngineConfig(block_size=16))
+        y = np.array(step(with_ids(make_batch([(0, 100, range(7))], 16), ids)))
+        whole = y if whole is None else whole
+        assert np.array_equal(y, whole)
+        start = 0
+        for count in (30, 1, 1, 3, 50, 15):
+            others = rng.integers(0, 256, 9)
+            batch = make_batch([(0, 4, [20]), (start, count, range(7, 14)), (0, 5, [30])], 16, range(4, 4 + count))
+            y = step(with_ids(batch, np.concatenate([others[:4], ids[start : start + count], others[4:]])))
+            assert np.array_equal(y, whole[start : start + count])
+            start += count
+
+
+def test_only_wanted_rows_have_logits(isa: str, tiny: Callable[[str, str], Checkpoint]) -> None:
+    checkpoint = tiny("tiny", "q8_0")
+    step = compiled(CpuOps(threads=2, isa=isa), checkpoint, EngineConfig())
+    ids = np.arange(50)
+    everything = np.array(step(with_ids(make_batch([(0, 50, [0, 1])], 32), ids)))
+    for rows in ([49], [3, 2, 49], []):
+        some = step(with_ids(make_batch([(0, 50, [0, 1])], 32, rows), ids))
+        assert np.array_equal(some, everything[rows])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": np.array([0, 320])}, "token id 320 is outside the vocabulary of 320"),
+        ({"ids": np.array([0, -1])}, "token id -1"),
+        ({"slots": np.array([0, 40 * 32])}, "slot 1280 is outside the cache's 1280"),
+        ({"slots": np.array([-1, 0])}, "slot -1"),
+        ({"tables": np.array([[40]])}, "block 40 is outside the cache's 40"),
+        ({"tables": np.array([[-7]])}, "block -7"),
+        ({"positions": np.array([0, 32])}, "position 32 is past the end of a table of blocks: 1"),
+        ({"positions": np.array([-1, 0])}, "position -1"),
+        ({"logit_rows": np.array([2])}, "logit row 2 is outside the step's 2"),
+        ({"logit_rows": np.array([-1])}, "logit row -1"),
+        ({"starts": np.array([0, 1])}, "starts do not cover the rows"),
+        ({"starts": np.array([1, 2])}, "starts do not cover the rows"),
+        ({"starts": np.array([0, 2, 2]), "tables": np.array([[0], [0]])}, "has no rows"),
+        ({"starts": np.array([0, 1, 2])}, "differ in their number of sequences"),
+        ({"positions": np.array([0])}, "differ in length"),
+        (
+            {"ids": np.zeros(0), "positions": np.zeros(0), "slots": np.zeros(0), "starts": np.array([0, 0])},
+            "at least one row",
+        ),
+    ],
+)
+def test_steps_that_cannot_be_run_are_refused(
+    changes: dict[str, np.ndarray], message: str, tiny: Callable[[str, str], Checkpoint]
+) -> None:
+    step = compiled(CpuOps(threads=1), tiny("tiny", "q8_0"), EngineConfig())
+    batch = make_batch([(0, 2, [0])], 32)
+    step(batch)
+    with pytest.raises(EngineError, match=message):
+        step(replace(batch, **changes))
+
+
+def test_an_instruction_set_that_is_not_there() -> None:
+    with pytest.raises(BackendError, match="unknown kernel set 'sse9'"):
+        CpuOps(isa="sse9")
+
+
+def test_engines_share_threads(tiny: Callable[[str, str], Checkpoint]) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    many = [CpuOps(threads=3) for _ in range(5)]
+    assert len(os.listdir("/proc/self/task")) <= before + 2
+    batch = make_batch([(0, 20, [0])], 32)
+    answers = [np.array(compiled(ops, tiny("tiny", "q8_0"), EngineConfig())(batch)) for ops in many]
+    assert all(np.array_equal(answer, answers[0]) for answer in answers)
+
+
+def test_a_forked_child_has_threads_of_its_own(tiny: Callable[[str, str], Checkpoint]) -> None:
+    step = compiled(CpuOps(threads=2), tiny("tiny", "q8_0"), EngineConfig())
+    batch = make_batch([(0, 20, [0])], 32)
+    wanted = np.array(step(batch))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(step(batch), wanted) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(step(batch), wanted)
