@@ -91,7 +91,7 @@ class Results:
         self.done: set[str] = set()
         whole = self._read(path) if path.exists() else 0
         # Unbuffered: what was written survives a kill. Only the machine's own death can take the last second of it.
-        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b", buffering=0)  # type: ignore[assignment]
+        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._file.truncate(whole)  # a torn last line is forgotten, and its request done again
         self._file.seek(whole)
         self._synced = time.monotonic()

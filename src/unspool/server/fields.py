@@ -98,6 +98,7 @@ EXTRA: dict[str, Schema] = {
     ),
     "priority": integer(-(2**31), 2**31 - 1, description="Lower goes first."),
     "cache_salt": string(maxLength=1024, description="Cached prompts are shared only among requests of one salt."),
+    "speculate": string(maxLength=256, description="Which of the engine's drafters guesses ahead, or `off`."),
     "trace": flag(description="Add to each token what every sampling stage did to it."),
 }
 

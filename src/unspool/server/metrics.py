@@ -107,8 +107,10 @@ class EngineCollector(Collector):
         if utilization is not None:
             text = "Of what memory can give, what the steps since the last scrape read, 0 to 1."
             yield self._gauge("memory_bandwidth_utilization", text, utilization)
-        for name, text in SPECULATION.items():
-            yield self._counter(f"spec_decode_{name}", text, stats.get(name, 0))
+        tally = engine.speculation.total
+        yield self._counter("spec_decode_num_drafts", "Drafts verified.", tally.steps)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", tally.drafted)
+        yield self._counter("spec_decode_num_accepted_tokens", "Of those, chosen by the model itself.", tally.accepted)
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(self._prefix + name, text, labels=LABELS)
@@ -119,10 +121,3 @@ class EngineCollector(Collector):
         family = CounterMetricFamily(self._prefix + name, text, labels=LABELS)
         family.add_metric([self._model], value)
         return family
-
-
-SPECULATION = {
-    "num_drafts": "Drafts verified.",
-    "num_draft_tokens": "Tokens drafted.",
-    "num_accepted_tokens": "Drafted tokens that plain decoding would have chosen.",
-}

@@ -14,6 +14,7 @@ from unspool.errors import ContextLengthError, EngineError, RequestError
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.llm import LLM
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.sampling.resolve import jsonable
 from unspool.server.answer import Answer, Calling, Delta
 from unspool.server.calls import GENERIC, format_of
 from unspool.server.config import ServerConfig
@@ -242,7 +243,14 @@ class Service:
             params[name] = {"value": value, "origin": "api"}
         ends = [choice.end for choice in run.answer.choices if choice.end is not None]
         about = [
-            {"index": index, "finish_reason": end.reason, "stop": end.stop, "seed": end.seed, **_timings(end)}
+            {
+                "index": index,
+                "finish_reason": end.reason,
+                "stop": end.stop,
+                "seed": end.seed,
+                **_timings(end),
+                **_details(end),
+            }
             for index, end in enumerate(ends)
         ]
         warnings = [*run.job.warnings, *run.params[0].warnings]
@@ -273,6 +281,12 @@ def _timings(end: Finished) -> dict[str, Any]:
     seconds = {"queue": t.queue, "prefill": t.prefill, "decode": t.decode, "total": t.total, "ttft": t.first_token}
     rounded = {name: None if value is None else round(value, 6) for name, value in seconds.items()}
     return {"timings": {**rounded, "tokens_per_second": t.tokens_per_second}}
+
+
+def _details(end: Finished) -> dict[str, Any]:
+    """What extensions add: a beam's score, what speculation came to. Prompt logprobs have their own place."""
+    details = {name: jsonable(value) for name, value in end.details.items() if name != "prompt_logprobs"}
+    return {"details": details} if details else {}
 
 
 async def _merge(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Event]]:
