@@ -3,6 +3,10 @@
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
+
+// Packing is a good part of a cold start: nothing in it is worth a call.
+#define ALWAYS inline __attribute__((always_inline))
 
 namespace unspool {
 
@@ -33,13 +37,13 @@ struct Codes {
     uint8_t* bytes() { return reinterpret_cast<uint8_t*>(quads); }
 };
 
-uint32_t word(const uint8_t* p) {
+ALWAYS uint32_t word(const uint8_t* p) {
     uint32_t w;
     memcpy(&w, p, 4);
     return w;
 }
 
-uint16_t short_word(const uint8_t* p) {
+ALWAYS uint16_t short_word(const uint8_t* p) {
     uint16_t w;
     memcpy(&w, p, 2);
     return w;
@@ -48,7 +52,7 @@ uint16_t short_word(const uint8_t* p) {
 constexpr uint32_t NIBBLES = 0x0F0F0F0Fu, PAIRS = 0x03030303u, BITS = 0x01010101u;
 
 // 16 bytes: the low nibbles are the first 16 values, the high ones the last.
-void split_nibbles(const uint8_t* qs, Codes& out) {
+ALWAYS void split_nibbles(const uint8_t* qs, Codes& out) {
     for (int j = 0; j < 4; j++) {
         uint32_t w = word(qs + 4 * j);
         out.quads[j] = w & NIBBLES;
@@ -56,12 +60,12 @@ void split_nibbles(const uint8_t* qs, Codes& out) {
     }
 }
 
-void add_fifth_bits(const uint8_t* qh, Codes& out) {
+ALWAYS void add_fifth_bits(const uint8_t* qh, Codes& out) {
     uint32_t bits = word(qh);
     for (int i = 0; i < 32; i++) out.bytes()[i] |= static_cast<uint8_t>((bits >> i & 1) << 4);
 }
 
-void six_bit_scales(const uint8_t* packed, int sub, Codes& out) {
+ALWAYS void six_bit_scales(const uint8_t* packed, int sub, Codes& out) {
     const uint8_t *a = packed, *b = packed + 4, *c = packed + 8;
     if (sub < 4) {
         out.scales[0] = static_cast<int8_t>(a[sub] & 63);
@@ -73,7 +77,7 @@ void six_bit_scales(const uint8_t* packed, int sub, Codes& out) {
 }
 
 // Block `b` of 32 values of a row that begins at `row`.
-void take_apart(Format format, const uint8_t* row, int64_t b, Codes& out) {
+template <Format format> ALWAYS void take_apart(const uint8_t* row, int64_t b, Codes& out) {
     const int sub = static_cast<int>(b % 8), shift = 2 * (sub % 4);
     switch (format) {
         case Q8_0: {
@@ -152,9 +156,26 @@ void take_apart(Format format, const uint8_t* row, int64_t b, Codes& out) {
     }
 }
 
+// Calls what it is given with the format as a constant.
+template <class F> auto with_format(Format format, F f) {
+    switch (format) {
+        case Q8_0: return f(std::integral_constant<Format, Q8_0>());
+        case Q4_0: return f(std::integral_constant<Format, Q4_0>());
+        case Q4_1: return f(std::integral_constant<Format, Q4_1>());
+        case Q5_0: return f(std::integral_constant<Format, Q5_0>());
+        case Q5_1: return f(std::integral_constant<Format, Q5_1>());
+        case Q2_K: return f(std::integral_constant<Format, Q2_K>());
+        case Q3_K: return f(std::integral_constant<Format, Q3_K>());
+        case Q4_K: return f(std::integral_constant<Format, Q4_K>());
+        case Q5_K: return f(std::integral_constant<Format, Q5_K>());
+        case Q6_K: return f(std::integral_constant<Format, Q6_K>());
+        default: throw std::logic_error("a format without codes");
+    }
+}
+
 // The value of each of the 32 codes, by the arithmetic of the format's definition.
-void values_of(Format format, Codes& codes, float* out) {
-    const Scheme& s = SCHEMES[format];
+template <Format format> ALWAYS void values_of(Codes& codes, float* out) {
+    constexpr Scheme s = SCHEMES[format];
     const float d = half_to_float(reinterpret_cast<uint8_t*>(&codes.d));
     const float m = half_to_float(reinterpret_cast<uint8_t*>(&codes.dmin));
     for (int i = 0; i < BLOCK; i++) {
@@ -176,28 +197,28 @@ uint8_t* scales_at(uint8_t* tile, const Scheme& s, int64_t b) {
     return tile + b * scale_bytes_per_block(s) + (s.super ? (b / 8 + 1) * 64 : 0);
 }
 
-void put_quad(uint8_t* vector, int lane, uint32_t bits) {
-    uint32_t* at = reinterpret_cast<uint32_t*>(vector) + lane;
-    *at |= bits;
-}
+ALWAYS void put_quad(uint8_t* vector, int lane, uint32_t bits) { memcpy(vector + 4 * lane, &bits, 4); }
 
-void put_codes(uint8_t* c, int bits, int lane, const uint32_t* quads) {
-    uint8_t* rest = c;
-    if (bits == 8) {
+template <int bits> ALWAYS void put_codes(uint8_t* c, int lane, const uint32_t* quads) {
+    if constexpr (bits == 8)
         for (int q = 0; q < 8; q++) put_quad(c + 64 * q, lane, quads[q]);
-        return;
-    }
-    if (bits >= 4) {
+    if constexpr (bits >= 4 && bits < 8)
         for (int j = 0; j < 4; j++) put_quad(c + 64 * j, lane, (quads[j] & NIBBLES) | (quads[j + 4] & NIBBLES) << 4);
-        rest += 256;
-    }
-    const int low = bits >= 4 ? 4 : 0;
-    if (bits == 2 || bits == 3 || bits == 6) {
-        for (int q = 0; q < 8; q++) put_quad(rest + 64 * (q / 4), lane, (quads[q] >> low & PAIRS) << (2 * (q % 4)));
+    constexpr int low = bits >= 4 ? 4 : 0;
+    uint8_t* rest = c + (bits >= 4 ? 256 : 0);
+    if constexpr (bits == 2 || bits == 3 || bits == 6) {
+        for (int v = 0; v < 2; v++) {
+            uint32_t pairs = 0;
+            for (int q = 0; q < 4; q++) pairs |= (quads[4 * v + q] >> low & PAIRS) << (2 * q);
+            put_quad(rest + 64 * v, lane, pairs);
+        }
         rest += 128;
     }
-    if (bits == 3 || bits == 5)
-        for (int q = 0; q < 8; q++) put_quad(rest, lane, (quads[q] >> (bits - 1) & BITS) << q);
+    if constexpr (bits == 3 || bits == 5) {
+        uint32_t single = 0;
+        for (int q = 0; q < 8; q++) single |= (quads[q] >> (bits - 1) & BITS) << q;
+        put_quad(rest, lane, single);
+    }
 }
 
 void get_codes(const uint8_t* c, int bits, int lane, uint32_t* quads) {
@@ -218,17 +239,18 @@ void get_codes(const uint8_t* c, int bits, int lane, uint32_t* quads) {
         for (int q = 0; q < 8; q++) quads[q] |= (word(rest + 4 * lane) >> q & BITS) << (bits - 1);
 }
 
-void pack_codes_tile(Format format, const uint8_t* source, int64_t source_stride, int count, int64_t columns, uint8_t* tile) {
-    const Scheme& s = SCHEMES[format];
+template <Format format>
+void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, int64_t columns, uint8_t* tile) {
+    constexpr Scheme s = SCHEMES[format];
+    constexpr int groups = BLOCK / s.group;
     const int64_t blocks = columns / BLOCK;
-    const int groups = BLOCK / s.group;
     for (int64_t b = 0; b < blocks; b++) {
         uint8_t* codes = codes_at(tile, s, blocks, b);
         uint8_t* scales = scales_at(tile, s, b);
         for (int lane = 0; lane < count; lane++) {
             Codes c;
-            take_apart(format, source + lane * source_stride, b, c);
-            put_codes(codes, s.bits, lane, c.quads);
+            take_apart<format>(source + lane * source_stride, b, c);
+            put_codes<s.bits>(codes, lane, c.quads);
             if (!s.super) {
                 memcpy(scales + 2 * lane, &c.d, 2);
                 if (s.min) memcpy(scales + 32 + 2 * lane, &c.dmin, 2);
@@ -246,8 +268,8 @@ void pack_codes_tile(Format format, const uint8_t* source, int64_t source_stride
     }
 }
 
-void unpack_codes_row(Format format, const uint8_t* tile, int lane, int64_t columns, float* out) {
-    const Scheme& s = SCHEMES[format];
+template <Format format> void unpack_codes_row(const uint8_t* tile, int lane, int64_t columns, float* out) {
+    constexpr Scheme s = SCHEMES[format];
     uint8_t* at = const_cast<uint8_t*>(tile);
     const int64_t blocks = columns / BLOCK;
     const int groups = BLOCK / s.group;
@@ -263,7 +285,7 @@ void unpack_codes_row(Format format, const uint8_t* tile, int lane, int64_t colu
                 c.scales[g] = static_cast<int8_t>(scales[g * TILE + lane]);
                 if (s.min) c.mins[g] = scales[(groups + g) * TILE + lane];
             }
-        values_of(format, c, out + b * BLOCK);
+        values_of<format>(c, out + b * BLOCK);
     }
 }
 
@@ -356,7 +378,10 @@ void Matrix::pack(Pool& pool, std::shared_ptr<Arena> arena) {
                 const int64_t stride = row_bytes(tile.format, columns);
                 if (tile.format == F32) pack_plain_tile<uint32_t>(job.sources[t], stride, tile.count, columns, out);
                 else if (tile.format <= BF16) pack_plain_tile<uint16_t>(job.sources[t], stride, tile.count, columns, out);
-                else pack_codes_tile(tile.format, job.sources[t], stride, tile.count, columns, out);
+                else
+                    with_format(tile.format, [&](auto format) {
+                        pack_codes_tile<format()>(job.sources[t], stride, tile.count, columns, out);
+                    });
             }
         },
         &job);
@@ -379,14 +404,15 @@ void Matrix::read_row(int64_t row, float* out) const {
             const int size = plain_size(format);
             const int64_t step = packed() ? TILE * size : size, start = packed() ? lane * size : 0;
             for (int64_t k = 0; k < columns_; k++) out[k] = plain_value(format, data + start + k * step);
-        } else if (packed()) {
-            unpack_codes_row(format, data, lane, columns_, out);
         } else {
-            for (int64_t b = 0; b < columns_ / BLOCK; b++) {
-                Codes codes;
-                take_apart(format, data, b, codes);
-                values_of(format, codes, out + b * BLOCK);
-            }
+            with_format(format, [&](auto constant) {
+                if (packed()) return unpack_codes_row<constant()>(data, lane, columns_, out);
+                for (int64_t b = 0; b < columns_ / BLOCK; b++) {
+                    Codes codes;
+                    take_apart<constant()>(data, b, codes);
+                    values_of<constant()>(codes, out + b * BLOCK);
+                }
+            });
         }
         return;
     }
