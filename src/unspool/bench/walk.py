@@ -1,7 +1,7 @@
 """Answers from dice: a constraint followed by a model that knows nothing, to see what the constraint alone ensures.
 
-A uniform choice among allowed tokens almost never closes a string, so the dice are loaded: they like short tokens, and the
-longer the answer gets the more they like whatever closes something.
+A uniform choice among allowed tokens almost never closes a string, so the dice are loaded: they like short tokens, and
+the longer the answer gets the more they like whatever closes something.
 """
 
 from __future__ import annotations

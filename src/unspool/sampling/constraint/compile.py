@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from unspool.errors import RequestError
 from unspool.sampling.constraint.grammar import Source, schema_text, source
@@ -17,7 +19,13 @@ from unspool.sampling.constraint.matcher import Matcher, _short
 from unspool.sampling.constraint.vocabulary import Tokenizer, Vocabulary, vocabulary
 
 _MAX_KEPT = 64
-_MAX_PROBES = 200
+_PATIENCE = 1.0  # seconds for finding the place of a failure
+
+
+class Compiled(NamedTuple):
+    root: Any  # llguidance's matcher, which has followed nothing
+    text: str
+    special: frozenset[int]
 
 
 class Constraint(Protocol):
@@ -35,17 +43,20 @@ def compile_constraint(
 ) -> Matcher:
     """A matcher at the start of an answer. A constraint that cannot be honoured raises RequestError, which says why and
     where in it; `param` names the field of the request that it came from."""
+    if not tokenizer.eos_ids:
+        raise RequestError("a constraint says where an answer ends; this vocabulary has no end token", param)
     words = vocabulary(tokenizer)
     key = (constraint.kind, _text(constraint.value), tokenizer.fingerprint, limits)
-    root, text = _kept.get(key) or (None, "")
-    if root is None:
+    compiled = _kept.get(key)
+    if compiled is None:
         try:
-            made = source(constraint.kind, constraint.value, limits)
-            root, text = _compile(made, words, limits), made.text
+            made = source(constraint.kind, constraint.value, limits, words.special)
+            compiled = Compiled(_compile(made, words, limits), made.text, made.special)
         except Refused as refused:
             raise RequestError(f"the {constraint.kind} constraint: {refused}", param, "constraint_refused") from None
-        _kept.put(key, (root, text))
-    return Matcher(root, lambda: _native(text, words, limits), words, param)
+        _kept.put(key, compiled)
+    text = compiled.text
+    return Matcher(compiled.root, lambda: _native(text, words, limits), words.allowing(compiled.special), param)
 
 
 async def compile_async(
@@ -96,7 +107,7 @@ def _native(text: str, words: Vocabulary, limits: Limits) -> Any:
 
 def _compile(made: Source, words: Vocabulary, limits: Limits) -> Any:
     root = _native(made.text, words, limits)
-    problem = _problem(root, words)
+    problem = _problem(root)
     if not problem:
         return root
     if made.schema is None or made.places is None:
@@ -104,7 +115,7 @@ def _compile(made: Source, words: Vocabulary, limits: Limits) -> Any:
     raise Refused(*_culprit(made, problem, words, limits))
 
 
-def _problem(root: Any, words: Vocabulary) -> str:
+def _problem(root: Any) -> str:
     """Why this grammar cannot be used; empty if it can: it compiles, and something can follow from its start."""
     if root.is_error():
         return _short(root.get_error())
@@ -120,20 +131,25 @@ def _culprit(made: Source, problem: str, words: Vocabulary, limits: Limits) -> t
     assert made.schema is not None
     assert made.places is not None
     definitions = made.schema.get("$defs", {})
-    node, probes = made.schema, 0
+    node, patience = made.schema, time.monotonic() + _PATIENCE
     found = True
     while found:
         found = False
         for child in _children(node):
-            probes += 1
-            if probes > _MAX_PROBES:
+            if time.monotonic() > patience:
                 break
             whole = {**child, "$defs": definitions} if definitions else child
-            failed = _problem(_native(schema_text(whole, made.whitespace), words, limits), words)
+            failed = _problem(_native(schema_text(whole, made.whitespace), words, limits))
             if failed:
                 node, problem, found = child, failed, True
                 break
-    return problem, path(made.places.get(id(node), ()))
+    named = re.sub(r"json-schema:///#/\$defs/(d\d+)", lambda m: _place(made, definitions[m.group(1)]), problem)
+    return named, _place(made, node)
+
+
+def _place(made: Source, node: Any) -> str:
+    assert made.places is not None
+    return path(made.places.get(id(node), ()))
 
 
 def _children(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -152,16 +168,16 @@ class _Kept:
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Any, tuple[Any, str]] = OrderedDict()
+        self._entries: OrderedDict[Any, Compiled] = OrderedDict()
 
-    def get(self, key: Any) -> tuple[Any, str] | None:
+    def get(self, key: Any) -> Compiled | None:
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
             return entry
 
-    def put(self, key: Any, entry: tuple[Any, str]) -> None:
+    def put(self, key: Any, entry: Compiled) -> None:
         with self._lock:
             self._entries[key] = entry
             self._entries.move_to_end(key)

@@ -9,6 +9,7 @@ as a number.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from unspool.sampling.constraint.limits import DEFAULT, Limits, Refused
@@ -25,6 +26,7 @@ _CLASSES = {
     "s": (_SPACES, _SPACES + r"\x1C-\x1F\u{85}\u{180E}\u{FEFF}"),
 }
 _ANYTHING = "(?s:.*)"
+_COUNTED = re.compile(r"\{([0-9]*)(?:(,)([0-9]*))?\}")
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class _Parser:
                 self._take()
                 return self._bounded(_class(name, negated=False), exact=False)
             return self._character(self._escaped(at), at)
-        if char in "*+?":
+        if char in "*+?" or (char == "{" and _COUNTED.match(self._text, at)):
             raise self._refused(f"nothing to repeat before {char}", at)
         return self._character(ord(char), at)
 
@@ -194,7 +196,7 @@ class _Parser:
             raise self._refused(f"{item.sign} cannot be repeated", at)
         if self._peek() == "?":  # lazy: which match is found first does not matter to which texts match
             self._take()
-        if self._peek() in ("*", "+", "?") and self._peek():
+        if self._quantifier() is not None:
             raise self._refused("a repetition of a repetition needs a group", at)
         low, high = bounds
         if high is not None and low > high:
@@ -206,15 +208,13 @@ class _Parser:
         if char and char in "*+?":
             self._take()
             return {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
-        if char != "{":
-            return None
-        end = self._text.find("}", self._at)
-        low, comma, high = self._text[self._at + 1 : end].partition(",") if end > 0 else ("", "", "")
-        if not (low.isascii() and low.isdigit() and (not high or (high.isascii() and high.isdigit()))):
-            raise self._refused("{ must be escaped or start a repetition such as {2}, {2,} or {2,5}")
-        if len(low) > 9 or len(high) > 9:
-            raise self._refused(f"the repetition {{{low}{comma}{high}}} is out of bounds")
-        self._at = end + 1
+        found = _COUNTED.match(self._text, self._at)
+        if found is None:
+            return None  # { by itself
+        low, comma, high = found.groups()
+        if not low or len(low) > 9 or len(high or "") > 9:
+            raise self._refused(f"the repetition {found.group()} needs bounds from 0 to 999,999,999")
+        self._at = found.end()
         return int(low), (int(high) if high else None if comma else int(low))
 
     def _set(self) -> _Char:

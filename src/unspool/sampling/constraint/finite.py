@@ -23,7 +23,7 @@ def endless(schema: dict[str, Any]) -> Lowered | None:
     while changed:
         changed = False
         for node in nodes:
-            if id(node) not in ending and _ends(_parts(node, schema), schema, ending):
+            if id(node) not in ending and _ends(node, schema, ending):
                 ending.add(id(node))
                 changed = True
     return next((node for node in nodes if id(node) not in ending), None)
@@ -44,33 +44,47 @@ def _subschemas(node: Lowered) -> Iterator[Lowered]:
     yield node
 
 
+def _demands(node: dict[str, Any], root: dict[str, Any]) -> list[Lowered]:
+    """What else a value of this schema must satisfy."""
+    named = [root["$defs"][node["$ref"].removeprefix("#/$defs/")]] if "$ref" in node else []
+    return [*named, *node.get("allOf", [])]
+
+
 def _parts(node: Lowered, root: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schema and all that it demands besides, through `$ref` and `allOf`."""
+    """The schema and all its demands, and theirs."""
     found: list[dict[str, Any]] = []
-    pending, seen = [node], set()
+    pending: list[Lowered] = [node]
+    seen: set[int] = set()
     while pending and len(found) < _MAX_PARTS:
         part = pending.pop()
-        if not isinstance(part, dict) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        found.append(part)
-        if "$ref" in part:
-            pending.append(root["$defs"][part["$ref"].removeprefix("#/$defs/")])
-        pending += part.get("allOf", [])
+        if isinstance(part, dict) and id(part) not in seen:
+            seen.add(id(part))
+            found.append(part)
+            pending += _demands(part, root)
     return found
 
 
-def _ends(parts: list[dict[str, Any]], root: dict[str, Any], ending: set[int]) -> bool:
-    """Whether a value of these parts ends, if the subschemas in `ending` do."""
-    if any("$ref" in part and len(part) == 1 and len(parts) == 1 for part in parts):
-        return False  # a reference that only leads back to itself
-    for part in parts:
-        if "anyOf" in part:
-            rest = [other for other in parts if other is not part]
-            alone = {key: value for key, value in part.items() if key != "anyOf"}
-            return any(_ends([*rest, alone, *_parts(option, root)], root, ending) for option in part["anyOf"])
+def _ends(node: dict[str, Any], root: dict[str, Any], ending: set[int]) -> bool:
+    """Whether some value of this schema ends, if values of those in `ending` do. Each part must end by itself, and all
+    together: one may name a property that another demands."""
+
+    def known(other: Lowered) -> bool:
+        return other is True or id(other) in ending
+
+    parts = _parts(node, root)
+    if not all(known(other) or other is False for other in _demands(node, root)) or not _end_together(parts, ending):
+        return False
+    for options in (part["anyOf"] for part in parts if "anyOf" in part):
+        if all(option is False for option in options):
+            return True  # refused elsewhere, for what it is
+        if not any(known(each) and _end_together([*parts, *_parts(each, root)], ending) for each in options):
+            return False
+    return True
+
+
+def _end_together(parts: list[dict[str, Any]], ending: set[int]) -> bool:
     types = _types(parts)
-    if types & _SCALARS or any("const" in part or "enum" in part for part in parts):
+    if not types or types & _SCALARS or any("const" in part or "enum" in part for part in parts):
         return True
     return ("object" in types and _object_ends(parts, ending)) or ("array" in types and _array_ends(parts, ending))
 

@@ -17,8 +17,9 @@ _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR}:[0-5
 _N = "[0-9]{1,9}"
 _DAYS = f"(?:{_N}Y(?:{_N}M(?:{_N}D)?)?|{_N}M(?:{_N}D)?|{_N}D)"
 _CLOCK = f"T(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
-_LABEL = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,31}"  # at most 63 characters
-_HOST = rf"{_LABEL}(?:\.{_LABEL})*"
+# Labels of at most 29 characters, at most eight: a host name's limits of 63 and 253 without counting.
+_LABEL = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,14}"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,7}}"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
@@ -56,7 +57,6 @@ STRINGS: dict[str, str] = {
     "uri": _URI,
     "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
 }
-MAX_LENGTH = {"hostname": 253, "email": 254}
 # OpenAPI's names for how wide an integer is.
 INTEGERS = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 # They say how a value is stored or shown, not what it may be.

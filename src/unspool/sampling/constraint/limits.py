@@ -26,7 +26,7 @@ class Limits:
     max_multiple: int = 10_000  # multipleOf
     max_count: int = 1_000_000  # minLength, minItems, minProperties
     lexer_fuel: int = 1_000_000  # building the lexer: about 50,000 a millisecond
-    step_fuel: int = 200_000  # one mask: about 14,000 a millisecond
+    step_fuel: int = 500_000  # one mask: about 14,000 a millisecond
     step_items: int = 50_000  # parser items of one mask: about 20,000 a millisecond
     row_items: int = 8_000  # parser items of one position
     lexer_states: int = 50_000  # 1 to 2 kB each

@@ -15,6 +15,7 @@ from unspool.sampling.constraint.limits import Limits, Place, Refused
 
 WIDEST = 10**17  # bounds beyond it are narrowed to it: native integers have 64 bits
 EXACT = 2**53  # every integer up to it is a double
+MAX_DIGITS = 15  # every decimal of so many digits is told apart by doubles
 _FINEST = Decimal("1e-12")  # bounds closer to zero than this are moved away from what they exclude
 
 
@@ -69,14 +70,33 @@ def _inward(value: int | float, sign: int, strict: bool) -> Decimal:
 
 
 def _plain(value: Decimal, rounding: str) -> int | float:
-    """As JSON: at most twelve decimals where the value is small, and no double beyond the bound."""
-    if abs(value) < 1 and value.as_tuple().exponent < _FINEST.as_tuple().exponent:  # type: ignore[operator]
-        value = value.quantize(_FINEST, rounding=rounding)
-    nearest = float(value)
-    if Decimal(nearest) != value and abs(value) >= EXACT:
+    """As JSON that llguidance reads exactly: an integer that is a double, or fifteen digits; never beyond the bound."""
+    if value == value.to_integral_value():
+        nearest = float(value)
         outside = Decimal(nearest) > value if rounding == ROUND_FLOOR else Decimal(nearest) < value
-        nearest = math.nextafter(nearest, -math.inf if rounding == ROUND_FLOOR else math.inf) if outside else nearest
-    return int(nearest) if nearest == int(nearest) else nearest
+        return int(math.nextafter(nearest, -math.inf if rounding == ROUND_FLOOR else math.inf) if outside else nearest)
+    finest = max(_FINEST, Decimal(1).scaleb(value.adjusted() - MAX_DIGITS + 1))
+    inside = value.quantize(finest, rounding=rounding).normalize()
+    return int(inside) if inside == inside.to_integral_value() else float(inside)
+
+
+def shorter(limits: dict[str, Any]) -> list[float]:
+    """Numbers within the bounds that llguidance leaves out: what the digits of a bound start with (3.7 below 3.75)."""
+    low, high = limits.get("minimum", -WIDEST), limits.get("maximum", WIDEST)
+    found = []
+    for bound, sign in ((high, 1), (-low, -1)):
+        whole, _, digits = f"{Decimal(repr(bound)):f}".partition(".")
+        if bound > 0 and digits:
+            found += [sign * float(f"{whole}.{digits[:length]}") for length in range(1, len(digits))]
+    return [value for value in found if low <= value <= high]
+
+
+def is_exact(value: int | float) -> bool:
+    """Whether a constant is read by llguidance as it is by everyone: its reader rounds twice beyond fifteen digits."""
+    if isinstance(value, int) or value.is_integer():
+        return abs(value) <= EXACT
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    return len(digits) <= MAX_DIGITS and abs(int(exponent)) <= 22
 
 
 def multiple_of(value: Any, place: Place, limits: Limits) -> int | float:

@@ -122,11 +122,14 @@ class Lowering:
         result: dict[str, Any] = {}
         if "type" in node:
             result["type"] = _types(node["type"], (*place, "type"))
-        result |= numbers.bounds(node, place, booleans=self._document.draft == 4)
+        limits = numbers.bounds(node, place, booleans=self._document.draft == 4)
+        short = numbers.shorter(limits) if result.get("type") == "number" else []
+        result |= {"allOf": [{"anyOf": [limits, {"enum": short}]}]} if short else limits
         if "multipleOf" in node:
             result["multipleOf"] = numbers.multiple_of(node["multipleOf"], (*place, "multipleOf"), self._limits)
             self._multiples.add(result["multipleOf"])
-        result |= self._string(node, place)
+        string = self._string(node, place)
+        result |= string | _unless([*result.get("allOf", []), *string.get("allOf", [])], [], "allOf")
         result |= self._array(node, place, depth)
         result |= self._object(node, place, depth)
         for key in ("const", "enum"):
@@ -150,8 +153,8 @@ class Lowering:
                 raise Refused(f"holds U+{ord(odd.group()):04X}, which is not written in JSON strings here", place)
             case bool() | None | str():
                 return
-            case int() | float() if abs(value) > numbers.EXACT:
-                raise Refused(f"is {value!r:.40}; constants beyond ±2**53 are not supported", place)
+            case int() | float() if not numbers.is_exact(value):
+                raise Refused(f"is {value!r:.40}; constants have at most 15 digits, integers at most 2**53", place)
             case list():
                 for number, item in enumerate(value):
                     self._check_constant(item, (*place, number))
@@ -172,8 +175,6 @@ class Lowering:
                 raise Refused(f"the format {form!r} is not one of {', '.join(known)}", (*place, "format"))
             if form in formats.STRINGS:
                 expressions.append(self._expression(formats.STRINGS[form], (*place, "format"), whole=True).regex)
-                high = min(formats.MAX_LENGTH.get(form, _MAX_U32), _MAX_U32 if high is None else high)
-                high = None if high == _MAX_U32 else high
         if low:
             result["minLength"] = low
         if high is not None:
@@ -330,14 +331,16 @@ class Lowering:
         self._check_keywords(node, place)
         said = set(node) - _ANNOTATIONS
         regex = None
-        if said in ({"enum"}, {"const"}, {"type", "enum"}, {"type", "const"}) and node.get("type", "string") == "string":
+        if node.get("type", "string") != "string":
+            raise Refused("names are strings", place)
+        if said - {"type"} in ({"enum"}, {"const"}):
             values = node.get("enum", [node.get("const")])
             self._check_values(values, "enum", place)
             regex = "|".join(literal(value) for value in values if isinstance(value, str))
-        elif said <= {"type", "pattern", "format", "minLength", "maxLength"} and node.get("type", "string") == "string":
+        elif said <= {"type", "pattern", "format", "minLength", "maxLength"}:
             lowered = self._string(node, place)
             low, high = lowered.get("minLength", 0), lowered.get("maxLength")
-            if "pattern" in lowered and not lowered.get("allOf") and low <= 1 and high is None:
+            if "pattern" in lowered and not lowered.get("allOf") and not low and high is None:
                 regex = lowered["pattern"].removeprefix("^").removesuffix("$")
             elif "pattern" not in lowered:
                 regex = f"(?s:.{{{low},{'' if high is None else high}}})"

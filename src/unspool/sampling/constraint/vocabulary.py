@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAX_KEPT = 4
+_WINDOW = 256  # characters of a forced text that are cut with care: only the first token is used before it is cut again
 
 
 class Tokenizer(Protocol):
@@ -48,12 +50,26 @@ class Vocabulary:
         self.ends = np.zeros(self.num_words, np.uint32)
         for token in self.end_ids:
             self.ends[token // 32] |= np.uint32(1 << (token % 32))
-        # What a mask may hold: no special token but the ends, whatever a grammar says.
+        named = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special - self.end_ids}
+        self.special = {name: token for token, name in named.items()}
+        # What a mask may hold: no special token but the ends and those that a grammar names.
         self.text: NDArray[np.uint32] = ~np.zeros(self.num_words, np.uint32)
         for token in special - self.end_ids:
             self.text[token // 32] &= ~np.uint32(1 << (token % 32))
         if self.size % 32:
             self.text[-1] &= np.uint32((1 << (self.size % 32)) - 1)
+        self.named: frozenset[int] = frozenset()
+
+    def allowing(self, special: frozenset[int]) -> Vocabulary:
+        """The same, for a grammar that names these special tokens."""
+        if not special:
+            return self
+        other = copy.copy(self)
+        other.named = special
+        other.text = self.text.copy()
+        for token in special:
+            other.text[token // 32] |= np.uint32(1 << (token % 32))
+        return other
 
 
 class _Callback:
@@ -92,14 +108,13 @@ class _Callback:
     def __call__(self, text: str) -> list[int]:
         """The tokens of a text inside an answer. A tokenizer that writes a space in front of every text has it taken
         off; where that leaves something else than the text, the longest tokens that fit are taken instead."""
-        tokens = self._encode(text)
-        data = text.encode()
+        tokens = self._encode(text[:_WINDOW])
+        data = text[:_WINDOW].encode()
         if tokens and self.tokens[tokens[0]] == b" " and data[:1] != b" ":
             tokens = tokens[1:]
-        if b"".join(self.tokens[token] for token in tokens) == data:
-            return tokens
-        greedy: list[int] = self.native.greedy_tokenize(text)
-        return greedy
+        if b"".join(self.tokens[token] for token in tokens) != data:
+            tokens = self.native.greedy_tokenize(text[:_WINDOW])
+        return tokens + self.native.greedy_tokenize(text[_WINDOW:]) if len(text) > _WINDOW else tokens
 
 
 _lock = threading.Lock()

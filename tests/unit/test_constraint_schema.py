@@ -1,0 +1,294 @@
+"""JSON Schemas: every finished document validates, what is not enforced is refused by name, nothing hangs."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.small_vocabulary import SmallVocabulary
+from unspool.bench.walk import Dice
+from unspool.errors import RequestError
+from unspool.sampling.constraint import Limits, Matcher, compile_constraint
+from unspool.weights.checkpoint import Checkpoint
+
+VOCABULARY = SmallVocabulary()
+DICE = Dice(VOCABULARY)  # type: ignore[arg-type]
+CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "schemas.json").read_text("utf-8"))
+
+
+def made(schema: Any, **options: Any) -> Matcher:
+    return compile_constraint(SimpleNamespace(kind="json_schema", value=schema), VOCABULARY, **options)
+
+
+def accepts(root: Matcher, text: str, dice: Dice = DICE) -> bool:
+    return dice.spells(root.fork(), text.encode())
+
+
+def validator(schema: Any) -> Any:
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    return kind(schema, format_checker=kind.FORMAT_CHECKER)
+
+
+def check_walks(root: Matcher, schema: Any, dice: Dice, walks: int, limit: int = 300) -> int:
+    judge, finished = validator(schema), 0
+    for seed in range(walks):
+        rng = np.random.default_rng(seed)
+        walk = dice.walk(root.fork(), rng, limit=limit, haste=float(rng.choice([0.5, 1, 4])))
+        if walk.finished:
+            finished += 1
+            judge.validate(json.loads(walk.text))
+    return finished
+
+
+@cache
+def _dice(checkpoint: Checkpoint) -> tuple[Any, Dice]:
+    tokenizer = checkpoint.tokenizer()
+    return tokenizer, Dice(tokenizer)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_finished_documents_validate(case: dict[str, Any]) -> None:
+    root = made(case["schema"])
+    assert check_walks(root, case["schema"], DICE, walks=12) > 0
+    for instance in case["valid"]:
+        validator(case["schema"]).validate(instance)
+        assert accepts(root, json.dumps(instance, separators=(",", ":"), ensure_ascii=False)), instance
+    for instance in case["invalid"]:
+        assert not accepts(root, json.dumps(instance, separators=(",", ":"), ensure_ascii=False)), instance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_finished_documents_validate_in_a_real_vocabulary(case: dict[str, Any], smollm2: Checkpoint) -> None:
+    tokenizer, dice = _dice(smollm2)
+    root = compile_constraint(SimpleNamespace(kind="json_schema", value=case["schema"]), tokenizer)
+    assert check_walks(root, case["schema"], dice, walks=30, limit=500) > 0
+
+
+# ---- refused by name, with the place
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"not": {}}, r"\$\.not: the keyword 'not'"),
+    ({"properties": {"a": {"if": {}, "then": {}}}}, r"\$\.properties\.a\.if: the keyword 'if'"),
+    ({"type": "array", "uniqueItems": True}, r"\$\.uniqueItems: the keyword 'uniqueItems'"),
+    ({"items": {"contains": {}}}, r"\$\.items\.contains: the keyword 'contains'"),
+    ({"unevaluatedProperties": False}, r"\$\.unevaluatedProperties"),
+    ({"unevaluatedItems": False}, r"\$\.unevaluatedItems"),
+    ({"$dynamicRef": "#x"}, r"\$\.\$dynamicRef"),
+    ({"x-guidance": {"lenient": True}}, r"\$\.x-guidance"),
+    ({"nullable": True}, r"'nullable' is not supported; write \"type\""),
+    ({"requried": ["a"]}, r"\$\.requried: the keyword 'requried' is not supported"),
+    ({"additionalItems": False}, r"\$\.additionalItems"),
+    ({"type": "string", "format": "regex"}, r"\$\.format: the format 'regex' is not one of date"),
+    ({"type": "number", "multipleOf": 0.01}, r"\$\.multipleOf: is 0\.01; whole numbers"),
+    ({"type": "integer", "multipleOf": 0}, r"\$\.multipleOf: is 0; it must be above 0"),
+    ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}, {"multipleOf": 9949}]}, "too large together"),
+    ({"properties": {"a b": {"pattern": "(?!x)"}}}, r"\$\.properties\['a b'\]\.pattern: \(\?! is not supported"),
+    ({"patternProperties": {r"^\d": {}}}, r"\$\.patternProperties\['\^\\\\d'\]: validators disagree"),
+    ({"type": "object", "minProperties": 2}, r"\$\.minProperties: is 2; at most one more"),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1}, r"\$: min/maxProperties"),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, r"\$\.oneOf: options 0 and 1 may both"),
+    ({"$ref": "other.json"}, r"\$\.\$ref: 'other\.json' is outside this schema"),
+    ({"$ref": "#/$defs/a"}, r"\$\.\$ref: '#/\$defs/a' leads nowhere"),
+    ({"properties": {"a": {"$id": "x", "type": "null"}}}, r"\$\.properties\.a\.\$id"),
+    ({"$schema": "http://json-schema.org/draft-03/schema#"}, r"\$\.\$schema: .* is not a known draft"),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#", "minimum": 1}, "has no effect beside"),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 1}, r"the keyword 'const'"),
+    ({"type": "thing"}, r"\$\.type: 'thing' is no type"),
+    ({"type": "string", "minLength": -1}, r"\$\.minLength: is -1"),
+    ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength is 3 but maxLength is 2"),
+    ({"enum": []}, r"\$\.enum: needs a list"),
+    ({"const": 2**60}, r"\$\.const: is 1152921504606846976; constants have at most"),
+    ({"enum": [3.3105645838093682]}, r"\$\.enum\[0\]: is 3\.3105645838093682; constants have at most 15 digits"),
+    ({"enum": ["a", {"k": "\x01"}]}, r"\$\.enum\[1\]\.k: holds U\+0001"),
+    ({"properties": 3}, r"\$\.properties: is 3; an object is needed"),
+    ({"items": [{}]}, r"\$\.items: is a list; this draft calls that prefixItems"),
+    ({"items": 3}, r"\$\.items: is 3; a schema is an object or a boolean"),
+    (False, r"\$: accepts nothing"),
+    ("{", "the schema is not JSON"),
+    ('{"type": "string", "type": "null"}', "the key 'type' stands twice"),
+    ({"const": float("nan")}, "the schema is not JSON"),
+    ({"const": "\ud800"}, "half a surrogate pair"),
+    ({"x-unspool": {"spaces": 3}}, r"\$\.x-unspool: takes an object with 'whitespace'"),
+    ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, r"\$: Unsatisfiable schema"),
+    ({"type": "object", "required": ["a"], "properties": {"a": False}}, "required property 'a' is unsatisfiable"),
+]
+
+
+@pytest.mark.parametrize(("schema", "reason"), REFUSED, ids=[json.dumps(schema)[:60] for schema, _ in REFUSED])
+def test_what_is_not_enforced_is_refused_by_name_and_place(schema: Any, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason) as raised:
+        made(schema)
+    assert raised.value.param == "constraint"
+
+
+def test_a_failure_inside_llguidance_is_traced_to_its_place() -> None:
+    bad = {"type": "string", "pattern": "^a{3}$", "minLength": 9}
+    schema = {"type": "object", "properties": {"x": {"type": "array", "items": bad, "minItems": 1}}, "required": ["x"]}
+    with pytest.raises(RequestError, match=r"\$\.properties\.x\.items: "):
+        made(schema)
+    below = {"$defs": {"bad": bad}, "type": "array", "items": {"$ref": "#/$defs/bad"}, "minItems": 1}
+    with pytest.raises(RequestError, match=r"\$\.(\$defs\.bad|items): "):
+        made(below)
+
+
+def test_schemas_that_only_endless_documents_satisfy_are_refused() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    loop = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+    merged = {"allOf": [{"type": "object", "properties": {"n": {"$ref": "#"}}}, {"required": ["n"]}]}
+    items = {"type": "array", "items": {"$ref": "#"}, "minItems": 1}
+    options = {"anyOf": [node | {"properties": {"next": {"$ref": "#"}}}, items]}
+    for schema in (node, loop, merged, items, options):
+        with pytest.raises(RequestError, match="endless"):
+            made(schema)
+
+
+# ---- what other engines let through
+
+
+def test_a_name_has_one_spelling() -> None:
+    root = made({"type": "object", "properties": {"a": {"type": "integer"}}})
+    assert accepts(root, '{"b":"x"}')
+    assert not accepts(root, '{"\\u0061":"x"}')
+
+
+def test_a_name_given_twice_cannot_fill_a_minimum() -> None:
+    root = made({"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 2})
+    assert accepts(root, '{"a":1,"b":2}')
+    assert not accepts(root, '{"a":1,"a":2}')
+
+
+def test_text_above_an_exclusive_bound_does_not_read_as_the_bound() -> None:
+    root = made({"type": "number", "exclusiveMinimum": 0.1})
+    assert accepts(root, "0.11")
+    assert not accepts(root, "0.1000000000000000000000001")
+    assert not accepts(made({"type": "number", "exclusiveMinimum": 0}), "0." + "0" * 400 + "1")
+
+
+def test_keywords_of_other_drafts_do_not_change_the_rest() -> None:
+    with pytest.raises(RequestError, match="additionalItems"):
+        made({"prefixItems": [{"type": "string"}], "items": False, "additionalItems": True})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["integer", "number"]),
+    st.dictionaries(
+        st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+        st.integers(-(10**19), 10**19)
+        | st.integers(-100, 100)
+        | st.floats(-1e3, 1e3)
+        | st.decimals(-10, 10, places=3).map(float),
+        max_size=3,
+    ),
+    st.integers(0, 2**32),
+)
+def test_numbers_stay_in_any_bounds(kind: str, bounds: dict[str, float], seed: int) -> None:
+    schema = {"type": kind, **bounds}
+    try:
+        root = made(schema)
+    except RequestError:
+        return  # empty, or beyond what is supported
+    judge = validator(schema)
+    for number in range(4):
+        walk = DICE.walk(root.fork(), np.random.default_rng([seed, number]), limit=60)
+        if walk.finished:
+            judge.validate(json.loads(walk.text))
+
+
+def test_short_numbers_below_a_long_bound_are_kept() -> None:
+    root = made({"type": "number", "minimum": -3.75, "exclusiveMaximum": 1})
+    for text in ("-3.7", "-3.75", "0.9", "0.99", "0.999", "0", "-1", "0.5"):
+        assert accepts(root, text), text
+    for text in ("-3.76", "1", "1.0", "0.99999999999999999999"):
+        assert not accepts(root, text), text
+
+
+def test_a_large_bound_keeps_its_neighbours() -> None:
+    root = made({"type": "integer", "minimum": 2**53 - 3, "maximum": 2**53 - 1})
+    assert [n for n in range(2**53 - 6, 2**53 + 3) if accepts(root, str(n))] == [2**53 - 3, 2**53 - 2, 2**53 - 1]
+
+
+# ---- order and whitespace
+
+
+def test_properties_come_in_the_order_of_the_schema() -> None:
+    root = made({"type": "object", "properties": {"b": {}, "a": {}}, "required": ["a", "b"]})
+    assert accepts(root, '{"b":1,"a":2}')
+    assert not accepts(root, '{"a":2,"b":1}')
+
+
+def test_whitespace_is_compact_unless_asked_for() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
+    assert not accepts(made(schema), '{"a": []}')
+    flexible = made(schema | {"x-unspool": {"whitespace": "flexible"}})
+    assert accepts(flexible, '{\n  "a": [1, 2]\n}')
+    assert accepts(flexible, '{"a":[]}')
+    assert not accepts(flexible, '{"a":' + " " * 65 + "[]}")
+
+
+# ---- hostile schemas
+
+NESTED: Any = {"type": "string"}
+for _ in range(200):
+    NESTED = {"properties": {"a": NESTED}}
+DEEPER: Any = []
+for _ in range(100_000):
+    DEEPER = [DEEPER]
+CIRCULAR = {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"}
+WIDE = {"anyOf": [{"properties": {f"p{n}": {"type": "integer"}}, "required": [f"p{n}"]} for n in range(12)]}
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "deep": (NESTED, "nests deeper than 40"),
+    "deeper": ({"items": DEEPER}, "nests deeper|not JSON"),
+    "large": ({"description": "x" * 300_000}, "bytes; at most 262,144"),
+    "many values": ({"enum": list(range(10_001))}, r"\$\.enum: has 10,001 values"),
+    "long value": ({"const": "x" * 5_000}, r"\$\.const: has 5,000 characters"),
+    "many properties": ({"properties": {f"p{n}": {} for n in range(1_001)}}, "1,001 properties"),
+    "many subschemas": ({"allOf": [{}] * 20_001}, "more than 20,000 subschemas"),
+    "exploding pattern": ({"type": "string", "pattern": "(a{1,1000}){1,1000}"}, "1,000,000 parts"),
+    "endless minimum": ({"type": "string", "minLength": 10**9}, r"\$\.minLength: is 1,000,000,000"),
+    "endless items": ({"type": "array", "minItems": 10**9}, r"\$\.minItems: is 1,000,000,000"),
+    "large multiple": ({"type": "integer", "multipleOf": 4_294_967_291}, r"\$\.multipleOf"),
+    "product of unions": ({"allOf": [WIDE] * 8}, "schema too large"),
+    "many dependents": ({"dependentRequired": {f"p{n}": ["q"] for n in range(30)}}, "30 dependent properties"),
+    "circular": (CIRCULAR, "endless"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_are_refused(name: str) -> None:
+    schema, reason = HOSTILE[name]
+    with pytest.raises(RequestError, match=reason):
+        made(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "integer"}, "maxItems": 10**12},
+        {"type": "string", "maxLength": 10**12},
+        {"type": "object", "additionalProperties": True, "maxProperties": 10**9},
+        {"enum": [f"value {n}" for n in range(9_000)]},
+        {"type": "string", "pattern": "(x+x+)+y"},
+        {"type": "string", "pattern": "^(a|b)*a(a|b){200}$"},
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(900)}},
+    ],
+    ids=lambda schema: json.dumps(schema)[:50],
+)
+def test_large_numbers_that_cost_little_are_taken(schema: Any) -> None:
+    check_walks(made(schema), schema, DICE, walks=2, limit=60)
+
+
+def test_limits_can_be_set() -> None:
+    assert made({"items": {"items": {"items": {}}}})
+    with pytest.raises(RequestError, match="nests deeper than 2"):
+        made({"items": {"items": {"items": {}}}}, limits=Limits(max_depth=2))
