@@ -198,7 +198,8 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "top_n_sigma": lambda name, value: check.number(name, value, 0, 1e6),
     "xtc_probability": lambda name, value: check.number(name, value, 0, 1),
     "xtc_threshold": lambda name, value: check.number(name, value, 0, 1, above=True),
-    "repetition_penalty": lambda name, value: check.number(name, value, 0, 100, above=True),
+    # Below 0.001 a float32 logit could overflow, as with the temperature.
+    "repetition_penalty": lambda name, value: check.number(name, value, 1e-3, 100),
     "frequency_penalty": lambda name, value: check.number(name, value, -2, 2),
     "presence_penalty": lambda name, value: check.number(name, value, -2, 2),
     "penalty_window": lambda name, value: check.integer(name, value, 1, also=-1),

@@ -42,12 +42,7 @@ EXTRA: dict[str, Schema] = {
     "top_n_sigma": number(0, 1e6, description="Keep logits within n standard deviations of the best; 0 is off."),
     "xtc_probability": number(0, 1, description="How often the likeliest tokens are excluded (XTC)."),
     "xtc_threshold": {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": "XTC's threshold."},
-    "repetition_penalty": {
-        "type": "number",
-        "exclusiveMinimum": 0,
-        "maximum": 100,
-        "description": "Divides (or multiplies) the logits of tokens seen; 1 is off.",
-    },
+    "repetition_penalty": number(1e-3, 100, description="Divides (or multiplies) logits of tokens seen; 1 is off."),
     "penalty_window": integer(-1, description="Tokens that penalties look back on; -1 is all."),
     "penalty_scope": word("all", "output", "mixed", description="Whether penalties count the prompt."),
     "dry_multiplier": number(0, 100, description="Strength of the DRY penalty; 0 is off."),
@@ -103,7 +98,7 @@ EXTRA: dict[str, Schema] = {
 }
 
 # OpenAI's sampling fields, where an endpoint has them under these names.
-TEMPERATURE = {"temperature": number(0, 1e6, description="0 takes the best token.")}
+TEMPERATURE = {"temperature": number(0, 1e6, description="0 takes the best token; else 1e-6 at least.")}
 TOP_P: dict[str, Schema] = {"top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}}
 PENALTIES = {"frequency_penalty": number(-2, 2), "presence_penalty": number(-2, 2)}
 SEED = {
