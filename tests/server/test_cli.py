@@ -1,0 +1,74 @@
+"""The command itself: a process that starts, serves, is told to stop, and stops well."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.test_load import LONG, raw_request, read_until
+from unspool.weights.random import SHAPES, write_random_gguf
+
+
+class Process:
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "unspool", "serve", "--port", "0", "--device", "reference", *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.said = ""
+        assert self.process.stderr is not None
+        while (found := re.search(r"http://\S+?:(\d+)/v1", self.said)) is None:
+            line = self.process.stderr.readline()
+            assert line, f"it ended: {self.said}"
+            self.said += line
+        self.port = int(found[1])
+
+    def stop(self, sent: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(sent)
+        _, rest = self.process.communicate(timeout=60)
+        return self.process.returncode, self.said + rest
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_random_gguf(path, SHAPES["tiny"])
+    return path
+
+
+def test_sigterm_ends_streams_and_the_process(model: Path) -> None:
+    server = Process("-m", str(model), "--drain", "0", "--log", "json", "--api-key", "sk-x", "--host", "127.0.0.1")
+    assert httpx.get(f"http://127.0.0.1:{server.port}/v1/models").status_code == 401
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        data = raw_request({**LONG, "max_tokens": 400})
+        connection.sendall(data.replace(b"host: localhost", b"host: localhost\r\nauthorization: Bearer sk-x"))
+        read_until(connection, b"data: ")
+        server.process.send_signal(signal.SIGTERM)
+        rest = read_until(connection, b"[DONE]\n\n", 1 << 30)
+    assert b'"finish_reason":"abort"' in rest
+    _, said = server.process.communicate(timeout=60)
+    assert server.process.returncode == 0, said
+    logged = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert logged[-1]["finish"] == "abort"
+    assert "sk-x" not in server.said + said
+
+
+def test_an_open_door_is_told_loudly(model: Path) -> None:
+    server = Process("-m", str(model), "--host", "0.0.0.0", "--drain", "0")
+    status, said = server.stop()
+    assert status == 0
+    assert "WARNING" in said
+    assert "--api-key" in said
+
+
+def test_wrong_usage_is_one_line(model: Path) -> None:
+    command = [sys.executable, "-m", "unspool", "serve", "-m", str(model), "--port", "99999"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "unspool: port is 99999; allowed: 0 to 65535\n"
