@@ -1,0 +1,32 @@
+"""The CUDA body: Triton kernels, torch for memory, streams and graphs. Neither is imported before it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unspool.errors import BackendError
+
+if TYPE_CHECKING:
+    from unspool.ops.cuda.body import CudaOps as CudaOps
+
+__all__ = ["CudaOps"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "CudaOps":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _require()
+    from unspool.ops.cuda.body import CudaOps
+
+    return CudaOps
+
+
+def _require() -> None:
+    """What is missing, and how to get it, before an import fails halfway."""
+    for module in ("torch", "triton"):
+        try:
+            __import__(module)
+        except ImportError as error:
+            raise BackendError(
+                f"the CUDA body needs {module}, which cannot be imported ({error}); run `pip install unspool[cuda]`"
+            ) from error

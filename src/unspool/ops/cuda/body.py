@@ -1,0 +1,106 @@
+"""CudaOps: the body's signatures. A forward pass is recorded once; each number of rows is laid out when first seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from unspool.config import Activation, EngineConfig, ModelConfig
+from unspool.errors import BackendError
+from unspool.ops import AttentionSpec, Batch, KVCache
+from unspool.ops.cuda.body_kv import CudaKV
+from unspool.ops.cuda.launch import is_interpreted
+from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
+from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take
+from unspool.ops.cuda.runner import CudaRunner
+
+if TYPE_CHECKING:
+    from unspool.weights.weight import Weight
+
+
+class CudaOps:
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu" if is_interpreted() else "cuda")
+        if is_interpreted():
+            from unspool.ops.cuda import interpret
+
+            interpret.prepare()
+        else:
+            check_device()
+        self.kernel_set = kernel_set()
+
+    # Preparing a model ----------------------------------------------------------------------------------------------
+    def matrix(self, parts: Sequence[Weight]) -> DeviceMatrix:
+        return make_matrix(parts, self.device)
+
+    def vector(self, parts: Sequence[Weight]) -> torch.Tensor:
+        return make_vector(parts, self.device)
+
+    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CudaKV:
+        return CudaKV(config, engine, num_blocks, self.device)
+
+    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Callable[[Batch], np.ndarray]:
+        runner = self.runner(forward, kv)
+        return runner.logits
+
+    def runner(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaRunner:
+        """What an engine drives instead of compile()'s function when it wants tokens, not logits, from the device."""
+        assert isinstance(kv, CudaKV)
+        nothing: Any = None  # operations record what they are asked for; no batch is looked at before there is one
+        root = forward(nothing, kv)
+        if not isinstance(root, Logits):
+            raise BackendError("a model must end in logits to run on the CUDA body")
+        return CudaRunner(root, kv, self.device)
+
+    # Computing: recorded ----------------------------------------------------------------------------------------------
+    def embed(self, batch: Batch, weight: DeviceMatrix, scale: float = 1.0) -> Node:
+        return Embed(weight, scale)
+
+    def norm(self, x: Node, weight: torch.Tensor, eps: float, residual: Node | None = None) -> Node:
+        return Norm(x, weight, eps, residual)
+
+    def linear(
+        self, x: Node, weight: DeviceMatrix, bias: torch.Tensor | None = None, residual: Node | None = None
+    ) -> Node:
+        return Linear(x, weight, bias, residual)
+
+    def gated(self, x: Node, weight: DeviceMatrix, activation: Activation) -> Node:
+        return Gated(x, weight, activation)
+
+    def attention(self, qkv: Node, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Node:
+        return Attend(qkv, spec)
+
+    def take(self, x: Node, batch: Batch) -> Node:
+        return Take(x)
+
+    def logits(self, x: Node, weight: DeviceMatrix, softcap: float | None = None) -> Node:
+        return Logits(x, weight, softcap)
+
+
+def check_device() -> None:
+    if not torch.cuda.is_available():
+        raise BackendError(
+            "torch sees no NVIDIA GPU: the driver is missing or too old, or torch was installed without CUDA "
+            f"(torch {torch.__version__}, CUDA {torch.version.cuda})"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    if major < 9:
+        name = torch.cuda.get_device_name()
+        raise BackendError(
+            f"{name} has compute capability {major}.{minor}; the CUDA body's kernels are written for 9.0 (Hopper) and later"
+        )
+
+
+def kernel_set() -> str:
+    """What a receipt records: kernels, compiler and chip decide the bits."""
+    import triton
+
+    if is_interpreted():
+        return f"cuda-interpreted-triton{triton.__version__}"
+    major, minor = torch.cuda.get_device_capability()
+    return f"cuda-sm{major}{minor}-triton{triton.__version__}"

@@ -1,0 +1,94 @@
+# mypy: disallow-untyped-defs=False
+"""Sums whose bits do not depend on the order of summation, and what else every kernel shares.
+
+A compiler chooses which thread holds which element, and with it the order in which a reduction adds. Two tile shapes
+may then disagree in the last bit, and a row's bits would depend on how many rows came along. So sums inside kernels
+are taken over integers, which add exactly: the largest magnitude (a maximum is exact too) sets a power of two, each
+value becomes a 24-bit integer of it, and the integers' sum is scaled back. That is as precise as float32, and free of
+order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+GROUP = 64  # features whose squares are summed together: a row's mean square is a sum of such groups' sums
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2^exponent for exponents of normal float32 numbers."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def ceil_exponent(x):
+    """An e with x < 2^e, for x >= 0; bounded so that neither 2^e nor 2^-e nor 24 bits more leave the normal numbers."""
+    biased = x.to(tl.int32, bitcast=True) >> 23
+    return tl.minimum(tl.maximum(biased - 126, -90), 90)
+
+
+@triton.jit
+def sum_of_squares(x, AXIS: tl.constexpr):
+    """sum of x^2 along an axis of at most 64 values, the same for every order of summation."""
+    exponent = ceil_exponent(tl.max(tl.abs(x), axis=AXIS, keep_dims=True))
+    scaled = x * power_of_two(12 - exponent)  # below 2^12, so its square is below 2^24
+    total = tl.sum((scaled * scaled).to(tl.int32), axis=AXIS, keep_dims=True).to(tl.float32)
+    back = power_of_two(exponent - 12)
+    return total * back * back
+
+
+@triton.jit
+def sum_of_parts(x, AXIS: tl.constexpr):
+    """The sum of at most 256 non-negative values along an axis, the same for every order of summation."""
+    exponent = ceil_exponent(tl.max(x, axis=AXIS, keep_dims=True))
+    total = tl.sum((x * power_of_two(23 - exponent)).to(tl.int32), axis=AXIS, keep_dims=True).to(tl.float32)
+    return total * power_of_two(exponent - 23)
+
+
+@triton.jit
+def inverse_rms(parts, size, eps):
+    """1 / sqrt(mean square + eps) of rows, from the sums of squares of their groups [row, group]."""
+    total = sum_of_parts(parts, 1)
+    root = tl.sqrt_rn(tl.div_rn(total, tl.zeros_like(total) + size) + eps)
+    return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Before this, a kernel may touch weights alone: the kernel before it may still be writing everything else."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """From here on the next kernel may come and ask for its weights. Too early, and this one's would push them out."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(pointers, BYTES: tl.constexpr):
+    """Ask for BYTES from each pointer on to be brought into the L2 cache."""
+    if BYTES == 16384:
+        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 16384; mov.u32 $0, 0;")
+    elif BYTES == 8192:
+        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 8192; mov.u32 $0, 0;")
+    elif BYTES == 4096:
+        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 4096; mov.u32 $0, 0;")
+    elif BYTES == 2048:
+        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 2048; mov.u32 $0, 0;")
+    elif BYTES == 1024:
+        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 1024; mov.u32 $0, 0;")
+    elif BYTES == 512:
+        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;")
+    elif BYTES >= 256:  # whatever else: as much as the next smaller of these
+        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 256; mov.u32 $0, 0;")
+
+
+@triton.jit
+def _prefetch_asm(pointers, ASM: tl.constexpr):
+    tl.inline_asm_elementwise(ASM, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)

@@ -1,0 +1,34 @@
+# mypy: disallow-untyped-defs=False
+"""Quantized weights on the device: planes of codes, scales and offsets, and how a kernel reads them.
+
+    value = scale · code + offset
+
+A file's blocks interleave all three and are not aligned; they are taken apart once, when a model is loaded. Codes of
+four bits share a byte: the low half holds k, the high half k + 64, of every 128 columns. Wider codes take a byte each.
+Scales and offsets are float16, one for each group of 16 or 32 columns. FORMAT tells kernels apart: "bf16", or the bits
+of a code and the columns of a group, with or without offsets: "u4g32o", "i8g32", "i8g16".
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decode_row(codes, scales, offsets, row, column, inside, WIDTH: tl.constexpr, FORMAT: tl.constexpr):
+    """One row of a matrix as float32, as a lookup reads it. WIDTH counts the padding too."""
+    if FORMAT == "bf16":
+        value = tl.load(codes + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    else:
+        COLUMNS: tl.constexpr = 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
+        if FORMAT == "u4g32o":
+            byte = tl.load(codes + row * (WIDTH // 2) + column // 128 * 64 + column % 64, mask=inside, other=0)
+            code = tl.where(column % 128 < 64, byte & 15, byte >> 4)
+        else:
+            code = tl.load(codes + row * WIDTH + column, mask=inside, other=0)
+        group = row * (WIDTH // COLUMNS) + column // COLUMNS
+        value = code.to(tl.float32) * tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
+        if offsets is not None:
+            value = value + tl.load(offsets + group, mask=inside, other=0.0).to(tl.float32)
+    return value

@@ -1,0 +1,93 @@
+"""Launching kernels, on a device or under Triton's interpreter, and the memory between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@cache
+def is_interpreted() -> bool:
+    """True where kernels run as Python on the CPU: TRITON_INTERPRET=1, as the tests of a machine without GPU do."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from unspool.ops.cuda.linear import linear_kernel
+
+    return isinstance(linear_kernel, InterpretedFunction)
+
+
+@cache
+def multiprocessors() -> int:
+    return 2 if is_interpreted() else torch.cuda.get_device_properties(0).multi_processor_count
+
+
+@cache
+def has_dependent_launch() -> bool:
+    """Programmatic dependent launch: a kernel may start, and fetch its weights, while the one before still runs."""
+    return not is_interpreted() and torch.cuda.get_device_capability()[0] >= 9
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with everything it is called with."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: dict[str, Any]
+    warps: int = 4
+    stages: int = 2
+    label: str = ""
+    bytes: int = 0  # that it must read and write
+    flops: int = 0
+
+    def run(self) -> None:
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        if not is_interpreted():
+            # No fused multiply-add unless a kernel says so: how a compiler pairs them is not a function of the row.
+            options |= {"enable_fp_fusion": False, "launch_pdl": has_dependent_launch()}
+        self.kernel[self.grid](**self.args, **options)
+
+
+def descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Tiles of rows × columns of a matrix; what lies outside of it reads as 0."""
+    return TensorDescriptor.from_tensor(tensor, [rows, columns])
+
+
+@dataclass
+class Arena:
+    """Buffers that come and go while a step is laid out; the same steps give the same places."""
+
+    device: torch.device
+    _free: list[Tensor] = field(default_factory=list)
+    _all: list[Tensor] = field(default_factory=list)
+
+    def take(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        fits = [t for t in self._free if t.dtype == dtype and t.shape[1] == columns and t.shape[0] >= rows]
+        if fits:
+            best = min(fits, key=len)
+            self._free = [t for t in self._free if t is not best]
+            return best
+        # At least one tile of tokens, so that a descriptor's box is never larger than what it describes.
+        made = torch.zeros((max(rows, 16), columns), dtype=dtype, device=self.device)
+        self._all.append(made)
+        return made
+
+    def give(self, tensor: Tensor) -> None:
+        self._free.append(tensor)
+
+    def reset(self) -> None:
+        self._free = list(self._all)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self._all)
+
+
+def next_power(n: int) -> int:
+    return int(triton.next_power_of_2(n))

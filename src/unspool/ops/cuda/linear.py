@@ -1,0 +1,308 @@
+# mypy: disallow-untyped-defs=False
+"""Linear layers: weights on the matrix unit's M side, tokens on its N side, one order over K.
+
+    out[t, f] = sum over splits s, in order, of (sum over k in split s, in order, of w[f, k] · x[t, k])
+
+The splits of K are a function of the weight's shape. With few tokens every split is a program of its own and the last
+one to arrive adds them up in order; with many tokens one program walks them, each from a fresh accumulator. The tile's
+width in tokens, the number of warps and the depth of the pipeline change nothing in an output's order of addition:
+the matrix unit adds 16 products at a time to an accumulator, k after k, whatever the tile.
+
+What follows the sum is fused, one `EPILOGUE` each:
+
+    stream   residual + y: the float32 stream, its product with the next norm's weight, its groups' sums of squares
+    gated    activation(gate) · up, where rows j and j + 8 of every 16 are gate and up of one feature
+    heads    rotate q and k (rows j and j + 8 of every 16 are a pair), store k and v in the cache, q beside
+    plain    float32, optionally capped: logits, and whatever a norm comes after
+
+A norm before a linear layer costs nothing here: its input is the stream times the norm's weight, not yet divided by
+the root mean square; the division is a factor of each token that is applied to the sum.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from unspool.ops.cuda.exact import inverse_rms, let_next_start, prefetch, sum_of_squares, wait_for_previous
+
+PAIR = tl.constexpr(16)  # rows of a weight tile in which j and j + 8 belong together
+GROUP = tl.constexpr(64)
+
+
+@triton.jit
+def product(w, x, first_f, first_t, begin, end, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
+    """w[first_f.., begin..end] · x[first_t.., begin..end]^T from a fresh accumulator."""
+    acc = tl.zeros((F, T), tl.float32)
+    for k in range(begin, end, K):
+        acc = tl.dot(w.load([first_f, k]), x.load([first_t, k]).T, acc)
+    return acc
+
+
+@triton.jit
+def pairs(acc, F: tl.constexpr, T: tl.constexpr):
+    """The two halves of each pair as [token, pair]; a thread of the matrix unit holds both, so nothing moves."""
+    grouped = tl.reshape(acc, (F // PAIR, 2, PAIR // 2, T))
+    first, second = tl.split(tl.permute(grouped, (0, 2, 3, 1)))
+    return tl.trans(tl.reshape(first, (F // 2, T))), tl.trans(tl.reshape(second, (F // 2, T)))
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        y = x * sigmoid(x)
+    else:  # gelu with tanh(z) as 2 · sigmoid(2z) - 1: 0.5 · x · (1 + tanh(z)) = x · sigmoid(2z)
+        y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return y
+
+
+@triton.jit
+def tanh(x):
+    # Saturates without overflow: exp of a large number is infinite and 1 - 2 / inf is 1.
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def place(tile, tiles_f, tiles_t):
+    """Tiles in groups of 8 features tiles by all token tiles, so that neighbours in time share what they read."""
+    group = tile // (8 * tiles_t)
+    within = tile % (8 * tiles_t)
+    size = tl.minimum(tiles_f - group * 8, 8)
+    return group * 8 + within % size, within // size
+
+
+@triton.jit
+def load_parts(parts, tokens, num_tokens, PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr):
+    groups = tl.arange(0, PARTS_PADDED)
+    inside = (tokens < num_tokens)[:, None] & (groups < PARTS)[None, :]
+    return tl.load(parts + tokens[:, None] * PARTS + groups[None, :], mask=inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "norm_size"])
+def linear_kernel(
+    w,  # descriptor [features, width]
+    w_pointer,
+    x,  # descriptor [tokens, width]
+    parts,  # [tokens, PARTS] sums of squares of the normed input's groups
+    norm_size,
+    eps,
+    bias,
+    residual,
+    out,  # stream, plain: float32; gated: bf16; heads: q, f16
+    scaled,  # stream: the next linear layer's input, bf16
+    next_weight,
+    next_parts,
+    cos,
+    sin,
+    slots,
+    kv,
+    softcap,
+    partial,  # float32 [tile, split, F, T]
+    arrivals,  # int32 [tile], zero before and after
+    num_tokens,
+    features,
+    width,
+    split_width,
+    EPILOGUE: tl.constexpr,
+    DETAIL: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARALLEL: tl.constexpr,
+    F: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
+    tile = tl.program_id(0)
+    split = 0
+    if PARALLEL:
+        split = tile % SPLITS
+        tile = tile // SPLITS
+    tile_f, tile_t = place(tile, tiles_f, tiles_t)
+    first_f, first_t = tile_f * F, tile_t * T
+    begin = split * split_width
+    if PREFETCH > 0:
+        rows = tl.minimum(first_f + tl.arange(0, F), features - 1)
+        prefetch(w_pointer + rows.to(tl.int64) * width + begin, PREFETCH)
+    if EARLY:
+        let_next_start(PDL)
+    wait_for_previous(PDL)
+
+    tokens = first_t + tl.arange(0, T)
+    part = 0.0
+    if PARTS > 0:
+        part = load_parts(parts, tokens, num_tokens, PARTS, PARTS_PADDED)
+        if T >= 64:  # many registers: keep the factors alone
+            part = inverse_rms(part, norm_size, eps)
+    is_last = True
+    if PARALLEL:
+        end = tl.minimum(begin + split_width, width)
+        total = product(w, x, first_f, first_t, begin, end, F, T, K)
+        let_next_start(PDL)
+        if SPLITS > 1:
+            own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
+            mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
+            tl.store(mine + split * (F * T), total, cache_modifier=".cg")
+            tl.debug_barrier()
+            is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
+            if is_last:
+                tl.store(arrivals + tile, 0)
+                total = tl.load(mine, cache_modifier=".cg")
+                for other in tl.static_range(1, SPLITS):
+                    total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
+    else:
+        total = product(w, x, first_f, first_t, 0, tl.minimum(split_width, width), F, T, K)
+        for other in tl.static_range(1, SPLITS):
+            begin = other * split_width
+            total = total + product(w, x, first_f, first_t, begin, tl.minimum(begin + split_width, width), F, T, K)
+        let_next_start(PDL)
+    if is_last:
+        scale = 1.0
+        if PARTS > 0:
+            scale = part if T >= 64 else inverse_rms(part, norm_size, eps)
+        finish(
+            total, scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, F, T,
+        )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    total, scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+    first_f, first_t, num_tokens, features,
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Write a tile. A wide one goes in halves, so that what is computed on the way does not overflow the registers."""
+    tokens = first_t + tl.arange(0, T)
+    if F * T > 8192:
+        first, second = tl.split(tl.permute(tl.reshape(total, (F, 2, T // 2)), (0, 2, 1)))
+        first_scale, second_scale = scale, scale
+        if SCALED:
+            first_scale, second_scale = tl.split(tl.permute(tl.reshape(scale, (2, T // 2, 1)), (1, 2, 0)))
+        finish(
+            first, first_scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, F, T // 2,
+        )  # fmt: skip
+        finish(
+            second, second_scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, F, T // 2,
+        )  # fmt: skip
+    elif EPILOGUE == "stream":
+        finish_stream(
+            total, scale, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens, features,
+            SCALED, F, T,
+        )  # fmt: skip
+    elif EPILOGUE == "gated":
+        finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, F, T)
+    elif EPILOGUE == "heads":
+        finish_heads(
+            total, scale, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
+            DETAIL[0], DETAIL[1], DETAIL[2], DETAIL[3], DETAIL[4], SCALED, F, T,
+        )  # fmt: skip
+    else:
+        tl.static_assert(EPILOGUE == "plain")
+        finish_plain(total, scale, bias, out, softcap, first_f, tokens, num_tokens, features, SCALED, F, T)
+
+
+@triton.jit
+def finish_plain(
+    total, scale, bias, out, softcap, first_f, tokens, num_tokens, features,
+    SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    y = tl.trans(total)
+    if SCALED:
+        y = y * scale
+    columns = first_f + tl.arange(0, F)
+    if bias is not None:
+        y = y + tl.load(bias + columns, mask=columns < features, other=0.0)[None, :]
+    if softcap is not None:
+        y = softcap * tanh(y / softcap)
+    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
+    tl.store(out + tokens.to(tl.int64)[:, None] * features + columns[None, :], y, mask=inside)
+
+
+@triton.jit
+def finish_stream(
+    total, scale, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens, features,
+    SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    y = tl.trans(total)
+    if SCALED:
+        y = y * scale
+    columns = first_f + tl.arange(0, F)
+    if bias is not None:
+        y = y + tl.load(bias + columns, mask=columns < features, other=0.0)[None, :]
+    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
+    place = tokens.to(tl.int64)[:, None] * features + columns[None, :]
+    stream = tl.load(residual + place, mask=inside, other=0.0) + y
+    tl.store(out + place, stream, mask=inside)
+    if next_weight is not None:
+        weight = tl.load(next_weight + columns, mask=columns < features, other=0.0)
+        tl.store(scaled + place, (stream * weight[None, :]).to(tl.bfloat16), mask=inside)
+        grouped = tl.reshape(tl.where(inside, stream, 0.0), (T, F // GROUP, GROUP))
+        squares = tl.reshape(sum_of_squares(grouped, 2), (T, F // GROUP))
+        groups = first_f // GROUP + tl.arange(0, F // GROUP)
+        num_groups = tl.cdiv(features, GROUP)
+        inside = (tokens < num_tokens)[:, None] & (groups < num_groups)[None, :]
+        tl.store(next_parts + tokens[:, None] * num_groups + groups[None, :], squares, mask=inside)
+
+
+@triton.jit
+def finish_gated(
+    total, scale, out, first_f, tokens, num_tokens, features,
+    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    gate, up = pairs(total, F, T)
+    if SCALED:
+        gate, up = gate * scale, up * scale
+    y = activate(gate, ACTIVATION) * up
+    columns = first_f // 2 + tl.arange(0, F // 2)
+    inside = (tokens < num_tokens)[:, None] & (columns < features // 2)[None, :]
+    tl.store(out + tokens.to(tl.int64)[:, None] * (features // 2) + columns[None, :], y.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def finish_heads(
+    total, scale, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROPE_PAIRS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    a, b = pairs(total, F, T)
+    pair = tl.arange(0, F // 2)
+    column = first_f + pair // 8 * 16 + pair % 8  # of a; b's is 8 further
+    if SCALED:
+        a, b = a * scale, b * scale
+    if bias is not None:
+        a = a + tl.load(bias + column, mask=column < features, other=0.0)[None, :]
+        b = b + tl.load(bias + column + 8, mask=column < features, other=0.0)[None, :]
+    head, channel = column // HEAD_DIM, column % HEAD_DIM
+    turn = channel // 16 * 8 + channel % 8  # which pair of its head
+    live = tokens < num_tokens
+    turned = (head < HEADS + KV_HEADS) & (turn < ROPE_PAIRS)
+    angle = tokens[:, None] * ROPE_PAIRS + turn[None, :]
+    c = tl.load(cos + angle, mask=live[:, None] & turned[None, :], other=1.0)
+    s = tl.load(sin + angle, mask=live[:, None] & turned[None, :], other=0.0)
+    first = (a * c - b * s).to(tl.float16)
+    second = (a * s + b * c).to(tl.float16)
+
+    is_q = live[:, None] & (head < HEADS)[None, :]
+    place = out + tokens.to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + column[None, :]
+    tl.store(place, first, mask=is_q)
+    tl.store(place + 8, second, mask=is_q)
+    slot = tl.load(slots + tokens, mask=live, other=-1)
+    kv_head = (head - HEADS) % KV_HEADS
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    inner = ((block * KV_HEADS)[:, None] + kv_head[None, :]).to(tl.int64) * 2 + (head >= HEADS + KV_HEADS)[None, :]
+    inner = (inner * BLOCK_SIZE + offset[:, None]) * HEAD_DIM + channel[None, :]
+    is_kv = (slot >= 0)[:, None] & ((head >= HEADS) & (column < features))[None, :]
+    tl.store(kv + inner, first, mask=is_kv)
+    tl.store(kv + inner + 8, second, mask=is_kv)

@@ -1,0 +1,382 @@
+"""From a recorded forward pass to kernels: what is fused with what, and where results lie in between.
+
+A layer of a plain decoder becomes five kernels: q, k and v with rotation and cache write; attention; the output
+projection with residual, next norm's weight and sums of squares; gate and up with activation; down like the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unspool.errors import BackendError
+from unspool.ops import AttentionSpec
+from unspool.ops.cuda import steps
+from unspool.ops.cuda.attention import attention_kernel
+from unspool.ops.cuda.body_kv import CudaKV
+from unspool.ops.cuda.launch import Arena, Launch, descriptor, has_dependent_launch, multiprocessors, next_power
+from unspool.ops.cuda.linear import linear_kernel
+from unspool.ops.cuda.matrix import DeviceMatrix
+from unspool.ops.cuda.quantized import quantized_kernel
+from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order
+from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
+from unspool.ops.cuda.tiles import split_width, splits_of, tile_of
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+GROUP = 64
+EARLY = False
+ATT = (1, 2)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square."""
+
+    data: Tensor
+    parts: Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass
+class Shared:
+    """What every layout of one model uses: the step's array, sampled tokens, rotations, room for partial sums."""
+
+    kv: CudaKV
+    step: Tensor  # int32, see steps.py
+    sampled: Tensor  # int32: the last step's tokens
+    partial: Tensor  # float32: linear layers' splits
+    arrivals: Tensor  # int32
+    attention_partial: Tensor  # float32 [kv heads, capacity, D]
+    attention_m: Tensor
+    attention_l: Tensor
+    attention_arrivals: Tensor
+    handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
+
+
+class Lowering:
+    """Lays out one number of rows. With `take_all` every row's logits are wanted and nothing needs to be gathered."""
+
+    def __init__(self, root: Node, shared: Shared, arena: Arena, rows: int, logits: int, *, take_all: bool) -> None:
+        self.shared, self.arena, self.rows, self.logits, self.take_all = shared, arena, rows, logits, take_all
+        self.order = in_order(root)
+        self.body: list[Launch] = []
+        self.tail: list[Launch] = []
+        self._launches = self.body
+        self._values: dict[Node, Value] = {}
+        self._users: dict[Node, list[Node]] = {}
+        self._left: dict[Node, int] = {}
+        self._ropes: list[Any] = []
+        self._released: list[Tensor] = []
+        at = steps.places(rows)
+        self._at = {name: shared.step[place:] for name, place in at.items()}
+        self._analyse()
+        arena.reset()
+        for node in self.order:
+            self._lower(node)
+            while self._released:
+                arena.give(self._released.pop())
+        self.out = self._values[root].data
+
+    # Looking ------------------------------------------------------------------------------------------------------------
+    def _analyse(self) -> None:
+        for node in self.order:
+            for source in node.inputs:
+                self._users.setdefault(source, []).append(node)
+            if isinstance(node, Attend) and not any(node.spec.rope is rope for rope in self._ropes):
+                self._ropes.append(node.spec.rope)
+        for node, users in self._users.items():
+            self._left[node] = len(users)
+
+    def _next_norm(self, node: Node) -> Norm | None:
+        """The norm that a linear layer reads this through, if its producer can write what that layer needs."""
+        for user in self._users.get(node, ()):
+            if isinstance(user, Norm) and user.x is node and user.residual is None:
+                return user
+            if isinstance(user, Take) and self.take_all:
+                return self._next_norm(user)
+        return None
+
+    def _use(self, node: Node) -> Value:
+        """A value, for the last or an earlier time; after the last, and after this node, its memory is free again."""
+        value = self._values[node]
+        self._left[node] -= 1
+        if self._left[node] == 0:
+            kept = (value.data, value.parts)
+            self._released += [tensor for tensor in kept if tensor is not None and tensor is not self.shared.handoff]
+        return value
+
+    def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
+        self._launches.append(Launch(kernel, grid, args | {"PDL": has_dependent_launch()}, **options))
+
+    # One node -----------------------------------------------------------------------------------------------------------
+    def _lower(self, node: Node) -> None:
+        match node:
+            case Embed():
+                self._embed(node)
+            case Norm():
+                if node not in self._values:
+                    self._settle(node)
+            case Linear():
+                self._linear(node)
+            case Gated():
+                self._gated(node)
+            case Attend():
+                self._attend(node)
+            case Take():
+                self._take(node)
+            case Logits():
+                out = self.arena.take(self.logits, node.matrix.features, F32)
+                self._project(node.matrix, self._use(node.x), out, "plain", softcap=node.softcap, label="head")
+                self._values[node] = Value(out)
+
+    def _stream_args(self, node: Node, size: int) -> dict[str, Any]:
+        """What a producer of the stream writes besides it: the next linear layer's input, if a norm comes next."""
+        norm = self._next_norm(node)
+        if norm is None:
+            return {"scaled": None, "next_weight": None, "next_parts": None}
+        scaled = self.arena.take(self.rows, size, BF16)
+        parts = self.arena.take(self.rows, -(-size // GROUP), F32)
+        self._values[norm] = Value(scaled, parts, norm.eps)
+        return {"scaled": scaled, "next_weight": norm.weight, "next_parts": parts}
+
+    def _embed(self, node: Embed) -> None:
+        matrix, size = node.matrix, node.matrix.width
+        out = self._stream(node, size)
+        self.rotations = _Rotations(self._ropes, self.rows, self.arena)
+        args = {
+            "ids": self._at["ids"],
+            "sources": self._at["sources"],
+            "sampled": self.shared.sampled,
+            "positions": self._at["positions"],
+            "codes": matrix.planes.codes,
+            "scales": matrix.planes.scales,
+            "offsets": matrix.planes.offsets,
+            "factor": float(node.scale),
+            "out": out,
+            "num_rows": self.rows,
+            "vocab_size": matrix.features,
+            "FORMAT": matrix.format,
+            "WIDTH": matrix.planes.width,
+            "size": size,
+            "D": max(next_power(size), GROUP),
+        }
+        args |= self.rotations.args() | self._stream_args(node, size)
+        self._add(embed_kernel, (self.rows,), args, label="embed", bytes=self.rows * size * 8)
+
+    def _stream(self, node: Node, size: int) -> Tensor:
+        is_handed = not self.take_all and any(isinstance(user, Take) for user in self._users[node])
+        out = self.shared.handoff if is_handed else self.arena.take(self.rows, size, F32)
+        self._values[node] = Value(out)
+        return out
+
+    def _settle(self, node: Norm) -> None:
+        """A norm that no linear layer wrote ready: after a gather, or of a block's own output."""
+        gathered = isinstance(node.x, Take) and not self.take_all
+        x = self._use(node.x).data
+        size = x.shape[1]
+        args: dict[str, Any] = {"x": x, "step": self.shared.step, "eps": node.eps}
+        args["INDEX"] = steps.LOGIT_ROWS if gathered else -1
+        if node.residual is None:
+            scaled = self.arena.take(self.rows, size, BF16)
+            parts = self.arena.take(self.rows, -(-size // GROUP), F32)
+            self._values[node] = Value(scaled, parts, node.eps)
+            args |= {"weight": None, "residual": None, "out": None}
+            args |= {"scaled": scaled, "next_weight": node.weight, "next_parts": parts}
+        else:
+            residual = self._use(node.residual).data
+            args |= {"weight": node.weight, "residual": residual, "out": self._stream(node, size)}
+            args |= self._stream_args(node, size)
+        args |= {"size": size, "D": max(next_power(size), GROUP)}
+        self._add(settle_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 12)
+
+    def _take(self, node: Take) -> None:
+        value = self._values[node.x]
+        self._values[node] = value
+        self._left[node.x] += self._left[node] - 1  # an alias: whoever uses this uses that
+        if not self.take_all:
+            self._launches, self.rows = self.tail, self.logits
+
+    def _linear(self, node: Linear) -> None:
+        x = self._use(node.x)
+        features = node.matrix.features
+        users = self._users[node]
+        if node.residual is not None:
+            residual = self._values[node.residual].data
+            out = self._stream(node, features)
+            more = self._stream_args(node, features)
+            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more)
+            self._use(node.residual)
+        elif len(users) == 1 and isinstance(users[0], Attend) and is_fusable(users[0].spec):
+            self._heads(node, users[0].spec, x)
+        else:
+            out = self.arena.take(self.rows, features, F32)
+            self._values[node] = Value(out)
+            self._project(node.matrix, x, out, "plain", bias=node.bias)
+
+    def _heads(self, node: Linear, spec: AttentionSpec, x: Value) -> None:
+        order = heads_order(spec)
+        node.matrix.arrange(f"heads-{spec.head_dim}-{spec.rope.style}-{len(spec.rope.inv_freq)}", order)
+        bias = node.bias
+        if bias is not None:
+            bias = bias[torch.from_numpy(order).to(bias.device)].contiguous()
+        q = self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
+        self._values[node] = Value(q)
+        kv = self.shared.kv
+        detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
+        more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
+        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more)
+
+    def _gated(self, node: Gated) -> None:
+        features = node.matrix.features
+        node.matrix.arrange("gated", gated_order(features))
+        out = self.arena.take(self.rows, features // 2, BF16)
+        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation)
+        self._values[node] = Value(out)
+
+    def _project(
+        self,
+        matrix: DeviceMatrix,
+        x: Value,
+        out: Tensor,
+        epilogue: str,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        softcap: float | None = None,
+        detail: Any = None,
+        more: dict[str, Any] | None = None,
+        label: str = "",
+    ) -> None:
+        """One linear layer with what follows it."""
+        features, width = matrix.features, matrix.planes.width
+        tile = tile_of(features, width, self.rows)
+        splits = splits_of(features, width)
+        tiles = -(-features // tile.features) * -(-self.rows // tile.tokens)
+        parts = 0 if x.parts is None else x.parts.shape[1]
+        names = ("scaled", "next_weight", "next_parts", "cos", "sin", "slots", "kv")
+        args: dict[str, Any] = dict.fromkeys(names) | (more or {})
+        args |= {"parts": x.parts, "norm_size": matrix.width, "eps": x.eps, "bias": bias, "residual": residual, "out": out, "softcap": softcap}
+        args |= {"partial": self.shared.partial, "arrivals": self.shared.arrivals, "num_tokens": self.rows}
+        args |= {"features": features, "width": width, "split_width": split_width(width, splits)}
+        args |= {"EPILOGUE": epilogue, "DETAIL": detail, "PARTS": parts, "PARTS_PADDED": next_power(max(parts, 1))}
+        args |= {"SPLITS": splits, "PARALLEL": tile.parallel, "F": tile.features, "T": tile.tokens}
+        self._check_partial(tiles * splits * tile.features * tile.tokens, tiles, tile.parallel and splits > 1)
+        grid = (tiles * (splits if tile.parallel else 1),)
+        cost = {"bytes": matrix.nbytes + 2 * self.rows * (width + features), "flops": 2 * self.rows * features * width}
+        options = {"warps": tile.warps, "stages": tile.stages, "label": label or epilogue} | cost
+        rows = x.data[: max(self.rows, 16)]
+        if matrix.format == "bf16":
+            w = descriptor(matrix.planes.codes, tile.features, tile.width)
+            args |= {"w": w, "w_pointer": matrix.planes.codes, "x": descriptor(rows, tile.tokens, tile.width)}
+            args |= {"K": tile.width, "PREFETCH": tile.prefetch if has_dependent_launch() else 0, "EARLY": EARLY}
+            self._add(linear_kernel, grid, args, **options)
+        else:
+            planes = matrix.planes
+            args |= {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets}
+            args |= {"x": descriptor(rows, tile.tokens, 64), "FORMAT": planes.format}
+            self._add(quantized_kernel, grid, args, **options)
+
+    def _check_partial(self, size: int, tiles: int, is_used: bool) -> None:
+        if is_used and (size > self.shared.partial.numel() or tiles > self.shared.arrivals.numel()):
+            raise BackendError(f"a linear layer needs room for {size:,} partial sums; {self.shared.partial.numel():,} are there")
+
+    def _attend(self, node: Attend) -> None:
+        spec, shared = node.spec, self.shared
+        kv, x = shared.kv, self._use(node.x).data
+        q = x
+        if x.dtype == F32:
+            q = self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
+            self._norm_heads(spec, x, q)
+            self._released.append(q)
+        out = self.arena.take(self.rows, spec.num_heads * spec.head_dim, BF16)
+        self._values[node] = Value(out)
+        depth = next_power(spec.head_dim)
+        args = {"q": q, "kv": kv.layer(spec.layer), "out": out, "step": shared.step, "positions": self._at["positions"]}
+        args |= {"partial": shared.attention_partial, "partial_m": shared.attention_m, "partial_l": shared.attention_l}
+        args |= {"arrivals": shared.attention_arrivals, "capacity": shared.attention_m.shape[1]}
+        args |= {"scale": float(spec.scale), "softcap": spec.softcap, "HEADS": spec.num_heads}
+        args |= {"KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth, "BLOCK_SIZE": kv.block_size}
+        args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "ITEM": steps.ITEM, "TABLE": steps.TABLES}
+        stages = ATT[1] if depth <= 128 else 1
+        few = {"HEADER": steps.FEW_ITEMS, "M": steps.FEW_ROWS, "PARALLEL": True, "SPLIT_LOOPS": False}
+        programs = (multiprocessors() * (ATT[0] if depth >= 128 else 2),)
+        self._add(attention_kernel, programs, args | few, warps=4, stages=stages, label="attention")
+        if self.rows > steps.FEW_ROWS // (spec.num_heads // spec.num_kv_heads):
+            many = {"HEADER": steps.MANY_ITEMS, "M": steps.MANY_ROWS, "PARALLEL": False, "SPLIT_LOOPS": True}
+            self._add(attention_kernel, programs, args | many, warps=8, stages=stages, label="attention-prompt")
+
+    def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
+        kv = self.shared.kv
+        args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": spec.k_norm, "eps": spec.norm_eps, "q": q}
+        args |= self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
+        args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim}
+        args |= {"ROPE_PAIRS": len(spec.rope.inv_freq), "BLOCK_SIZE": kv.block_size}
+        args |= {"INTERLEAVED": spec.rope.style == "interleaved", "D": next_power(spec.head_dim)}
+        grid = (self.rows, spec.num_heads + 2 * spec.num_kv_heads)
+        self._add(heads_kernel, grid, args, warps=1, label="heads")
+
+
+class _Rotations:
+    """cos and sin of every row's position, for each kind of rotation a model has; made with the embedding."""
+
+    def __init__(self, ropes: list[Any], rows: int, arena: Arena) -> None:
+        self.ropes, self.rows = ropes, rows
+        self.pairs = len(ropes[0].inv_freq)
+        if any(len(rope.inv_freq) != self.pairs for rope in ropes):
+            raise BackendError("layers that rotate different numbers of channels are not supported by the CUDA body")
+        device = arena.device
+        self.inv_freq = torch.from_numpy(np.stack([rope.inv_freq for rope in ropes]).astype(np.float32)).to(device)
+        self.scale = torch.tensor([rope.scale for rope in ropes], dtype=F32, device=device)
+        self.cos = arena.take(rows * len(ropes), self.pairs, F32)
+        self.sin = arena.take(rows * len(ropes), self.pairs, F32)
+
+    def args(self) -> dict[str, Any]:
+        padded = next_power(self.pairs)
+        tensors = {"inv_freq": self.inv_freq, "rope_scale": self.scale, "cos": self.cos, "sin": self.sin}
+        return tensors | {"ROPES": len(self.ropes), "PAIRS": self.pairs, "PAIRS_PADDED": padded}
+
+    def of(self, spec: AttentionSpec) -> dict[str, Any]:
+        index = next(i for i, rope in enumerate(self.ropes) if rope is spec.rope)
+        return {"cos": self.cos[index * self.rows :], "sin": self.sin[index * self.rows :]}
+
+
+def is_fusable(spec: AttentionSpec) -> bool:
+    """Whether q, k and v can be rotated and stored where they are computed: pairs must come in eights, and a norm over
+    a head needs the whole head."""
+    return spec.q_norm is None and len(spec.rope.inv_freq) % 8 == 0 and spec.head_dim % 16 == 0
+
+
+def heads_order(spec: AttentionSpec) -> np.ndarray:
+    """The rows of q, k and v such that rows j and j + 8 of every 16 are a pair that rotates together."""
+    pairs, half = spec.head_dim // 2, len(spec.rope.inv_freq)
+    pair = np.arange(pairs)
+    rest = 2 * pair
+    if spec.rope.style == "interleaved":
+        first, second = rest, rest + 1
+    else:
+        first = np.where(pair < half, pair, rest)
+        second = np.where(pair < half, pair + half, rest + 1)
+    head = np.empty(spec.head_dim, np.int64)
+    place = pair // 8 * 16 + pair % 8
+    head[place], head[place + 8] = first, second
+    rotated = spec.num_heads + spec.num_kv_heads
+    whole = np.arange((rotated + spec.num_kv_heads) * spec.head_dim)
+    starts = np.arange(rotated)[:, None] * spec.head_dim
+    whole[: rotated * spec.head_dim] = (starts + head).reshape(-1)
+    return whole
+
+
+def gated_order(features: int) -> np.ndarray:
+    """Rows j and j + 8 of every 16: gate and up of one feature."""
+    half = features // 2
+    if half % 8:
+        raise BackendError(f"a feed-forward layer of {half} features is not supported by the CUDA body; multiples of 8 are")
+    index = np.arange(half)
+    order = np.empty(features, np.int64)
+    place = index // 8 * 16 + index % 8
+    order[place], order[place + 8] = index, index + half
+    return order

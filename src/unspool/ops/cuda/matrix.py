@@ -1,0 +1,90 @@
+"""Weights on the device, prepared once: bf16 as they are, quantized ones as planes, rows in the order kernels want."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from unspool.errors import BackendError
+from unspool.ops.cuda.planes import Planes, take_apart
+
+if TYPE_CHECKING:
+    from unspool.weights.weight import Weight
+
+# Formats that the matrix unit reads as bf16; what was wider is rounded when it is loaded.
+PLAIN = ("bf16", "f16", "f32")
+
+
+@dataclass
+class DeviceMatrix:
+    """[features, width] on the device; `order` names how its rows were rearranged, if they were."""
+
+    name: str
+    features: int
+    width: int
+    planes: Planes
+    order: str = "plain"
+
+    @property
+    def format(self) -> str:
+        return self.planes.format
+
+    @property
+    def nbytes(self) -> int:
+        return self.planes.nbytes
+
+    def arrange(self, order: str, rows: np.ndarray) -> None:
+        """Put the rows into a kernel's order, once; two kernels that disagree cannot share a matrix."""
+        if self.order == order:
+            return
+        if self.order != "plain":
+            raise BackendError(f"{self.name} is used both as {self.order} and as {order}; the CUDA body keeps one order")
+        index = torch.from_numpy(rows.astype(np.int64)).to(self.planes.codes.device)
+        self.planes = self.planes.select(index)
+        self.order = order
+
+
+def make_matrix(parts: Sequence[Weight], device: torch.device) -> DeviceMatrix:
+    planes = [_planes(part, device) for part in parts]
+    if len({plane.format for plane in planes}) > 1:  # a file may store q, k and v in different formats
+        planes = [plane.as_bf16() for plane in planes]
+    whole = planes[0] if len(planes) == 1 else Planes.stack(planes)
+    return DeviceMatrix(parts[0].name, sum(part.shape[0] for part in parts), parts[0].shape[1], whole)
+
+
+def make_vector(parts: Sequence[Weight], device: torch.device) -> torch.Tensor:
+    values = np.concatenate([part.dequantize() for part in parts])
+    return torch.from_numpy(values).to(device)
+
+
+def _planes(weight: Weight, device: torch.device) -> Planes:
+    raw = upload(weight.data, device)
+    shape = weight.shape
+    if weight.format not in PLAIN:
+        return take_apart(raw, weight.format, *shape)
+    kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[weight.format]
+    return Planes.of_bf16(raw.view(kind).reshape(shape).to(torch.bfloat16))
+
+
+def upload(data: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Bytes to the device. The map is read-only, and torch warns of that; nothing here writes to it."""
+    if data.flags.writeable or device.type == "cpu":
+        return torch.from_numpy(np.array(data)).to(device)
+    with _no_warning():
+        return torch.from_numpy(data).to(device)
+
+
+class _no_warning:
+    def __enter__(self) -> None:
+        import warnings
+
+        self._catch = warnings.catch_warnings()
+        self._catch.__enter__()
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+    def __exit__(self, *error: object) -> None:
+        self._catch.__exit__(*error)

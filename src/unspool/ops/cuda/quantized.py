@@ -1,0 +1,111 @@
+# mypy: disallow-untyped-defs=False
+"""Linear layers over quantized weights: codes are read as stored and become bf16 on their way to the matrix unit."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from unspool.ops.cuda.exact import inverse_rms, let_next_start, wait_for_previous
+from unspool.ops.cuda.linear import finish, load_parts, place
+
+STEP = tl.constexpr(64)  # columns that go to the matrix unit at a time
+
+
+@triton.jit
+def decode(code, scales, offsets, group, COLUMNS: tl.constexpr, F: tl.constexpr):
+    """STEP columns of values from their codes; `group` points at the first scale of each row."""
+    GROUPS: tl.constexpr = STEP // COLUMNS
+    at = group[:, None] + tl.arange(0, GROUPS)[None, :]
+    scale = tl.load(scales + at).to(tl.float32)
+    value = tl.reshape(code.to(tl.float32), (F, GROUPS, COLUMNS)) * scale[:, :, None]
+    if offsets is not None:
+        value = value + tl.load(offsets + at).to(tl.float32)[:, :, None]
+    return tl.reshape(value.to(tl.bfloat16), (F, STEP))
+
+
+@triton.jit
+def quantized_product(
+    codes, scales, offsets, x, first_f, first_t, begin, end, features, width,
+    FORMAT: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    COLUMNS: tl.constexpr = 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
+    row = tl.minimum(first_f + tl.arange(0, F), features - 1).to(tl.int64)
+    group = row * (width // COLUMNS)
+    column = tl.arange(0, STEP)
+    acc = tl.zeros((F, T), tl.float32)
+    if FORMAT == "u4g32o":
+        row = row * (width // 2)
+        for k in range(begin, end, 2 * STEP):
+            byte = tl.load(codes + row[:, None] + k // 2 + column[None, :])
+            low = decode(byte & 15, scales, offsets, group + k // COLUMNS, COLUMNS, F)
+            acc = tl.dot(low, x.load([first_t, k]).T, acc)
+            high = decode(byte >> 4, scales, offsets, group + (k + STEP) // COLUMNS, COLUMNS, F)
+            acc = tl.dot(high, x.load([first_t, k + STEP]).T, acc)
+    else:
+        row = row * width
+        for k in range(begin, end, STEP):
+            code = tl.load(codes + row[:, None] + k + column[None, :])
+            w = decode(code, scales, offsets, group + k // COLUMNS, COLUMNS, F)
+            acc = tl.dot(w, x.load([first_t, k]).T, acc)
+    return acc
+
+
+@triton.jit(do_not_specialize=["num_tokens", "norm_size"])
+def quantized_kernel(
+    codes, scales, offsets,
+    x,  # descriptor [tokens, width]
+    parts, norm_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap, partial, arrivals,
+    num_tokens, features, width, split_width,
+    FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_PADDED: tl.constexpr, SPLITS: tl.constexpr, PARALLEL: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """linear_kernel over planes; its arguments mean the same."""
+    tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
+    tile = tl.program_id(0)
+    split = 0
+    if PARALLEL:
+        split = tile % SPLITS
+        tile = tile // SPLITS
+    tile_f, tile_t = place(tile, tiles_f, tiles_t)
+    first_f, first_t = tile_f * F, tile_t * T
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    part = 0.0
+    if PARTS > 0:
+        part = load_parts(parts, first_t + tl.arange(0, T), num_tokens, PARTS, PARTS_PADDED)
+        part = inverse_rms(part, norm_size, eps)
+    is_last = True
+    if PARALLEL:
+        begin = split * split_width
+        total = quantized_product(
+            codes, scales, offsets, x, first_f, first_t, begin, tl.minimum(begin + split_width, width), features, width,
+            FORMAT, F, T,
+        )  # fmt: skip
+        if SPLITS > 1:
+            own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
+            mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
+            tl.store(mine + split * (F * T), total, cache_modifier=".cg")
+            tl.debug_barrier()
+            is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
+            if is_last:
+                tl.store(arrivals + tile, 0)
+                total = tl.load(mine, cache_modifier=".cg")
+                for other in tl.static_range(1, SPLITS):
+                    total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
+    else:
+        total = quantized_product(
+            codes, scales, offsets, x, first_f, first_t, 0, tl.minimum(split_width, width), features, width, FORMAT, F, T
+        )
+        for other in tl.static_range(1, SPLITS):
+            begin = other * split_width
+            end = tl.minimum(begin + split_width, width)
+            total = total + quantized_product(
+                codes, scales, offsets, x, first_f, first_t, begin, end, features, width, FORMAT, F, T
+            )
+    if is_last:
+        finish(
+            total, part, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, F, T,
+        )  # fmt: skip

@@ -1,0 +1,183 @@
+# mypy: disallow-untyped-defs=False
+"""What is done row by row: looking up tokens, norms that no linear layer carries, heads that are normed.
+
+A row is one program of one shape, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from unspool.ops.cuda.exact import inverse_rms, let_next_start, sum_of_squares, wait_for_previous
+from unspool.ops.cuda.formats import decode_row
+
+GROUP = tl.constexpr(64)
+
+
+@triton.jit
+def emit(stream, column, row, size, scaled, next_weight, next_parts, D: tl.constexpr):
+    """The next linear layer's input: the stream times the norm's weight, and its groups' sums of squares."""
+    inside = column < size
+    weight = tl.load(next_weight + column, mask=inside, other=0.0)
+    tl.store(scaled + row * size + column, (stream * weight).to(tl.bfloat16), mask=inside)
+    squares = tl.reshape(sum_of_squares(tl.reshape(stream, (D // GROUP, GROUP)), 1), (D // GROUP,))
+    group = tl.arange(0, D // GROUP)
+    num_groups = tl.cdiv(size, GROUP)
+    tl.store(next_parts + row * num_groups + group, squares, mask=group < num_groups)
+
+
+@triton.jit(do_not_specialize=["num_rows", "vocab_size"])
+def embed_kernel(
+    ids,
+    sources,  # where >= 0, the token is the one sampled at that place of the last step
+    sampled,
+    positions,
+    codes,
+    scales,
+    offsets,
+    factor,
+    out,
+    scaled,
+    next_weight,
+    next_parts,
+    inv_freq,  # [ropes, pairs]
+    rope_scale,  # [ropes]
+    cos,  # [ropes, rows, pairs]
+    sin,
+    num_rows,
+    vocab_size,
+    FORMAT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    size: tl.constexpr,
+    D: tl.constexpr,
+    ROPES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PAIRS_PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    source = tl.load(sources + row)
+    token = tl.load(ids + row)
+    if source >= 0:
+        token = tl.load(sampled + source)
+    token = tl.minimum(tl.maximum(token, 0), vocab_size - 1).to(tl.int64)
+    column = tl.arange(0, D)
+    stream = decode_row(codes, scales, offsets, token, column, column < size, WIDTH, FORMAT) * factor
+    tl.store(out + row * size + column, stream, mask=column < size)
+    if next_weight is not None:
+        emit(stream, column, row, size, scaled, next_weight, next_parts, D)
+    pair = tl.arange(0, PAIRS_PADDED)
+    position = tl.load(positions + row).to(tl.float32)
+    for rope in tl.static_range(ROPES):
+        angle = position * tl.load(inv_freq + rope * PAIRS + pair, mask=pair < PAIRS, other=0.0)
+        scale = tl.load(rope_scale + rope)
+        place = (rope * num_rows + row) * PAIRS + pair
+        tl.store(cos + place, tl.cos(angle) * scale, mask=pair < PAIRS)
+        tl.store(sin + place, tl.sin(angle) * scale, mask=pair < PAIRS)
+
+
+@triton.jit
+def settle_kernel(
+    x,  # float32 [row, size]
+    step,
+    weight,  # of a norm of x itself, or None
+    eps,
+    residual,
+    out,
+    scaled,
+    next_weight,
+    next_parts,
+    size: tl.constexpr,
+    D: tl.constexpr,
+    INDEX: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """residual + x / rms(x) · weight, or x as it is; then what the next linear layer reads."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    source = row
+    if INDEX >= 0:  # where the step tells which rows to take
+        source = tl.load(step + tl.load(step + INDEX) + row).to(tl.int64)
+    column = tl.arange(0, D)
+    inside = column < size
+    y = tl.load(x + source * size + column, mask=inside, other=0.0)
+    if weight is not None:
+        parts = tl.reshape(sum_of_squares(tl.reshape(y, (D // GROUP, GROUP)), 1), (1, D // GROUP))
+        scale = tl.reshape(inverse_rms(parts, size, eps), (1,))
+        y = y * scale * tl.load(weight + column, mask=inside, other=0.0)
+    if residual is not None:
+        y = tl.load(residual + row * size + column, mask=inside, other=0.0) + y
+    if out is not None:
+        tl.store(out + row * size + column, y, mask=inside)
+    if next_weight is not None:
+        emit(y, column, row, size, scaled, next_weight, next_parts, D)
+
+
+@triton.jit
+def heads_kernel(
+    qkv,  # float32 [row, features]
+    q_norm,
+    k_norm,
+    eps,
+    cos,
+    sin,
+    slots,
+    q,
+    kv,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROPE_PAIRS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One head of one row: norm, rotate, store. The fused way is linear's `heads`; it cannot norm."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    pair = tl.arange(0, D // 2)
+    inside = pair < HEAD_DIM // 2
+    place = pair // 8 * 16 + pair % 8  # where the cache keeps a pair's first half; the second is 8 further
+    first, second = place, place + 8
+    if head < HEADS + KV_HEADS:
+        rest = 2 * pair  # channels past the rotated ones pair up as they come
+        if INTERLEAVED:
+            first, second = rest, rest + 1
+        else:
+            turned = pair < ROPE_PAIRS
+            first = tl.where(turned, pair, rest)
+            second = tl.where(turned, pair + ROPE_PAIRS, rest + 1)
+    source = qkv + row * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM
+    a = tl.load(source + first, mask=inside, other=0.0)
+    b = tl.load(source + second, mask=inside, other=0.0)
+    if head < HEADS + KV_HEADS:
+        if q_norm is not None:
+            squares = tl.join(a, b)  # [pairs, 2]
+            SIZE: tl.constexpr = 64 if D >= 64 else D
+            parts = tl.reshape(sum_of_squares(tl.reshape(squares, (D // SIZE, SIZE)), 1), (1, D // SIZE))
+            scale = tl.reshape(inverse_rms(parts, HEAD_DIM, eps), (1,))
+            norm = q_norm if head < HEADS else k_norm
+            a = a * scale * tl.load(norm + first, mask=inside, other=0.0)
+            b = b * scale * tl.load(norm + second, mask=inside, other=0.0)
+        turned = inside & (pair < ROPE_PAIRS)
+        c = tl.load(cos + row * ROPE_PAIRS + pair, mask=turned, other=1.0)
+        s = tl.load(sin + row * ROPE_PAIRS + pair, mask=turned, other=0.0)
+        a, b = a * c - b * s, a * s + b * c
+    if head < HEADS:
+        target = q + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + place
+        tl.store(target, a.to(tl.float16), mask=inside)
+        tl.store(target + 8, b.to(tl.float16), mask=inside)
+    else:
+        slot = tl.load(slots + row)
+        if slot >= 0:
+            kv_head = (head - HEADS) % KV_HEADS
+            inner = (slot // BLOCK_SIZE * KV_HEADS + kv_head).to(tl.int64) * 2 + (head - HEADS) // KV_HEADS
+            target = kv + (inner * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + place
+            tl.store(target, a.to(tl.float16), mask=inside)
+            tl.store(target + 8, b.to(tl.float16), mask=inside)

@@ -1,0 +1,135 @@
+"""A step as the device reads it: one array of int32, copied over in one go.
+
+    header | ids | positions | slots | sources | logit rows | items of the walk | items of prompts | tables
+    16       rows  rows        rows    rows      these lists where the header says
+
+The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
+those that a batch has are padding: their slot is -1 and nothing of theirs is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unspool.ops import Batch
+
+HEADER = 16
+# Places in the header.
+FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS = 0, 2, 4, 6
+ITEM = 7
+KEYS = 128  # positions of a tile of keys: part of every answer's bits
+FEW_ROWS, MANY_ROWS = 64, 128  # query rows (tokens times heads of a group) of the two attention kernels' tiles
+TABLE_SLACK = KEYS  # entries that a kernel may read past a table's end
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What attention needs to know of a model and a device to divide the work."""
+
+    num_heads: int
+    num_kv_heads: int
+    programs: int  # that the device runs at once
+    capacity: int  # rows of partial results
+    most_walked: int = 16  # tiles that a program walks when there are programs enough
+
+
+def places(rows: int) -> dict[str, int]:
+    """Where each part of fixed size begins: at multiples of 16 bytes, or kernels would come in two kinds."""
+    names = ("ids", "positions", "slots", "sources")
+    return {name: HEADER + index * padded(rows) for index, name in enumerate(names)}
+
+
+def padded(rows: int) -> int:
+    return -(-rows // 4) * 4
+
+
+def size_of(batch: Batch, rows: int, logits: int) -> int:
+    """An upper bound of what describe() writes."""
+    tiles = int((batch.positions[batch.starts[1:] - 1] // KEYS + 1).sum()) if len(batch.ids) else 0
+    return HEADER + 4 * padded(rows) + logits + ITEM * (tiles + 2 * len(batch.ids)) + batch.tables.size + TABLE_SLACK
+
+
+def describe(out: np.ndarray, batch: Batch, rows: int, logits: int, shape: Shape, sources: np.ndarray | None) -> int:
+    """Write the step into `out`; its length comes back."""
+    live = len(batch.ids)
+    at = places(rows)
+    for name, values, filler in (
+        ("ids", batch.ids, 0),
+        ("positions", batch.positions, 0),
+        ("slots", batch.slots, -1),
+        ("sources", sources, -1),
+    ):
+        start = at[name]
+        if values is None:
+            out[start : start + rows] = filler
+        else:
+            out[start : start + live] = values
+            out[start + live : start + rows] = filler
+    start = out[LOGIT_ROWS] = HEADER + 4 * padded(rows)
+    out[start : start + len(batch.logit_rows)] = batch.logit_rows
+    out[start + len(batch.logit_rows) : start + logits] = 0
+    end = start + logits
+    few, many = divide(batch, shape)
+    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many)):
+        out[place], out[place + 1] = len(items), end
+        out[end : end + items.size] = items.reshape(-1)
+        end += items.size
+    out[TABLES], out[TABLES + 1] = end, batch.tables.shape[1]
+    out[end : end + batch.tables.size] = batch.tables.reshape(-1)
+    return end + batch.tables.size
+
+
+def divide(batch: Batch, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Attention's items: of sequences with few rows, and of those with many. No choice made here changes a bit."""
+    group = shape.num_heads // shape.num_kv_heads
+    starts = batch.starts.astype(np.int64)
+    counts = np.diff(starts)
+    sequences = np.flatnonzero(counts > 0)
+    is_few = counts[sequences] <= FEW_ROWS // group
+    few = _few_items(batch, sequences[is_few], starts, counts, group, shape)
+    many = [_prompt_items(batch, s, int(starts[s]), int(counts[s]), MANY_ROWS // group) for s in sequences[~is_few]]
+    if not many:
+        return few, np.zeros((0, ITEM), np.int32)
+    # The longest first: programs take items as they come free.
+    joined = np.concatenate(many)
+    return few, joined[np.argsort(joined[:, 3] - joined[:, 4], kind="stable")]
+
+
+def _few_items(
+    batch: Batch, sequences: np.ndarray, starts: np.ndarray, counts: np.ndarray, group: int, shape: Shape
+) -> np.ndarray:
+    rows = counts[sequences]
+    tiles = batch.positions[starts[sequences] + rows - 1] // KEYS + 1
+    # Enough programs: each walks its tiles. Too few, or a long one among short ones: a program for each tile.
+    crowded = len(sequences) * shape.num_kv_heads >= 2 * shape.programs
+    apart = (tiles > (shape.most_walked if crowded else 1)).astype(bool)
+    needed = np.where(apart, tiles * rows * group, 0)
+    place = np.cumsum(needed) - needed
+    apart &= place + needed <= shape.capacity
+    repeats = np.where(apart, tiles, 1)
+    index = np.repeat(np.arange(len(sequences)), repeats)
+    tile = np.arange(len(index)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    is_apart = apart[index]
+    items = np.empty((len(index), ITEM), np.int32)
+    items[:, 0] = starts[sequences][index]
+    items[:, 1] = rows[index]
+    items[:, 2] = sequences[index]
+    items[:, 3] = np.where(is_apart, tile, 0)
+    items[:, 4] = np.where(is_apart, tile + 1, tiles[index])
+    items[:, 5] = np.where(is_apart, place[index], -1)
+    items[:, 6] = index
+    return items
+
+
+def _prompt_items(batch: Batch, sequence: int, start: int, count: int, tokens: int) -> np.ndarray:
+    first = np.arange(start, start + count, tokens)
+    end = np.minimum(first + tokens, start + count)
+    items = np.zeros((len(first), ITEM), np.int32)
+    items[:, 0] = first
+    items[:, 1] = end - first
+    items[:, 2] = sequence
+    items[:, 4] = batch.positions[end - 1] // KEYS + 1
+    items[:, 5] = -1
+    return items

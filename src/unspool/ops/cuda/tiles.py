@@ -1,0 +1,53 @@
+"""Which tile a linear layer uses: a table by shape and number of tokens, tuned on an H200.
+
+Only `splits` reaches the bits, so it depends on the weight's shape alone. Everything else may differ between numbers of
+tokens: the width of a tile in tokens, features a program, warps, pipeline stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROGRAMS = 132  # multiprocessors of the card that the table was tuned on
+
+
+@dataclass(frozen=True)
+class Tile:
+    features: int
+    tokens: int
+    width: int  # of K, a step
+    warps: int
+    stages: int
+    parallel: bool  # a program for each split; else one walks them
+    prefetch: int = 0  # bytes of each weight row asked for before the previous kernel has ended
+
+
+def splits_of(features: int, width: int) -> int:
+    """Parts that K is summed in: enough programs for one token to keep the whole memory busy, no more."""
+    programs = -(-features // 64)
+    splits = 1
+    while programs * splits < 96 and width // (splits * 2) >= 512:
+        splits *= 2
+    return splits
+
+
+def split_width(width: int, splits: int) -> int:
+    """Columns of a split: whole steps of any tile."""
+    steps = -(-width // 128)
+    return -(-steps // splits) * 128
+
+
+def tile_of(features: int, width: int, tokens: int) -> Tile:
+    splits = splits_of(features, width)
+    if tokens <= 16:
+        return Tile(64, 16, 128, 4, 5, True, 1024)
+    if tokens <= 32:
+        return Tile(64, 32, 128, 4, 4, True, 1024)
+    if tokens <= 64:
+        return Tile(64, 64, 128, 4, 4, True, 1024)
+    if tokens <= 128:
+        return Tile(128, 128, 64, 8, 4, True, 512)
+    wide = -(-features // 128) * -(-tokens // 256) >= PROGRAMS
+    if splits == 1 and wide:
+        return Tile(128, 256, 64, 8, 4, False)
+    return Tile(128, 128, 64, 8, 4, False)
