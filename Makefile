@@ -31,7 +31,7 @@ help:
 
 demo: $(STAMPS)/install
 	@$(BIN)/unspool pull
-	$(BIN)/unspool run "$(PROMPT)" --temperature 0.2 --top-p 0.9
+	$(BIN)/unspool run "$(PROMPT)"
 
 test: $(TESTING) $(STAMPS)/install lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST)
