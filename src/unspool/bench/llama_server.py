@@ -1,0 +1,51 @@
+"""llama.cpp's own server, for benchmarks: in an environment of its own, made once under the cache directory.
+
+Run as a script by that environment's Python, it serves until it is ended: model, port, slots, context, threads.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PACKAGE = "xllamacpp"  # prebuilt wheels of llama.cpp with its server
+
+
+def environment(root: Path) -> Path:
+    """The Python of the environment that has llama.cpp; made if it is not there."""
+    home = root / "bench" / PACKAGE
+    python = home / "bin" / "python"
+    if not (home / "complete").exists():
+        print(f"making {home} (once)", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", PACKAGE], check=True)
+        (home / "complete").touch()
+    return python
+
+
+def command(python: Path, model: Path, port: int, slots: int, context: int, threads: int) -> list[str]:
+    options = {"model": str(model), "port": port, "slots": slots, "context": context, "threads": threads}
+    return [str(python), str(Path(__file__).resolve()), json.dumps(options)]
+
+
+def _serve(options: dict[str, object]) -> None:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = options["model"]
+    params.hostnames, params.port = ["127.0.0.1"], options["port"]
+    params.n_parallel, params.n_ctx = options["slots"], options["context"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    params.cont_batching, params.cache_prompt, params.warmup = True, False, True
+    params.n_gpu_layers, params.verbosity = 0, -1
+    server = xllamacpp.Server(params)
+    print(json.dumps({"address": server.listening_address, "build": str(xllamacpp.BUILD_INFO)}), flush=True)
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))

@@ -1,0 +1,324 @@
+"""Serving under load: tokens a second, time to first token and between tokens, beside llama.cpp's server.
+
+    unspool bench serving                          1, 4, 16 and 64 clients, three rounds of each
+    unspool bench serving --clients 1 --rounds 1 --no-peer
+
+Both servers run the same file on the same cores, and their rounds alternate, for machines drift. A client asks, reads
+its stream to the end and asks again. The bare engine gets the same requests in the same way, without HTTP: what the
+server loses against it is the server's own cost (and the load generator's, which shares the cores). The last line is
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "it",
+    "was",
+    "for",
+    "on",
+    "are",
+    "with",
+    "as",
+    "they",
+    "at",
+    "be",
+    "this",
+    "from",
+    "have",
+    "or",
+    "by",
+    "one",
+    "had",
+    "not",
+    "but",
+]
+
+
+@dataclass
+class Sample:
+    """One request: when its text came, in seconds after it was sent."""
+
+    arrivals: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Round:
+    seconds: float
+    samples: list[Sample]
+
+    @property
+    def rate(self) -> float:
+        return sum(sample.tokens for sample in self.samples) / self.seconds
+
+    def first(self) -> list[float]:
+        return [sample.arrivals[0] for sample in self.samples if sample.arrivals]
+
+    def gaps(self) -> list[float]:
+        return [b - a for s in self.samples for a, b in zip(s.arrivals, s.arrivals[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class Load:
+    clients: int
+    requests: int
+    prompt_words: int
+    max_tokens: int
+
+    def prompts(self, salt: int) -> list[str]:
+        """Every prompt its own from its first word, so that no prefix is shared."""
+        rng = random.Random(salt)
+        return [" ".join(rng.choices(WORDS, k=self.prompt_words)) for _ in range(self.requests)]
+
+
+# Clients ------------------------------------------------------------------------------------------------------------
+async def ask(port: int, body: dict[str, Any]) -> Sample:
+    """One streamed completion over a bare socket: the load generator should cost little."""
+    data = json.dumps(body).encode()
+    start = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    head = ["POST /v1/completions HTTP/1.1", "host: localhost", "content-type: application/json", "connection: close"]
+    writer.write("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError(f"{status.decode().strip()}: {(await reader.read(2000)).decode()}")
+    sample = Sample()
+    async for line in reader:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if any(choice["text"] for choice in event["choices"]):
+            sample.arrivals.append(time.perf_counter() - start)
+        if event.get("usage"):
+            sample.tokens = event["usage"]["completion_tokens"]
+    writer.close()
+    sample.seconds = time.perf_counter() - start
+    return sample
+
+
+async def drive(port: int, load: Load, salt: int, more: dict[str, Any]) -> Round:
+    prompts = iter(load.prompts(salt))
+    fixed = {
+        "max_tokens": load.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+    samples: list[Sample] = []
+
+    async def client() -> None:
+        for prompt in prompts:
+            samples.append(await ask(port, {"prompt": prompt, **fixed}))
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(load.clients)))
+    return Round(time.perf_counter() - start, samples)
+
+
+class Bare:
+    """The engine alone, with the same closed loop of requests."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        from unspool.llm import LLM
+
+        self.llm = LLM(model, threads=threads)
+
+    def drive(self, load: Load, salt: int) -> Round:
+        from unspool.events import Finished
+        from unspool.params import SamplingParams
+
+        params = SamplingParams(max_tokens=load.max_tokens, temperature=0, ignore_eos=True)
+        prompts = iter(load.prompts(salt))
+        engine, samples, starts = self.llm.engine, {}, {}
+        start = time.perf_counter()
+
+        def add() -> None:
+            prompt = next(prompts, None)
+            if prompt is not None:
+                id = engine.add(self.llm.encode(prompt), params)
+                samples[id], starts[id] = Sample(), time.perf_counter()
+
+        for _ in range(load.clients):
+            add()
+        while engine.has_work:
+            for event in engine.step():
+                sample = samples[event.request]
+                if isinstance(event, Finished):
+                    sample.tokens = event.usage.completion_tokens
+                    add()
+                else:
+                    sample.arrivals.append(time.perf_counter() - starts[event.request])
+        return Round(time.perf_counter() - start, list(samples.values()))
+
+
+# Servers ------------------------------------------------------------------------------------------------------------
+class Server:
+    def __init__(self, name: str, command: list[str], port: int, more: dict[str, Any]) -> None:
+        self.name, self.port, self.more = name, port, more
+        start = time.perf_counter()
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._wait()
+        self.start_seconds = time.perf_counter() - start
+
+    def _wait(self) -> None:
+        import urllib.request
+
+        for _ in range(6000):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended with status {self._process.returncode}")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1):
+                    return
+            except OSError:
+                time.sleep(0.02)
+        raise RuntimeError(f"{self.name} did not start within two minutes")
+
+    def drive(self, load: Load, salt: int) -> Round:
+        return asyncio.run(drive(self.port, load, salt, self.more))
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def our_server(model: Path, threads: int) -> Server:
+    port = free_port()
+    command = [sys.executable, "-m", "unspool", "serve", "-m", str(model), "--port", str(port), "--log", "off"]
+    return Server("unspool", [*command, "--threads", str(threads), "--drain", "0"], port, {})
+
+
+def their_server(model: Path, threads: int, slots: int, tokens: int) -> Server:
+    from unspool.bench.llama_server import command, environment
+    from unspool.weights.store import cache_dir
+
+    port = free_port()
+    started = command(environment(cache_dir()), model, port, slots, slots * tokens, threads)
+    return Server("llama.cpp", started, port, {"cache_prompt": False})
+
+
+# Measuring ----------------------------------------------------------------------------------------------------------
+def summary(rounds: list[Round]) -> dict[str, float]:
+    first = sorted(value for one in rounds for value in one.first())
+    gaps = sorted(value for one in rounds for value in one.gaps())
+    return {
+        "tokens_per_second": statistics.median(one.rate for one in rounds),
+        "ttft_p50_ms": 1000 * _quantile(first, 0.5),
+        "ttft_p99_ms": 1000 * _quantile(first, 0.99),
+        "tbt_p50_ms": 1000 * _quantile(gaps, 0.5),
+        "tbt_p99_ms": 1000 * _quantile(gaps, 0.99),
+    }
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def measure(sides: dict[str, Any], load: Load, rounds: int, *, quiet: bool = False) -> dict[str, Any]:
+    """Rounds of every side in turn, each side first in its turn; a warm-up round of each does not count."""
+    kept: dict[str, list[Round]] = {name: [] for name in sides}
+    small = Load(load.clients, load.clients, load.prompt_words, min(8, load.max_tokens))
+    for side in sides.values():
+        side.drive(small, salt=0)
+    names = list(sides)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            kept[name].append(sides[name].drive(load, salt=1 + number))
+    result: dict[str, Any] = {"clients": load.clients, "requests": load.requests * rounds}
+    result |= {name: summary(done) for name, done in kept.items()}
+    pairs = list(zip(kept["bare"], kept["unspool"], strict=True))
+    result["overhead"] = statistics.median(bare.rate / served.rate - 1 for bare, served in pairs)
+    if "llama.cpp" in kept:
+        both = zip(kept["unspool"], kept["llama.cpp"], strict=True)
+        result["ratio"] = statistics.median(ours.rate / theirs.rate for ours, theirs in both)
+    if not quiet:
+        tell(result, names)
+    return result
+
+
+def tell(result: dict[str, Any], names: list[str]) -> None:
+    for name in names:
+        row = result[name]
+        print(
+            f"{result['clients']:>4} clients  {name:<10} {row['tokens_per_second']:8.1f} tokens/s"
+            f"   first {row['ttft_p50_ms']:8.1f} ms (p99 {row['ttft_p99_ms']:8.1f})"
+            f"   between {row['tbt_p50_ms']:7.2f} ms (p99 {row['tbt_p99_ms']:7.2f})"
+        )
+    ratio = f", {result['ratio']:.2f} times llama.cpp" if "ratio" in result else ""
+    print(f"              server's overhead over the bare engine {100 * result['overhead']:.1f}%{ratio}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="unspool bench serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("-m", "--model", default="smollm2")
+    parser.add_argument("--clients", default="1,4,16,64", help="numbers of clients (1,4,16,64)")
+    parser.add_argument(
+        "--per-client", type=int, default=2, help="requests of each in a round, six in all at least (2)"
+    )
+    parser.add_argument("--prompt-words", type=int, default=128, help="words of a prompt (128)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (64)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side (3)")
+    parser.add_argument("--threads", type=int, default=cores, help=f"threads of each engine ({cores})")
+    parser.add_argument("--no-peer", action="store_true", help="without llama.cpp")
+    options = parser.parse_args(argv)
+
+    from unspool.weights.store import resolve
+
+    model = resolve(options.model)
+    levels = [int(part) for part in options.clients.split(",")]
+    servers = [our_server(model, options.threads)]
+    try:
+        if not options.no_peer:
+            room = 2 * options.prompt_words + options.max_tokens + 64  # tokens of one request, with room to spare
+            servers.append(their_server(model, options.threads, max(levels), room))
+        sides: dict[str, Any] = {"bare": Bare(model, options.threads), **{server.name: server for server in servers}}
+        results = []
+        for clients in levels:
+            requests = max(6, options.per_client * clients)
+            load = Load(clients, requests, options.prompt_words, options.max_tokens)
+            results.append(measure(sides, load, options.rounds))
+        started = {server.name: server.start_seconds for server in servers}
+    finally:
+        for server in servers:
+            server.stop()
+    about = {"model": model.name, "threads": options.threads, "start_seconds": started}
+    about |= {"prompt_words": options.prompt_words, "max_tokens": options.max_tokens, "rounds": options.rounds}
+    print(json.dumps({"benchmark": "serving", **about, "levels": results}))
+    return 0
