@@ -26,34 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "it",
-    "was",
-    "for",
-    "on",
-    "are",
-    "with",
-    "as",
-    "they",
-    "at",
-    "be",
-    "this",
-    "from",
-    "have",
-    "or",
-    "by",
-    "one",
-    "had",
-    "not",
-    "but",
-]
+WORDS = [word + ending for word in ("time", "house", "river", "light", "stone") for ending in ("", "s", "less", "ly")]
 
 
 @dataclass
