@@ -126,3 +126,24 @@ def test_the_docs_have_the_tables() -> None:
     found = re.search(r"<!-- fields -->\n(.*?)<!-- /fields -->", text, re.DOTALL)
     assert found is not None
     assert found[1] == tables()
+
+
+@pytest.mark.slow  # not that it is: it fails when a client learns a new word, which is no change of ours
+def test_every_field_of_the_clients_is_in_a_table() -> None:
+    """Nothing that OpenAI's or Anthropic's own client can send is unknown: it is honoured or refused by name."""
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from openai.types import completion_create_params as completions
+    from openai.types import embedding_create_params as embeddings
+    from openai.types.chat import completion_create_params as chat
+    from openai.types.responses import response_create_params as responses
+
+    for kind, table in (
+        (chat.CompletionCreateParamsBase, schema.CHAT),
+        (completions.CompletionCreateParamsBase, schema.COMPLETIONS),
+        (responses.ResponseCreateParamsBase, schema.RESPONSES),
+        (embeddings.EmbeddingCreateParams, schema.EMBEDDINGS),
+        (message_create_params.MessageCreateParamsBase, schema.MESSAGES),
+        (message_count_tokens_params.MessageCountTokensParams, schema.COUNT_TOKENS),
+    ):
+        unknown = set(kind.__annotations__) - set(table["properties"])
+        assert not unknown, f"{kind.__name__}: {sorted(unknown)}"

@@ -121,6 +121,7 @@ INERT: dict[str, Schema] = {
     "metadata": inert(mapping(string())),
     "prompt_cache_key": inert(string()),
     "prompt_cache_retention": inert(string()),
+    "prompt_cache_options": inert(mapping()),
     "service_tier": inert(word("auto", "default", "flex", "priority", "scale")),
     "store": inert(only(False, description="nothing is stored")),
 }

@@ -205,6 +205,8 @@ RESPONSES = record(
         "max_tool_calls": refused("it counts built-in tools, and there are none"),
         "context_management": refused("a prompt that is too long is refused, never cut"),
         "moderation": refused("there is no moderation here"),
+        "image": refused("text only"),
+        "access_programs": refused("there are none here"),
     },
     required=("input",),
 )
@@ -265,6 +267,9 @@ _CONVERSATION: dict[str, Schema] = {
     ),
     "thinking": record({"type": only("disabled", description="no model here thinks apart from its text")}, ("type",)),
     **TEMPLATE,
+    **_CACHED,
+    **{name: inert(string()) for name in ("speed", "user_profile_id", "workspace_id")},
+    "output_config": refused("use constraint"),
 }
 MESSAGES = record(
     {
@@ -278,7 +283,7 @@ MESSAGES = record(
         "container": refused("there are no containers here"),
         "mcp_servers": refused("no servers are called from here"),
         "context_management": refused("a prompt that is too long is refused, never cut"),
-        "output_config": refused("use constraint"),
+        "diagnostics": refused("every answer tells what was done for it"),
         "inference_geo": refused("there is one place here"),
     },
     required=("messages", "max_tokens"),
