@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +44,7 @@ def split_text(draw) -> list[bytes]:
     """A text's bytes cut anywhere, inside characters too."""
     data = draw(texts).encode()
     cuts = sorted(draw(st.sets(st.integers(0, len(data)), max_size=10)) | {0, len(data)})
-    return [data[a:b] for a, b in zip(cuts, cuts[1:], strict=False)] or [b""]
+    return [data[a:b] for a, b in itertools.pairwise(cuts)] or [b""]
 
 
 @given(split_text(), st.lists(st.text(alphabet="ab→é", min_size=1, max_size=4), max_size=3))
