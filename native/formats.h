@@ -66,7 +66,7 @@ struct Outliers {
     int32_t unused;
     Outlier list[1];
 };
-constexpr float OUTLYING = 1.5f;  // how many times the mean of the blocks' largest magnitudes
+constexpr float OUTLYING = 2.0f;  // how many times the mean of the blocks' largest magnitudes
 
 constexpr int64_t outliers_bytes(int64_t blocks) { return 8 + 8 * blocks; }
 constexpr int64_t q8_row_bytes(int64_t blocks) { return (blocks * 48 + outliers_bytes(blocks) + 63) / 64 * 64; }

@@ -1,5 +1,5 @@
-// What each instruction of a program does, and how threads share it: linear layers by output features, attention by
-// rows and kv heads, everything else by rows.
+// What each instruction of a program does, and the units that threads share it by: output features of linear layers, rows
+// and kv heads of attention, rows of everything else.
 #include <algorithm>
 #include <cstring>
 
@@ -8,12 +8,6 @@
 namespace unspool {
 
 namespace {
-
-struct Span {
-    int64_t begin, end;
-};
-
-Span share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
 
 // Where the forms of an activation's rows go.
 struct Sink {
@@ -44,16 +38,20 @@ struct Sink {
     }
 };
 
+constexpr int64_t FEW_ROWS = 8;  // taken at once where work goes by rows
+
 struct Embed : Instruction {
     const Matrix* table;
     float scale;
     Operand out;
 
-    void run(Program& program, const Step& step, int thread) override {
+    int64_t units(const Program&, const Step& step) const override { return step.rows; }
+    int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int64_t width = table->columns();
         float* rows = program.floats(out, step, thread);
-        const Span span = share(step.rows, thread, program.pool().threads());
-        for (int64_t r = span.begin; r < span.end; r++) {
+        for (int64_t r = begin; r < end; r++) {
             float* row = rows + r * width;
             table->read_row(step.ids[r], row);
             if (scale != 1.0f)
@@ -71,22 +69,21 @@ struct Norm : Instruction {
 
     Operand any() const { return out.f32 ? out.f32 : out.q8; }
 
-    void run(Program& program, const Step& step, int thread) override {
-        const bool copied = program.is_copied(any(), step);
-        const Span span = copied ? Span{0, program.rows_of(any(), step)}
-                                 : share(program.rows_of(any(), step), thread, program.pool().threads());
+    int64_t units(const Program& program, const Step& step) const override { return program.rows_of(any(), step); }
+    int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
+    bool copied(const Program& program, const Step& step) const override { return program.is_copied(any(), step); }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const float* add = residual ? program.floats(residual, step, thread) : nullptr;
         const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        for (int64_t r = span.begin; r < span.end; r++) {
+        for (int64_t r = begin; r < end; r++) {
             float* row = sink.f32 ? sink.f32 + r * width : spare;
             program.kernels().norm(in + r * width, weight, add ? add + r * width : nullptr, width, eps, row);
             sink.put(row, r, spare);
         }
     }
-
-    bool barrier(const Program& program, const Step& step) const override { return !program.is_copied(any(), step); }
 };
 
 struct Take : Instruction {
@@ -94,12 +91,14 @@ struct Take : Instruction {
     int width;
     Forms out;
 
-    void run(Program& program, const Step& step, int thread) override {
+    int64_t units(const Program&, const Step& step) const override { return step.num_logits; }
+    int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        const Span span = share(step.num_logits, thread, program.pool().threads());
-        for (int64_t r = span.begin; r < span.end; r++)
+        for (int64_t r = begin; r < end; r++)
             sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r, spare);
     }
 };
@@ -109,16 +108,16 @@ struct Quantize : Instruction {
     int width;
     Forms out;
 
-    void run(Program& program, const Step& step, int thread) override {
+    int64_t units(const Program& program, const Step& step) const override { return program.rows_of(out.q8, step); }
+    int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
+    bool copied(const Program& program, const Step& step) const override { return program.is_copied(out.q8, step); }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        const int64_t rows = program.rows_of(out.q8, step);
-        const Span span = program.is_copied(out.q8, step) ? Span{0, rows} : share(rows, thread, program.pool().threads());
-        for (int64_t r = span.begin; r < span.end; r++) sink.put(in + r * width, r, spare);
+        for (int64_t r = begin; r < end; r++) sink.put(in + r * width, r, spare);
     }
-
-    bool barrier(const Program& program, const Step& step) const override { return !program.is_copied(out.q8, step); }
 };
 
 // --- Products ---------------------------------------------------------------------------------------------------------
@@ -153,18 +152,37 @@ uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_
 struct Product : Instruction {
     Forms x;
     const Matrix* weight;
-    std::vector<int64_t> cuts;  // thread t has units [cuts[t], cuts[t + 1])
+    std::vector<int64_t> bytes_before;  // of all units before each: tiles, or a gate's with its up projection's
 
-    // Units are tiles, or a gate's tile with its up projection's: cut where the bytes are equal.
-    void cut(int threads, int64_t units, const std::vector<int64_t>& bytes) {
-        int64_t total = 0, done = 0, unit = 0;
-        for (int64_t b : bytes) total += b;
-        cuts.push_back(0);
-        for (int t = 1; t < threads; t++) {
-            while (unit < units && (done + bytes[static_cast<size_t>(unit)] / 2) * threads < total * t) done += bytes[static_cast<size_t>(unit++)];
-            cuts.push_back(unit);
+    void measure(int64_t count) {
+        const auto& tiles = weight->tiles();
+        const size_t together = tiles.size() / static_cast<size_t>(count);
+        bytes_before.assign(1, 0);
+        for (size_t unit = 0; unit < static_cast<size_t>(count); unit++) {
+            int64_t bytes = 0;
+            for (size_t i = 0; i < together; i++)
+                bytes += tile_bytes(tiles[unit + i * static_cast<size_t>(count)].format, weight->columns());
+            bytes_before.push_back(bytes_before.back() + bytes);
         }
-        cuts.push_back(units);
+    }
+
+    int64_t num_units() const { return static_cast<int64_t>(bytes_before.size()) - 1; }
+    int64_t units(const Program& program, const Step& step) const override { return rows(program, step) ? num_units() : 0; }
+    virtual int64_t rows(const Program& program, const Step& step) const = 0;
+
+    // Shares of equal bytes.
+    int64_t cut(const Program& program, int64_t units, int thread) const override {
+        if (units == 0) return 0;
+        const int64_t goal = bytes_before.back() * thread / program.pool().threads();
+        const auto at = std::lower_bound(bytes_before.begin(), bytes_before.end(), goal);
+        return std::min<int64_t>(at - bytes_before.begin(), units);
+    }
+
+    // Few rows: a share goes in eight pieces. Many: as much as stays in the cache while rows pass by.
+    int64_t grain(const Program& program, const Step& step) const override {
+        const int64_t eighth = num_units() / (8 * program.pool().threads()) + 1;
+        const int64_t cached = std::max<int64_t>(1, GROUP_BYTES * num_units() / bytes_before.back());
+        return rows(program, step) <= FEW_ROWS ? eighth : std::min(eighth, cached);
     }
 
     int64_t scratch_bytes(const Kernels& kernels) const {
@@ -199,19 +217,14 @@ struct Product : Instruction {
         program.kernels().tiles[tile.format](tile.data, weight->columns(), panel, out);
     }
 
-    // Calls each(unit, first row, panel) for this thread's units, weights in groups that stay in the cache. Fine rows are
-    // two rows each, which stay together.
-    template <class Each> void sweep(const Program& program, const Step& step, int thread, int64_t rows, int64_t unit_bytes, Each each) const {
-        const int64_t begin = cuts[static_cast<size_t>(thread)], end = cuts[static_cast<size_t>(thread) + 1];
-        if (x.fine) rows *= 2;
-        if (rows == 0) return;
+    // Calls each(unit, first row, panel) for all units and rows. Fine rows are two rows each, which stay together.
+    template <class Each> void sweep(const Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
+        const int64_t count = rows(program, step) * (x.fine ? 2 : 1);
         const Panels& panels = program.panels(x);
-        const int64_t group = panels.size[0] == rows ? std::max<int64_t>(1, end - begin) : std::max<int64_t>(1, GROUP_BYTES / unit_bytes);
-        for (int64_t from = begin; from < end; from += group)
-            for (int64_t first = 0; first < rows; first += panels.size[static_cast<size_t>(first)]) {
-                const Panel p = panel(program, step, thread, first, panels.size[static_cast<size_t>(first)]);
-                for (int64_t unit = from; unit < std::min(end, from + group); unit++) each(unit, first, p);
-            }
+        for (int64_t first = 0; first < count; first += panels.size[static_cast<size_t>(first)]) {
+            const Panel p = panel(program, step, thread, first, panels.size[static_cast<size_t>(first)]);
+            for (int64_t unit = begin; unit < end; unit++) each(unit, first, p);
+        }
     }
 };
 
@@ -220,12 +233,14 @@ struct Linear : Product {
     Operand residual, out;
     float softcap;
 
-    void run(Program& program, const Step& step, int thread) override {
+    int64_t rows(const Program& program, const Step& step) const override { return program.rows_of(out, step); }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int64_t width = weight->rows();
         const float* add = residual ? program.floats(residual, step, thread) : nullptr;
         float* rows = program.floats(out, step, thread);
         const auto& tiles = weight->tiles();
-        sweep(program, step, thread, program.rows_of(out, step), tile_bytes(tiles[0].format, weight->columns()),
+        sweep(program, step, thread, begin, end,
               [&](int64_t unit, int64_t first, const Panel& p) {
                   const TileRef& tile = tiles[static_cast<size_t>(unit)];
                   alignas(64) float part[MOST_ROWS * TILE];
@@ -265,11 +280,13 @@ struct Gated : Product {
     Operand out;
     int64_t half_tiles;  // tiles of the gate; the up projection's follow
 
-    void run(Program& program, const Step& step, int thread) override {
+    int64_t rows(const Program& program, const Step& step) const override { return program.rows_of(out, step); }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int64_t width = weight->rows() / 2;
         float* rows = program.floats(out, step, thread);
         const auto& tiles = weight->tiles();
-        sweep(program, step, thread, program.rows_of(out, step), 2 * tile_bytes(tiles[0].format, weight->columns()),
+        sweep(program, step, thread, begin, end,
               [&](int64_t unit, int64_t first, const Panel& p) {
                   alignas(64) float gates[MOST_ROWS * TILE], ups[MOST_ROWS * TILE];
                   const TileRef& tile = tiles[static_cast<size_t>(unit)];
@@ -298,7 +315,6 @@ struct Attention : Instruction {
     std::unique_ptr<std::atomic<int>[]> arrived;
     size_t num_arrived = 0;
     std::vector<float> parts;
-    std::atomic<int64_t> next{0};
     bool store_first = false;
 
     int group() const { return shape.num_heads / shape.num_kv_heads; }
@@ -316,7 +332,7 @@ struct Attention : Instruction {
 
     // Work is rows of a sequence times kv heads. Where that is too little to go round, splits of the keys go apart and
     // the last to finish merges them, in order.
-    void prepare(Program& program, const Step& step) override {
+    void plan(const Program& program, const Step& step) {
         const int64_t rows = narrow() ? step.num_logits : step.rows;
         const int most = std::max(1, program.kernels().max_queries / group());
         items.clear();
@@ -347,18 +363,14 @@ struct Attention : Instruction {
         const size_t counters = items.size() * static_cast<size_t>(shape.num_kv_heads);
         if (num_arrived < counters) arrived = std::make_unique<std::atomic<int>[]>(counters), num_arrived = counters;
         for (size_t i = 0; i < counters; i++) arrived[i].store(0, std::memory_order_relaxed);
-        next.store(0, std::memory_order_relaxed);
     }
 
-    void run(Program& program, const Step& step, int thread) override {
-        if (store_first) {
-            const int threads = program.pool().threads();
-            const Span span = share(step.rows * shape.num_kv_heads, thread, threads);
-            for (int64_t i = span.begin; i < span.end; i++)
-                store(program, step, thread, i / shape.num_kv_heads, static_cast<int>(i % shape.num_kv_heads));
-            program.meet();
-        }
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < static_cast<int64_t>(work.size());) {
+    int64_t units(const Program&, const Step&) const override { return static_cast<int64_t>(work.size()); }
+    // Pieces differ too much in size for equal shares: everyone takes from one pile, the largest first.
+    int64_t cut(const Program&, int64_t units, int thread) const override { return thread == 0 ? 0 : units; }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
+        for (int64_t i = begin; i < end; i++) {
             const int64_t piece = work[static_cast<size_t>(i)];
             const int64_t where = piece >> 24;
             attend(program, step, thread, static_cast<size_t>(where / shape.num_kv_heads), static_cast<int>(where % shape.num_kv_heads),
@@ -476,6 +488,22 @@ struct Attention : Instruction {
     }
 };
 
+// Keys and values of all rows, where queries of other rows will look for them.
+struct Store : Instruction {
+    Attention* attention;
+
+    void prepare(Program& program, const Step& step) override { attention->plan(program, step); }
+    int64_t units(const Program&, const Step& step) const override {
+        return attention->store_first ? step.rows * attention->shape.num_kv_heads : 0;
+    }
+    int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
+        const int heads = attention->shape.num_kv_heads;
+        for (int64_t i = begin; i < end; i++) attention->store(program, step, thread, i / heads, static_cast<int>(i % heads));
+    }
+};
+
 }  // namespace
 
 void Program::embed(const Matrix* table, float scale, Operand out) {
@@ -496,9 +524,7 @@ void Program::linear(Forms x, const Matrix* weight, const float* bias, Operand r
     auto linear = std::make_unique<Linear>();
     linear->x = x, linear->weight = weight, linear->bias = bias, linear->residual = residual;
     linear->softcap = softcap, linear->out = out;
-    std::vector<int64_t> bytes;
-    for (const TileRef& tile : weight->tiles()) bytes.push_back(tile_bytes(tile.format, weight->columns()));
-    linear->cut(pool_->threads(), static_cast<int64_t>(bytes.size()), bytes);
+    linear->measure(static_cast<int64_t>(weight->tiles().size()));
     want_scratch(linear->scratch_bytes(*kernels_));
     instructions_.push_back(std::move(linear));
 }
@@ -507,7 +533,7 @@ void Program::gated(Forms x, const Matrix* weight, Activation activation, Operan
     auto gated = std::make_unique<Gated>();
     gated->x = x, gated->weight = weight, gated->activation = activation, gated->out = out;
     gated->half_tiles = static_cast<int64_t>(weight->tiles().size()) / 2;
-    gated->cut(pool_->threads(), gated->half_tiles, std::vector<int64_t>(static_cast<size_t>(gated->half_tiles), 2));
+    gated->measure(gated->half_tiles);
     want_scratch(gated->scratch_bytes(*kernels_));
     instructions_.push_back(std::move(gated));
 }
@@ -516,6 +542,9 @@ void Program::attention(Operand qkv, AttentionShape shape, Forms out) {
     auto attention = std::make_unique<Attention>();
     attention->qkv = qkv, attention->shape = shape, attention->out = out;
     want_scratch(attention->scratch_bytes(*kernels_));
+    auto store = std::make_unique<Store>();
+    store->attention = attention.get();
+    instructions_.push_back(std::move(store));
     instructions_.push_back(std::move(attention));
 }
 

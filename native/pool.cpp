@@ -80,7 +80,7 @@ struct Pool::Crew {
         }
         for (int i = 0; phase.load(std::memory_order_acquire) == now; i++) {
             if (i < SPINS) pause();
-            else sched_yield();  // another thread may be waiting for this very core
+            else sched_yield();
         }
     }
 
@@ -114,8 +114,11 @@ void Pool::run(void (*work)(void*, int), void* argument) {
     crew_->run(work, argument);
 }
 
-void Pool::barrier() {
-    if (threads_ > 1) crew_->meet();
+void Pool::await(const std::atomic<int32_t>& count, int32_t number) {
+    for (int i = 0; count.load(std::memory_order_acquire) != number; i++) {
+        if (i < SPINS) pause();
+        else sched_yield();  // another thread may be waiting for this very core
+    }
 }
 
 std::shared_ptr<Pool> Pool::shared(int threads) {

@@ -1,4 +1,4 @@
-// Threads that wait asleep, work together on one thing at a time, and meet at barriers while they do.
+// Threads that wait asleep and work together on one thing at a time.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -24,8 +24,8 @@ public:
     // Calls work(argument, thread) on every thread, the caller's being thread 0. Work must not throw.
     void run(void (*work)(void*, int), void* argument);
 
-    // Waits until every thread of the work under way has come here.
-    void barrier();
+    // Waits, first on the core and then off it, until a count that other threads add to has reached a number.
+    static void await(const std::atomic<int32_t>& count, int32_t number);
 
 private:
     struct Crew;  // the threads themselves; a forked child, where they do not exist, hires another

@@ -13,8 +13,12 @@ int64_t rounded(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 }  // namespace
 
+int64_t Instruction::cut(const Program& program, int64_t units, int thread) const {
+    return units * thread / program.pool().threads();
+}
+
 // Cosines and sines of the step's rows, for every rotation that the model uses.
-struct RopeInstruction : Instruction {
+struct Turns : Instruction {
     void prepare(Program& program, const Step& step) override {
         for (auto& rope : program.ropes_) {
             const size_t size = rope.inv_freq.size() * static_cast<size_t>(step.rows);
@@ -22,12 +26,13 @@ struct RopeInstruction : Instruction {
         }
     }
 
-    void run(Program& program, const Step& step, int thread) override {
-        const int threads = program.pool().threads();
-        const int other = threads - 1 - thread;  // the first thread is busy with the first rows of the embedding
+    int64_t units(const Program& program, const Step& step) const override { return program.ropes_.empty() ? 0 : step.rows; }
+    int64_t grain(const Program&, const Step&) const override { return 16; }
+
+    void run(Program& program, const Step& step, int, int64_t begin, int64_t end) override {
         for (auto& rope : program.ropes_) {
             const size_t half = rope.inv_freq.size();
-            for (int64_t row = step.rows * other / threads; row < step.rows * (other + 1) / threads; row++)
+            for (int64_t row = begin; row < end; row++)
                 for (size_t i = 0; i < half; i++) {
                     const float angle = static_cast<float>(step.positions[row]) * rope.inv_freq[i];
                     rope.cos[static_cast<size_t>(row) * half + i] = std::cos(angle) * rope.scale;
@@ -35,13 +40,11 @@ struct RopeInstruction : Instruction {
                 }
         }
     }
-
-    bool barrier(const Program&, const Step&) const override { return false; }  // the embedding's serves
 };
 
 Program::Program(std::shared_ptr<Pool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv)
     : pool_(std::move(pool)), kernels_(kernels), kv_(std::move(kv)) {
-    instructions_.push_back(std::make_unique<RopeInstruction>());
+    instructions_.push_back(std::make_unique<Turns>());
 }
 
 Program::~Program() = default;
@@ -173,17 +176,68 @@ void Program::study(const Step& step) {
     stamp_ += step.sequences;
 }
 
+// Deals each thread its share of every instruction.
+void Program::deal(const Step& step) {
+    const int threads = pool_->threads();
+    if (!claims_) {
+        claims_stride_ = (static_cast<size_t>(threads) + 1 + 15) / 16 * 16;
+        claims_ = std::make_unique<std::atomic<int32_t>[]>(instructions_.size() * claims_stride_);
+    }
+    for (size_t i = 0; i < instructions_.size(); i++) {
+        Instruction& instruction = *instructions_[i];
+        instruction.prepare(*this, step);
+        const int64_t units = instruction.units(*this, step);
+        instruction.now_units = static_cast<int32_t>(units);
+        instruction.now_grain = static_cast<int32_t>(std::max<int64_t>(1, instruction.grain(*this, step)));
+        instruction.now_copied = instruction.copied(*this, step);
+        instruction.ends.resize(static_cast<size_t>(threads));
+        for (int t = 0; t < threads; t++) {
+            cursor(i, t).store(static_cast<int32_t>(instruction.cut(*this, units, t)), std::memory_order_relaxed);
+            instruction.ends[static_cast<size_t>(t)] = static_cast<int32_t>(t + 1 == threads ? units : instruction.cut(*this, units, t + 1));
+        }
+        done(i).store(0, std::memory_order_relaxed);
+    }
+}
+
+bool Program::is_over(size_t i) const {
+    return i < instructions_.size() && done(i).load(std::memory_order_relaxed) == instructions_[i]->now_units;
+}
+
 void Program::work(int thread) {
-    for (auto& instruction : instructions_) {
-        instruction->run(*this, *step_, thread);
-        if (instruction->barrier(*this, *step_)) meet();
+    const int threads = pool_->threads();
+    for (size_t i = 0; i < instructions_.size(); i++) {
+        Instruction& instruction = *instructions_[i];
+        if (instruction.now_units == 0) continue;
+        if (instruction.now_copied) {
+            // A thread that comes late may find the reader of its copy done and the rows it would read written over:
+            // then the copy is of no use to anyone, and most often not even made.
+            size_t reader = i + 1;
+            while (reader < instructions_.size() && instructions_[reader]->now_copied) reader++;
+            if (!is_over(reader)) instruction.run(*this, *step_, thread, 0, instruction.now_units);
+            continue;
+        }
+        int32_t finished = 0;
+        for (int k = 0; k < threads; k++) {
+            const int owner = (thread + k) % threads;
+            const int32_t end = instruction.ends[static_cast<size_t>(owner)];
+            auto& at = cursor(i, owner);
+            while (at.load(std::memory_order_relaxed) < end) {
+                const int32_t begin = at.fetch_add(instruction.now_grain, std::memory_order_relaxed);
+                if (begin >= end) break;
+                const int32_t stop = std::min(end, begin + instruction.now_grain);
+                instruction.run(*this, *step_, thread, begin, stop);
+                finished += stop - begin;
+            }
+        }
+        if (finished) done(i).fetch_add(finished, std::memory_order_release);
+        Pool::await(done(i), instruction.now_units);
     }
 }
 
 const float* Program::run(const Step& step) {
     reserve(step);
     study(step);
-    for (auto& instruction : instructions_) instruction->prepare(*this, step);
+    deal(step);
     step_ = &step;
     pool_->run([](void* self, int thread) { static_cast<Program*>(self)->work(thread); }, this);
     return floats(output_, step, 0);

@@ -69,11 +69,22 @@ struct QRow {
 
 class Program;
 
+// Work in units that any thread may do. Each thread has a share of its own, so that it reads memory in a straight line,
+// and takes over from others when it is done: nobody waits for a thread that the system has put aside, only for units
+// that are under way.
 struct Instruction {
     virtual ~Instruction() = default;
     virtual void prepare(Program&, const Step&) {}  // by one thread, before the step
-    virtual void run(Program&, const Step&, int thread) = 0;
-    virtual bool barrier(const Program&, const Step&) const { return true; }
+    virtual int64_t units(const Program&, const Step&) const = 0;
+    virtual int64_t grain(const Program&, const Step&) const { return 1; }  // units taken at once
+    virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // where a thread's share begins
+    // Every thread does all units for itself, into copies of its own, and goes on at once.
+    virtual bool copied(const Program&, const Step&) const { return false; }
+    virtual void run(Program&, const Step&, int thread, int64_t begin, int64_t end) = 0;
+
+    int32_t now_units = 0, now_grain = 0;
+    bool now_copied = false;
+    std::vector<int32_t> ends;  // of the threads' shares
 };
 
 class Program {
@@ -112,7 +123,6 @@ public:
     float* floats(Operand o, const Step& step, int thread) const { return reinterpret_cast<float*>(at(o, step, thread)); }
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
     void want_scratch(int64_t bytes);
-    void meet() { pool_->barrier(); }
 
     struct Rope {
         std::vector<float> inv_freq;
@@ -122,7 +132,7 @@ public:
     };
 
     const Kernels& kernels() const { return *kernels_; }
-    Pool& pool() { return *pool_; }
+    const Pool& pool() const { return *pool_; }
     const KvCache& kv() const { return *kv_; }
     const Rope& rope(int index) const { return ropes_[static_cast<size_t>(index)]; }
     int32_t sequence_of(int64_t row) const { return row_sequence_[static_cast<size_t>(row)]; }
@@ -130,10 +140,16 @@ public:
     bool shares_fresh_blocks() const { return shares_fresh_blocks_; }
 
 private:
-    friend struct RopeInstruction;
+    friend struct Turns;
     void reserve(const Step& step);
     void study(const Step& step);
+    void deal(const Step& step);
     void work(int thread);
+    bool is_over(size_t instruction) const;
+
+    // Of each instruction: where each thread's share has got to, and how many units are done.
+    std::atomic<int32_t>& cursor(size_t instruction, int thread) const { return claims_[instruction * claims_stride_ + static_cast<size_t>(thread)]; }
+    std::atomic<int32_t>& done(size_t instruction) const { return cursor(instruction, pool_->threads()); }
 
     std::shared_ptr<Pool> pool_;
     const Kernels* kernels_;
@@ -155,6 +171,8 @@ private:
     int64_t stamp_ = 0;
     bool shares_fresh_blocks_ = false;
     const Step* step_ = nullptr;
+    std::unique_ptr<std::atomic<int32_t>[]> claims_;
+    size_t claims_stride_ = 0;
 };
 
 }  // namespace unspool

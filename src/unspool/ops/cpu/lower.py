@@ -19,7 +19,7 @@ Operand = tuple[int, bool, bool]  # slot, narrow, copied
 BLOCK = 32  # activations that share a scale
 PRODUCTS = {"linear", "gated"}
 WRITES_Q8 = {"norm", "take", "attention"}
-UNFENCED = {"norm", "quantize"}  # few rows are made by each thread for itself, without a barrier
+COPIABLE = {"norm", "quantize"}
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Made:
     bytes_per_row: int
     slot: int = -1
     last_read: int = -1
-    unfenced_read: int = -1  # until here another thread may still be reading it
+    late_read: int = -1  # until here a thread may still be copying from it
 
 
 @dataclass
@@ -37,10 +37,12 @@ class Lowering:
     graph: Graph
     output: Value
     forms: dict[Value, dict[Form, Made]] = field(default_factory=dict)
+    copied: set[Value] = field(default_factory=set)  # few rows of these are made by every thread for itself
     slots: list[int] = field(default_factory=list)  # bytes per row
 
     def plan(self) -> None:
         self._insert_quantize()
+        self._find_copied()
         self._find_forms()
         self._find_lives()
         self._place()
@@ -66,6 +68,19 @@ class Lowering:
             nodes.append(node)
         self.graph.nodes = nodes
 
+    def _find_copied(self) -> None:
+        """Copies spare threads a wait, but only until the next one: a thread that comes late to a copy may find what it
+        would read written over, and must not need it any more.
+        """
+        last_reader = {value: index for index, node in enumerate(self.graph.nodes) for value in node.inputs.values()}
+        wait = len(self.graph.nodes)
+        for index in range(wait - 1, -1, -1):
+            node = self.graph.nodes[index]
+            if node.kind in COPIABLE and node.out is not self.output and last_reader.get(node.out, index) <= wait:
+                self.copied.add(node.out)
+            else:
+                wait = index
+
     def _find_forms(self) -> None:
         self.forms = {node.out: {} for node in self.graph.nodes}
         for node in self.graph.nodes:
@@ -90,17 +105,23 @@ class Lowering:
                 for form in forms_read(node, role):
                     made = self.forms[value][form]
                     made.last_read = index
-                    if node.kind in UNFENCED:
-                        made.unfenced_read = fence_after(nodes, index)
+                    if node.out in self.copied:
+                        made.late_read = max(made.late_read, self._wait_after(index))
         for made in self.forms[self.output].values():
-            made.last_read = made.unfenced_read = len(nodes)
+            made.last_read = made.late_read = len(nodes)
+
+    def _wait_after(self, index: int) -> int:
+        """The next node that every thread waits for."""
+        while index < len(self.graph.nodes) and self.graph.nodes[index].out in self.copied:
+            index += 1
+        return index
 
     def _place(self) -> None:
         """Slots by a walk over the nodes: free what is dead, then take the free slot that fits best."""
         free: list[int] = []
         live: list[Made] = []
         for index, node in enumerate(self.graph.nodes):
-            for made in [m for m in live if max(m.last_read, m.unfenced_read) < index]:
+            for made in [m for m in live if max(m.last_read, m.late_read) < index]:
                 live.remove(made)
                 free.append(made.slot)
             for form, made in self.forms[node.out].items():
@@ -118,10 +139,10 @@ class Lowering:
         residual = node.inputs.get("residual")
         if node.kind != "linear" or residual is None or form != "f32" or node.out is self.output:
             return None
-        if residual.narrow != node.out.narrow or is_copied(residual, self.output):
+        if residual.narrow != node.out.narrow or residual in self.copied:
             return None
         made = self.forms[residual]["f32"]
-        return made if made.last_read == index and made.unfenced_read < index else None
+        return made if made.last_read == index and made.late_read < index else None
 
     def _take_slot(self, free: list[int], made: Made, own: bool) -> int:
         if free and not own:
@@ -137,7 +158,7 @@ class Lowering:
     def operand(self, value: Value | None, form: Form) -> Operand | None:
         if value is None or form not in self.forms[value]:
             return None
-        return (self.forms[value][form].slot, value.narrow, is_copied(value, self.output))
+        return (self.forms[value][form].slot, value.narrow, value in self.copied)
 
     def emit(self, program: Any) -> None:
         for bytes_per_row in self.slots:
@@ -159,10 +180,6 @@ def can_write_q8(value: Value) -> bool:
     return node.kind in WRITES_Q8
 
 
-def is_copied(value: Value, output: Value) -> bool:
-    return value.node.kind in UNFENCED and value is not output
-
-
 def forms_read(node: Node, role: str) -> list[Form]:
     if node.kind not in PRODUCTS or role == "residual":
         return ["f32"]
@@ -173,13 +190,6 @@ def forms_read(node: Node, role: str) -> list[Form]:
     if weight.wants_q8 and "x_q8" not in node.inputs:
         forms.append("q8")
     return forms
-
-
-def fence_after(nodes: list[Node], index: int) -> int:
-    """The next node that ends in a barrier whatever the number of rows."""
-    while index < len(nodes) and nodes[index].kind in UNFENCED:
-        index += 1
-    return index
 
 
 # --- Instructions -----------------------------------------------------------------------------------------------------
