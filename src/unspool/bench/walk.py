@@ -68,17 +68,21 @@ class Dice:
         return b"".join(self._bytes[token] for token in tokens)
 
     def spells(self, matcher: Matcher, text: bytes) -> bool:
-        """Whether this text can be the whole answer, in some cut into tokens: the longest allowed one each time."""
+        """Whether this text can be the whole answer."""
+        return self.text(self.cut(matcher, text)) == text and matcher.is_accepting
+
+    def cut(self, matcher: Matcher, text: bytes) -> list[int]:
+        """The text's tokens, the longest allowed one each time; fewer where none is allowed. The matcher follows."""
+        tokens: list[int] = []
         at = 0
         while at < len(text):
-            for token in self._prefixes(text, at):
-                if matcher.check(token):
-                    matcher.accept(token)
-                    at += len(self._bytes[token])
-                    break
-            else:
-                return False
-        return matcher.is_accepting
+            token = next((token for token in self._prefixes(text, at) if matcher.check(token)), None)
+            if token is None:
+                break
+            matcher.accept(token)
+            tokens.append(token)
+            at += len(self._bytes[token])
+        return tokens
 
     def _prefixes(self, text: bytes, at: int) -> Iterator[int]:
         for length in range(min(self._longest, len(text) - at), 0, -1):

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 from unspool.errors import RequestError
 from unspool.sampling.constraint.grammar import Source, schema_text, source
 from unspool.sampling.constraint.limits import DEFAULT, Limits, Refused, path
-from unspool.sampling.constraint.matcher import Matcher, _short
+from unspool.sampling.constraint.matcher import Matcher, short_reason
 from unspool.sampling.constraint.vocabulary import Tokenizer, Vocabulary, vocabulary
 
-_MAX_KEPT = 64
+_MAX_KEPT = 32  # a lexer at its limit of states holds some 25 MB
 _PATIENCE = 1.0  # seconds for finding the place of a failure
 
 
@@ -56,7 +56,12 @@ def compile_constraint(
             raise RequestError(f"the {constraint.kind} constraint: {refused}", param, "constraint_refused") from None
         _kept.put(key, compiled)
     text = compiled.text
-    return Matcher(compiled.root, lambda: _native(text, words, limits), words.allowing(compiled.special), param)
+
+    def rebuild() -> Any:
+        _kept.drop(key)  # its lexer is full; the next request starts with another
+        return _native(text, words, limits)
+
+    return Matcher(compiled.root, rebuild, words.allowing(compiled.special), param)
 
 
 async def compile_async(
@@ -118,11 +123,11 @@ def _compile(made: Source, words: Vocabulary, limits: Limits) -> Any:
 def _problem(root: Any) -> str:
     """Why this grammar cannot be used; empty if it can: it compiles, and something can follow from its start."""
     if root.is_error():
-        return _short(root.get_error())
+        return short_reason(root.get_error())
     first = root.deep_copy()
     first.compute_bitmask()
     if first.is_error():
-        return _short(first.get_error())
+        return short_reason(first.get_error())
     return "nothing matches" if first.is_stopped() and not first.is_accepting() else ""
 
 
@@ -176,6 +181,10 @@ class _Kept:
             if entry is not None:
                 self._entries.move_to_end(key)
             return entry
+
+    def drop(self, key: Any) -> None:
+        with self._lock:
+            self._entries.pop(key, None)
 
     def put(self, key: Any, entry: Compiled) -> None:
         with self._lock:

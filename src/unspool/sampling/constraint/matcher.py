@@ -161,7 +161,7 @@ class Matcher:
                 return False
         reason = self._walker.get_error() or (self._masker.get_error() if self._masker is not None else "")
         raise RequestError(
-            f"the constraint cannot be followed after {len(self._tokens):,} tokens: {_short(reason)}",
+            f"the constraint cannot be followed after {len(self._tokens):,} tokens: {short_reason(reason)}",
             self._param,
             "constraint_failed",
         )
@@ -171,6 +171,6 @@ class Matcher:
         self._walker.consume_tokens(self._tokens)
 
 
-def _short(reason: str) -> str:
+def short_reason(reason: str) -> str:
     """The first line of llguidance's message, without its marks."""
     return reason.split("<non-verbose/>")[0].strip().split("\n")[0] or "no token can follow"
