@@ -277,3 +277,39 @@ def test_bodies_are_bounded_together() -> None:
         assert statuses[-1] == 429
 
     in_process(test, ServerConfig(max_bodies=10_000, log_format="off"))
+
+
+def test_a_bad_neighbour_harms_nobody() -> None:
+    """NaN logits, a grammar that explodes, a schema without an end: each is its own request's failure."""
+
+    async def test(client: Client) -> None:
+        runner = client.service.meter._runner
+        whole = runner.run
+
+        def poisoned(plan: Any) -> Any:
+            logits = whole(plan).copy()
+            row = 0
+            for work in plan.works:
+                if 90 in work.tokens:  # a Z in the prompt
+                    logits[row : row + work.num_logits] = float("nan")
+                row += work.num_logits
+            return logits
+
+        runner.run = poisoned  # type: ignore[method-assign]
+        good = {"prompt": "hello", "max_tokens": 20, "seed": 1}
+        alone = await client.ok("/v1/completions", good)
+        bad: list[tuple[dict[str, Any], int]] = [
+            ({"prompt": "Z", "max_tokens": 3}, 500),
+            ({"prompt": "a", "constraint": {"kind": "regex", "value": "((a{1,900}){1,900}){1,900}"}}, 400),
+            ({"prompt": "a", "constraint": {"kind": "grammar", "value": "start: start start"}}, 400),
+            ({"prompt": "a", "constraint": {"kind": "json_schema", "value": {"$ref": "#"}}}, 400),
+        ]
+        answers = await asyncio.gather(
+            *(client.post("/v1/completions", good) for _ in range(4)),
+            *(client.post("/v1/completions", body) for body, _ in bad),
+        )
+        for answer in answers[:4]:
+            assert answer.json()["choices"] == alone["choices"]
+        assert [answer.status_code for answer in answers[4:]] == [status for _, status in bad]
+
+    in_process(test)

@@ -94,10 +94,10 @@ class AsyncEngine:
         self._check_open()
         params = params or SamplingParams()
         if params.constraint is not None and self.engine.tokenizer is not None:
-            from unspool.sampling.constraint import compile_constraint
+            from unspool.sampling.constraint import compile_async
 
-            # Aside, so that a slow schema delays its own request alone; the engine then finds it compiled.
-            await asyncio.to_thread(compile_constraint, params.constraint, self.engine.tokenizer)
+            # Aside and bounded, so that a slow schema delays its own request alone; the engine then finds it compiled.
+            await compile_async(params.constraint, self.engine.tokenizer)
         reader = Reader(asyncio.get_running_loop(), asyncio.Queue(), params.n)
 
         def add() -> tuple[str, ResolvedParams]:
