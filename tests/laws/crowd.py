@@ -68,7 +68,11 @@ class Collector:
     def answer(self, id: str) -> Answer:
         texts = self.texts.get(id, [])
         tokens = [token for text in texts for token in text.tokens]
-        bits = [struct.pack(f"<{1 + len(t.top)}d", t.logprob, *(value for _, value in t.top)) for t in tokens]
+        bits = [
+            struct.pack(f"<{1 + len(t.top)}d", t.logprob, *(value for _, value in t.top))
+            for t in tokens
+            if t.logprob is not None
+        ]
         return Answer(
             tuple(token.id for token in tokens), "".join(t.text for t in texts), tuple(bits), self.ends[id].reason
         )

@@ -63,6 +63,7 @@ class Branch:
     end_ids: frozenset[int]
     max_output: int  # tokens: what the request asks for and the context has room for
     speculate: str | None = None  # the drafter that guesses for it
+    on_device: bool = False  # its tokens can be chosen by the device alone
     has_begun: bool = False  # is, or was, in the scheduler
     has_ended: bool = False
     output: list[int] = field(default_factory=list)

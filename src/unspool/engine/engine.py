@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from unspool.cache.blocks import Blocks, root_key
 from unspool.config import EngineConfig
+from unspool.engine.ahead import Ahead, AheadRunner, on_device
 from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock, Ending
 from unspool.engine.group import Group, branch_seed
@@ -31,6 +32,7 @@ from unspool.text.assembler import Assembler, Piece
 
 if TYPE_CHECKING:
     from unspool.ops import Ops
+    from unspool.sampling.pipeline import Choice
     from unspool.text.tokenizer import Tokenizer
     from unspool.weights.checkpoint import Checkpoint
 
@@ -67,8 +69,9 @@ class Engine:
         self.end_ids = frozenset(checkpoint.eos_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
         self.finished: Counter[str] = Counter()  # by reason
         self._now = clock
+        self.ahead = Ahead(self) if isinstance(self.runner, AheadRunner) else None
         self._groups: dict[str, Group] = {}
-        self._branches: dict[int, tuple[Group, Branch]] = {}  # by the scheduler's number
+        self.branches: dict[int, tuple[Group, Branch]] = {}  # by the scheduler's number
         self._breaker_tables: dict[tuple[str, ...], np.ndarray] = {}
         self._next_number = 0
         self._events: list[Event] = []
@@ -133,7 +136,7 @@ class Engine:
     def _begin(self, group: Group, branch: Branch) -> None:
         """A branch enters the scheduler: the first at once, the others when its prompt is computed."""
         branch.has_begun = True
-        self._branches[branch.request.number] = (group, branch)
+        self.branches[branch.request.number] = (group, branch)
 
     def _check_prompt(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         vocab_size = self.checkpoint.config.vocab_size
@@ -198,6 +201,7 @@ class Engine:
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
             speculate=self.speculation.choose(params, self.config),
         )
+        branch.on_device = on_device(self.runner, branch)
         group.branches.append(branch)
 
     def _make_assembler(self, params: ResolvedParams) -> Assembler | None:
@@ -244,30 +248,37 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one step of whatever is there and tell what came of it."""
         self._expire()
-        self._draft()
+        if self.ahead is not None:
+            self.ahead.step()
+        else:
+            self.step_plainly()
+        events, self._events = self._events, []
+        return events
+
+    def step_plainly(self) -> None:
+        """Plan, compute, choose, commit: one after the other."""
+        self.draft()
         plan = self.scheduler.plan()
         if plan:
-            start = self._mark_started(plan)
+            start = self.mark_started(plan)
             try:
                 logits = self.runner.run(plan)
                 self.speculation.observe(plan, self._now() - start)
             except Exception as error:
-                self._fail_all(plan, error)
+                self.fail_all(plan, error)
             else:
                 self._take(plan, logits)
-        events, self._events = self._events, []
-        return events
 
-    def _draft(self) -> None:
+    def draft(self) -> None:
         if self.speculation.drafters:
             running = [request for request in self.scheduler.running if not request.is_paused]
             rows = sum(min(request.num_left, self.config.chunk_tokens) for request in running)
-            self.speculation.draft([self._branches[request.number][1] for request in running], max(1, rows))
+            self.speculation.draft([self.branches[request.number][1] for request in running], max(1, rows))
 
-    def _mark_started(self, plan: Plan) -> float:
+    def mark_started(self, plan: Plan) -> float:
         now = self._now()
         for work in plan.works:
-            clock = self._branches[work.request][1].clock
+            clock = self.branches[work.request][1].clock
             if clock.started is None:
                 clock.started = now
         return now
@@ -279,7 +290,7 @@ class Engine:
         row = 0
         for work in plan.works:
             rows, row = logits[row : row + work.num_logits], row + work.num_logits
-            group, branch = self._branches[work.request]
+            group, branch = self.branches[work.request]
             if branch.request.is_scored:
                 group.score(branch, work, rows)
             if work.num_samples:
@@ -295,19 +306,25 @@ class Engine:
         self, group: Group, branch: Branch, work: Work, rows: np.ndarray, after: list[Callable[[], None]]
     ) -> list[int]:
         """The tokens that a branch's rows of logits give: one, and one more for each drafted token that equals it."""
-        if not group.has_forked:
-            after.append(partial(self._fork_siblings, group, branch))
-        tokens: list[int] = []
+        self.note_first(group, branch, after)
         if branch.max_output == 0:
             after.append(partial(self._finish, group, branch, Ending("length")))
-            return tokens
+            return []
         if isinstance(group, BeamGroup):
             group.offer(branch, rows[-1])
             after.append(partial(self._advance_beams, group))
-            return tokens
+            return []
+        first = len(branch.request.tokens)
+        choices = (branch.sampler.choose(row, first + index) for index, row in enumerate(rows))
+        return self.accept(group, branch, work, choices, after)
+
+    def accept(
+        self, group: Group, branch: Branch, work: Work, choices: Iterable[Choice], after: list[Callable[[], None]]
+    ) -> list[int]:
+        """Take choices in, one after the other, as long as they equal the draft that the next one was made for."""
+        tokens: list[int] = []
         draft = work.tokens[len(work.tokens) - work.num_samples + 1 :]
-        for index, row in enumerate(rows):
-            choice = branch.sampler.choose(row, len(branch.request.tokens) + index)
+        for index, choice in enumerate(choices):
             branch.sampler.accept(choice.token)
             tokens.append(choice.token)
             branch.clock.tick(self._now())
@@ -326,8 +343,12 @@ class Engine:
         self.speculation.learn(branch, tokens)
         return tokens
 
+    def note_first(self, group: Group, branch: Branch, after: list[Callable[[], None]]) -> None:
+        """The prompt is computed: the other branches start on its blocks, once the step is committed."""
+        if not group.has_forked:
+            after.append(partial(self._fork_siblings, group, branch))
+
     def _fork_siblings(self, group: Group, leader: Branch) -> None:
-        """The prompt is computed: the other branches start on its blocks."""
         group.has_forked = True
         for branch in group.branches[1:]:
             self._begin(group, branch)
@@ -367,7 +388,7 @@ class Engine:
 
     def _drop(self, branch: Branch) -> None:
         self.speculation.forget(branch)
-        del self._branches[branch.request.number]
+        del self.branches[branch.request.number]
         self.scheduler.remove(branch.request)
 
     def _go_back(self, branch: Branch, index: int) -> None:
@@ -423,13 +444,13 @@ class Engine:
         if group.is_done:
             del self._groups[group.id]
 
-    def _fail_all(self, plan: Plan, error: Exception) -> None:
+    def fail_all(self, plan: Plan, error: Exception) -> None:
         """The step itself failed: everyone in it is told."""
         failure = EngineError(f"the step failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         for work in plan.works:
-            if work.request in self._branches:
-                self._fail(*self._branches[work.request], failure)
+            if work.request in self.branches:
+                self._fail(*self.branches[work.request], failure)
 
     def abort(self, id: str, reason: FinishReason = "abort") -> bool:
         """End a request now, from outside; what it has goes out. False: there is no such request (any more)."""
@@ -478,4 +499,4 @@ class Engine:
         """Every block is accounted for, and nobody is forgotten."""
         self.scheduler.check()
         known = {request.number for request in [*self.scheduler.running, *self.scheduler.waiting]}
-        assert known == set(self._branches), f"the scheduler has {known}, the engine {set(self._branches)}"
+        assert known == set(self.branches), f"the scheduler has {known}, the engine {set(self.branches)}"

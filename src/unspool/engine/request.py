@@ -15,7 +15,7 @@ class Request:
 
     __slots__ = (
         "arrival", "blocks", "draft", "is_paused", "is_scored", "keys", "num_cached", "num_computed",
-        "num_preemptions", "num_prompt", "num_registered", "number", "priority", "root", "tokens",
+        "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "priority", "root", "tokens",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: Sequence[int], *, priority: int = 0, root: bytes = b"") -> None:
@@ -28,6 +28,7 @@ class Request:
         self.blocks: list[int] = []
         self.keys: list[bytes] = []  # of the full blocks, as far as they were needed
         self.num_registered = 0  # leading full blocks that were offered to the prefix index
+        self.num_pending = 0  # last tokens that the device chose and the host has not seen yet
         self.root = root  # where the chain of keys starts: model, layout, salt
         self.priority = priority  # lower goes first
         self.num_cached = 0  # prompt tokens that the prefix cache gave, at admission

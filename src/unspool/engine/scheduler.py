@@ -223,12 +223,19 @@ class Scheduler:
             request.draft = []
             self._register(request)
 
+    def settle(self, request: Request, position: int, token: int) -> None:
+        """A token that was computed with before it was known is known now."""
+        request.tokens[position] = token
+        request.num_pending -= 1
+        self._register(request)
+
     def _register(self, request: Request) -> None:
         """Make the blocks that became full and computed findable."""
         if not self.prefix_cache:
             return
         size = self.blocks.block_size
-        for index in range(request.num_registered, request.num_computed // size):
+        num_known = min(request.num_computed, len(request.tokens) - request.num_pending)
+        for index in range(request.num_registered, num_known // size):
             key = self._key(request, index)
             parent = request.keys[index - 1] if index else request.root
             tokens = request.tokens[index * size : (index + 1) * size]

@@ -1,0 +1,179 @@
+"""Running ahead: while the device computes a step, the host plans the next one and reads the one before.
+
+    device   | step 1 | step 2 | step 3 | …
+    host       plan 2 · read 1   plan 3 · read 2   …
+
+A sampled token feeds the next step on the device. The host plans with a placeholder for it, which is all that planning
+needs, and learns the token one step later. If that token ended its answer, what the device went on to compute for it is
+void and nobody is told. Order on the device is order of launching, so a block that is freed and given to another is
+written by its new owner last.
+
+A request that needs the host to choose (a constraint, a penalty, logprobs, …) makes the engine step plainly while it
+runs; a draft is checked by the device but read at once, since the next plan depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from unspool.engine.plan import Plan
+from unspool.sampling.pipeline import Choice
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from unspool.engine.branch import Branch
+    from unspool.engine.engine import Engine
+    from unspool.params import ResolvedParams
+    from unspool.sampling.pipeline import Sampler
+
+PENDING = -1  # stands for a token that the device knows and the host does not
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token to be chosen on the device: whose, and for which position."""
+
+    sampler: Sampler
+    position: int
+
+
+class Flight(Protocol):
+    def tokens(self) -> Sequence[int]:
+        """What was chosen, in the order of the draws; waits for the device."""
+
+
+@runtime_checkable
+class AheadRunner(Protocol):
+    """A runner that chooses tokens on its device."""
+
+    def run(self, plan: Plan) -> np.ndarray: ...
+
+    def can_draw(self, params: ResolvedParams) -> bool:
+        """Whether the device has every stage that these parameters turn on."""
+
+    def launch(self, plan: Plan, draws: Sequence[Draw], sources: Sequence[int]) -> Flight:
+        """Queue a step and its draws. A PENDING token of the plan's row r is draw `sources[r]` of the last launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    plan: Plan
+    flight: Flight
+    index: dict[int, int]  # request: which of the draws is its first
+
+
+class Ahead:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._last: InFlight | None = None
+
+    def step(self) -> None:
+        engine = self._engine
+        if engine.speculation.drafters or not self._device_can_draw():
+            self.settle()
+        if not self._device_can_draw():
+            engine.step_plainly()
+            return
+        engine.draft()
+        plan = engine.scheduler.plan()
+        last, self._last = self._last, None
+        if plan:
+            engine.mark_started(plan)
+            try:
+                self._last = self._launch(plan, last)
+            except Exception as error:
+                engine.fail_all(plan, error)
+        if last is not None:
+            self._settle(last)
+        if self._last is not None and (engine.speculation.drafters or not plan):
+            self.settle()
+
+    def settle(self) -> None:
+        """Read what is in the air, so that every token is known."""
+        last, self._last = self._last, None
+        if last is not None:
+            self._settle(last)
+
+    def _device_can_draw(self) -> bool:
+        return all(branch.on_device for _, branch in self._engine.branches.values())
+
+    # Launching ------------------------------------------------------------------------------------------------------
+    def _launch(self, plan: Plan, last: InFlight | None) -> InFlight:
+        engine = self._engine
+        draws: list[Draw] = []
+        index: dict[int, int] = {}
+        sources = [-1] * plan.num_tokens
+        row = 0
+        for work in plan.works:
+            if work.num_samples:
+                index[work.request] = len(draws)
+                branch = engine.branches[work.request][1]
+                first = work.start + len(work.tokens) - work.num_samples + 1
+                draws += [Draw(branch.sampler, first + place) for place in range(work.num_samples)]
+            row += len(work.tokens)
+            if PENDING in work.tokens:
+                assert last is not None
+                sources[row - len(work.tokens) + work.tokens.index(PENDING)] = last.index[work.request]
+        runner = engine.runner
+        assert isinstance(runner, AheadRunner)
+        flight = runner.launch(plan, draws, sources)
+        self._commit(plan)
+        return InFlight(plan, flight, index)
+
+    def _commit(self, plan: Plan) -> None:
+        """Count the step as done, with placeholders. A draft's outcome is not guessed: it is read before planning."""
+        engine = self._engine
+        if engine.speculation.drafters:
+            return
+        engine.scheduler.commit(plan, {work.request: [PENDING] for work in plan.works if work.num_samples})
+        for work in plan.works:
+            if work.num_samples:
+                branch = engine.branches[work.request][1]
+                branch.request.num_pending += 1
+                branch.request.is_paused = branch.request.num_output >= branch.max_output
+
+    # Reading --------------------------------------------------------------------------------------------------------
+    def _settle(self, last: InFlight) -> None:
+        engine = self._engine
+        try:
+            tokens = last.flight.tokens()
+        except Exception as error:
+            engine.fail_all(last.plan, error)
+            return
+        chosen: dict[int, list[int]] = {}
+        after: list[Callable[[], None]] = []
+        for work in last.plan.works:
+            if work.num_samples and work.request in engine.branches:
+                group, branch = engine.branches[work.request]
+                start = last.index[work.request]
+                engine.note_first(group, branch, after)
+                choices = [Choice(int(t), math.nan, None, ()) for t in tokens[start : start + work.num_samples]]
+                chosen[work.request] = engine.accept(group, branch, work, choices, after)
+                if not engine.speculation.drafters:
+                    position = work.start + len(work.tokens)
+                    engine.scheduler.settle(branch.request, position, chosen[work.request][0])
+        if engine.speculation.drafters:
+            engine.scheduler.commit(last.plan, chosen)
+        for act in after:
+            act()
+
+
+def on_device(runner: object, branch: Branch) -> bool:
+    """Whether a branch's tokens can be chosen by the device alone."""
+    params = branch.params
+    return (
+        isinstance(runner, AheadRunner)
+        and params.beam is None
+        and params.constraint is None
+        and not params.bad_words
+        and params.prompt_logprobs is None
+        and params.logprobs is None
+        and params.best_of == params.n
+        and not params.trace
+        and branch.max_output > 0
+        and runner.can_draw(params)
+    )

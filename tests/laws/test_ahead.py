@@ -1,0 +1,143 @@
+"""Running ahead = stepping plainly, on a device that is emulated: tokens are withheld until they are asked for."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.laws.crowd import Crowd
+from tests.laws.test_speculation import Oracle, eager
+from unspool.engine.ahead import PENDING, Ahead, on_device
+from unspool.engine.plan import Plan
+from unspool.events import Finished, Text
+from unspool.params import SamplingParams
+
+
+class Withheld:
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def tokens(self) -> list[int]:
+        return self._tokens
+
+
+class EmulatedDevice:
+    """Computes at once with the real runner, but takes PENDING tokens only from its own last launch."""
+
+    def __init__(self, runner) -> None:
+        self._runner, self._last, self.launches, self.used = runner, [], 0, 0
+        self.model, self.kv = runner.model, runner.kv
+
+    def run(self, plan: Plan):
+        assert all(PENDING not in work.tokens for work in plan.works), "a plain step with an unknown token"
+        return self._runner.run(plan)
+
+    def can_draw(self, params) -> bool:
+        return params.repetition_penalty == 1.0 and not params.min_tokens
+
+    def launch(self, plan: Plan, draws, sources) -> Withheld:
+        works, row = [], 0
+        for work in plan.works:
+            tokens = list(work.tokens)
+            for place, token in enumerate(tokens):
+                if token == PENDING:
+                    tokens[place] = self._last[sources[row + place]]
+                    self.used += 1
+                else:
+                    assert sources[row + place] == -1
+            row += len(tokens)
+            works.append(replace(work, tokens=tuple(tokens)))
+        logits = self._runner.run(replace(plan, works=tuple(works)))
+        assert len(logits) == len(draws)
+        self._last = [d.sampler.choose(r, d.position).token for d, r in zip(draws, logits, strict=True)]
+        self.launches += 1
+        return Withheld(list(self._last))
+
+
+def go_ahead(crowd: Crowd) -> EmulatedDevice:
+    device = crowd.engine.runner = EmulatedDevice(crowd.engine.runner)
+    crowd.engine.ahead = Ahead(crowd.engine)
+    return device
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ahead_is_plain(seed, tiny, make_job) -> None:
+    checkpoint, rng = tiny("tiny-qwen3", "q4_1"), random.Random(seed)
+    common = [rng.randrange(256) for _ in range(60)]
+    jobs = [make_job(rng, checkpoint.config.vocab_size, common, 50) for _ in range(10)]
+    # Most draw on the device; in some runs a few need the host now and then.
+    host = 0.2 if seed % 3 == 0 else 0.0
+    jobs = [
+        job if rng.random() < host else replace(job, params=replace(job.params, logprobs=None, repetition_penalty=None))
+        for job in jobs
+    ]
+    calm = Crowd(checkpoint, kv_tokens=256)
+    expected = [calm.alone(job) for job in jobs]
+    crowd = Crowd(
+        checkpoint,
+        kv_tokens=rng.choice([64, 96, 256]),
+        block_size=rng.choice([4, 8, 32]),
+        step_tokens=rng.choice([8, 32]),
+        chunk_tokens=rng.choice([3, 64]),
+        max_running=rng.choice([3, 16]),
+    )
+    device = go_ahead(crowd)
+    answers = crowd.together(jobs, rng, abort_share=0.15)
+    assert [a for a in answers if a] == [e for e, a in zip(expected, answers, strict=True) if a]
+    assert host or device.used > 10, "tokens must have fed the next step without the host"
+
+
+def test_n_answers_and_stops_ahead(tiny) -> None:
+    checkpoint = tiny("tiny", "q4_1")
+    params = SamplingParams(
+        max_tokens=20, seed=3, n=3, temperature=2, stop=["A", "e"], allowed_token_ids=list(range(60, 110))
+    )
+
+    def answers(crowd: Crowd) -> list:
+        crowd.engine.add([5, 6, 7, 8, 9], params)
+        events = []
+        while crowd.engine.has_work:
+            events += crowd.engine.step()
+            crowd.engine.check()
+        crowd.engine.scheduler.blocks.check()
+        texts = ["".join(e.text for e in events if e.choice == c and isinstance(e, Text)) for c in range(3)]
+        ends = sorted((e.choice, e.reason, e.stop) for e in events if isinstance(e, Finished))
+        return [texts, ends]
+
+    plain, ahead = Crowd(checkpoint, kv_tokens=256), Crowd(checkpoint, kv_tokens=256)
+    go_ahead(ahead)
+    assert answers(ahead) == answers(plain)
+
+
+def test_drafts_are_checked_on_the_device(tiny, make_job) -> None:
+    checkpoint, rng = tiny("tiny", "q4_1"), random.Random(2)
+    jobs = [make_job(rng, checkpoint.config.vocab_size, [], 30) for _ in range(6)]
+    jobs = [replace(job, params=replace(job.params, logprobs=None, repetition_penalty=None)) for job in jobs]
+    plain = Crowd(checkpoint, kv_tokens=256)
+    expected = [plain.alone(job) for job in jobs]
+    crowd = Crowd(checkpoint, kv_tokens=256, speculate="lookup")
+    go_ahead(crowd)
+    eager(crowd.engine)
+    known = {job.prompt: list(answer.ids) for job, answer in zip(jobs, expected, strict=True)}
+    crowd.engine.speculation.drafters = {"oracle": Oracle(known, rng, 0.7)}
+    assert crowd.together(jobs, rng) == expected
+    assert crowd.engine.speculation.total.accepted > 0
+
+
+def test_who_needs_the_host(tiny) -> None:
+    crowd = Crowd(tiny(), kv_tokens=64)
+    device = go_ahead(crowd)
+    for params, expected in (
+        (SamplingParams(temperature=1), True),
+        (SamplingParams(logprobs=1), False),
+        (SamplingParams(trace=True), False),
+        (SamplingParams(n=2, best_of=3), False),
+        (SamplingParams(bad_words=["x"]), False),
+        (SamplingParams(repetition_penalty=1.2), False),
+    ):
+        id = crowd.engine.add([1, 2], params)
+        branch = crowd.engine._groups[id].branches[0]
+        assert on_device(device, branch) is expected, params
+        crowd.engine.abort(id)
