@@ -139,12 +139,14 @@ class LLM:
         return list(prompt)
 
     def render(self, messages: Messages, **options: Any) -> list[int]:
-        """Token ids of a conversation, through the model's chat template."""
+        """Token ids of a conversation, through the model's chat template; control tokens in messages are plain text."""
         if self.template is None:
             raise RequestError(
                 f"{self.checkpoint.name} has no chat template, so it can only continue text; use generate()", "messages"
             )
-        return self.tokenizer.encode(self.template.render(messages, **options), parse_special=True)
+        from unspool.text.guard import encode_chat
+
+        return encode_chat(self.tokenizer, self.template, messages, options)
 
     # The loop -------------------------------------------------------------------------------------------------------
     def _events(self, ids: Sequence[int], params: SamplingParams | None) -> Iterator[Event]:
