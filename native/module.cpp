@@ -9,6 +9,8 @@ void bind_sampling(nb::module_& m);
 }  // namespace unspool
 
 NB_MODULE(_native, m) {
+    // Kernels chosen once live as long as the process; telling of them at its end would only alarm people.
+    nb::set_leak_warnings(false);
     m.doc() = "unspool's native kernels; use them through unspool.ops.cpu and unspool.sampling";
     unspool::bind_program(m);
     unspool::bind_sampling(m);
