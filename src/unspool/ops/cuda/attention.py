@@ -13,7 +13,7 @@ has the weight 0 and changes nothing.
 Work comes as items, seven numbers each: first row, number of rows, sequence, first tile, end tile, place, counter. An
 item's rows are its tokens times the heads that share a key head; they fill the matrix unit's M side, as many tokens
 as fit. At a place of -1 the item is all there is to its tokens: the program walks its tiles and writes the answer. Else
-the item is one tile of several whose results are kept at place + tile · rows, and counted by the counter.
+the item is some of several tiles whose results are kept at place + tile · rows, and counted by the counter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import let_next_start, prefetch, wait_for_previous
+from unspool.ops.cuda.exact import ask_for_weights, let_next_start, load_quietly, prefetch_run, wait_for_previous
 from unspool.ops.cuda.linear import tanh
 
 
@@ -58,26 +58,42 @@ def merge(m, l, acc, tile_m, tile_l, tile_acc):
 
 @triton.jit
 def load_tile(
-    kv, table, tile, head, last,
+    kv, kv_tiles, table, tile, head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr,
-    MASKED: tl.constexpr,
+    QUIET: tl.constexpr,
 ):  # fmt: skip
-    """A tile's keys and values. A table may be read past its end (whoever makes it leaves room), a block may not."""
-    n, d = tl.arange(0, N), tl.arange(0, D)
-    key = tile * N + n
-    block = tl.load(table + tile * (N // BLOCK_SIZE) + n // BLOCK_SIZE)
-    head_start = (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM)
-    source = kv + (head_start + n % BLOCK_SIZE * HEAD_DIM)[:, None] + d[None, :]
-    stored = None
-    if MASKED:
-        # A slot past the last position may hold anything, and 0 times a NaN is not 0.
-        stored = (key <= last)[:, None] & (d < HEAD_DIM)[None, :]
-    elif D != HEAD_DIM:
-        stored = tl.full((N, 1), True, tl.int1) & (d < HEAD_DIM)[None, :]
-    other = None if stored is None else 0.0
-    k = tl.load(source, mask=stored, other=other)
-    v = tl.load(source + BLOCK_SIZE * HEAD_DIM, mask=stored, other=other)
-    return k, v, key
+    """A tile's keys and values, also those past the last position: whatever a slot holds is finite, and has no weight.
+
+    A table may be read past its end for the same reason; whoever makes it puts zeros there.
+    """
+    if kv_tiles is not None:  # a block is a tile: the copy engine brings it
+        block = load_quietly(table + tile) if QUIET else tl.load(table + tile)
+        row = (block * KV_HEADS + head) * (2 * N)
+        k = kv_tiles.load([row, 0])
+        v = kv_tiles.load([row + N, 0])
+    else:
+        n, d = tl.arange(0, N), tl.arange(0, D)
+        block = tl.load(table + tile * (N // BLOCK_SIZE) + n // BLOCK_SIZE)
+        head_start = (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM)
+        source = kv + (head_start + n % BLOCK_SIZE * HEAD_DIM)[:, None] + d[None, :]
+        if D == HEAD_DIM:
+            k = tl.load(source)
+            v = tl.load(source + BLOCK_SIZE * HEAD_DIM)
+        else:
+            in_head = tl.full((N, 1), True, tl.int1) & (d < HEAD_DIM)[None, :]
+            k = tl.load(source, mask=in_head, other=0.0)
+            v = tl.load(source + BLOCK_SIZE * HEAD_DIM, mask=in_head, other=0.0)
+    return k, v, tile * N + tl.arange(0, N)
+
+
+@triton.jit
+def ask_for_tile(
+    kv, table, tile, head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Bring a tile into the L2 cache while others are computed."""
+    block = tl.load(table + tile * (N // BLOCK_SIZE) + tl.arange(0, N // BLOCK_SIZE))
+    prefetch_run(kv + (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM), 4 * BLOCK_SIZE * HEAD_DIM)
 
 
 @triton.jit
@@ -120,6 +136,7 @@ def merge_partials(
 def attention_kernel(
     q,  # f16 [row, heads, head_dim]
     kv,  # f16 [block, kv head, key or value, slot, head_dim], of one layer
+    kv_tiles,  # a descriptor of the same, [rows of head_dim], where a block is a tile
     out,  # bf16 [row, heads, head_dim]
     step,  # int32: the step's description, see steps.py
     positions,
@@ -130,6 +147,10 @@ def attention_kernel(
     capacity,
     scale,
     softcap,
+    next_w,
+    next_features,
+    next_width,
+    next_split_width,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -142,7 +163,7 @@ def attention_kernel(
     HEADER: tl.constexpr,  # where the step tells the items' number and place
     TABLE: tl.constexpr,  # where it tells the tables' place and width
     PARALLEL: tl.constexpr,
-    SPLIT_LOOPS: tl.constexpr,
+    NEXT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -151,14 +172,17 @@ def attention_kernel(
     tables = step + tl.load(step + TABLE)
     width = tl.load(step + TABLE + 1)
     let_next_start(PDL)
-    if PDL:
+    if PDL and PARALLEL:
+        # Only the newest keys and values come from the kernel before: ask for this program's first tile already.
         if tl.program_id(0) < count:
-            # Only the newest keys and values come from the kernel before: ask for this program's first tile already.
             item = items + tl.program_id(0) // KV_HEADS * ITEM
-            block_range = tl.arange(0, N // BLOCK_SIZE)
-            table = tables + tl.load(item + 2) * width + tl.load(item + 3) * (N // BLOCK_SIZE)
-            block = tl.load(table + block_range) * KV_HEADS + tl.program_id(0) % KV_HEADS
-            prefetch(kv + block.to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM), 4 * BLOCK_SIZE * HEAD_DIM)
+            table, head = tables + tl.load(item + 2) * width, tl.program_id(0) % KV_HEADS
+            ask_for_tile(kv, table, tl.load(item + 3), head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N)
+    if next_w is not None:
+        ask_for_weights(
+            next_w, next_features, next_width, next_split_width, tl.program_id(0), tl.num_programs(0),
+            NEXT[0], NEXT[1], NEXT[2],
+        )  # fmt: skip
     wait_for_previous(PDL)
     m_range, d = tl.arange(0, M), tl.arange(0, D)
     token, member = m_range // GROUP, m_range % GROUP
@@ -169,6 +193,11 @@ def attention_kernel(
         first_row, num_rows = tl.load(item), tl.load(item + 1)
         table = tables + tl.load(item + 2) * width
         first_tile, end_tile, place = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+        # The program's next item, for its first tile to be asked for in time; past the last one, this one again.
+        ahead = tl.minimum(work + tl.num_programs(0), count - 1)
+        next_item = items + ahead // KV_HEADS * ITEM
+        next_head, next_tile = ahead % KV_HEADS, tl.load(next_item + 3)
+        next_table = tables + tl.load(next_item + 2) * width
         live = token < num_rows
         row = first_row + token
         position = tl.load(positions + row, mask=live, other=-1)
@@ -180,44 +209,50 @@ def attention_kernel(
         where = (row.to(tl.int64) * HEADS + head * GROUP + member)[:, None] * HEAD_DIM + d[None, :]
         inside = live[:, None] & in_head[None, :]
         query = tl.load(q + where, mask=inside, other=0.0)
+        is_kept = False
+        if PARALLEL:
+            is_kept = place >= 0
+        rows = num_rows * GROUP
+        kept = head * capacity + place
         m = tl.full((M,), float("-inf"), tl.float32)
         l = tl.zeros((M,), tl.float32)
         acc = tl.zeros((M, D), tl.float32)
         full_end = first_tile
-        if SPLIT_LOOPS:
+        if not PARALLEL:
             # Tiles that every row sees whole need no mask; they are most of a long prompt's.
             full_begin = first_tile
             if WINDOW > 0:
                 full_begin = tl.minimum(tl.maximum(tl.cdiv(last + 1 - WINDOW, N), first_tile), end_tile)
                 for tile in range(first_tile, full_begin):
-                    k, v, key = load_tile(kv, table, tile, head, last, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, True)
+                    k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
                     tile_m, tile_l, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
                     m, l, acc = merge(m, l, acc, tile_m, tile_l, tile_acc)
             full_end = tl.maximum(tl.minimum((first_position + 1) // N, end_tile), full_begin)
             for tile in range(full_begin, full_end):
-                k, v, key = load_tile(kv, table, tile, head, last, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, False)
+                k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
                 tile_m, tile_l, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, False)
                 m, l, acc = merge(m, l, acc, tile_m, tile_l, tile_acc)
         for tile in range(full_end, end_tile):
-            k, v, key = load_tile(kv, table, tile, head, last, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, True)
+            if PDL and PARALLEL:
+                is_final = tile + 1 == end_tile
+                coming_table, coming_tile = table, tile + 1
+                if is_final:
+                    coming_table, coming_tile = next_table, next_tile
+                coming_head = tl.where(is_final, next_head, head)
+                ask_for_tile(kv, coming_table, coming_tile, coming_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N)
+            k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
             tile_m, tile_l, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
-            m, l, acc = merge(m, l, acc, tile_m, tile_l, tile_acc)
-        if PARALLEL:
-            if place < 0:
-                answer = acc / tl.where(l == 0.0, 1.0, l)[:, None]
-                tl.store(out + where, answer.to(tl.bfloat16), mask=inside)
-            elif first_tile < end_tile:
-                rows = num_rows * GROUP
-                kept = head * capacity + place
-                mine = (kept + first_tile * rows + m_range).to(tl.int64)
-                used = m_range < rows
-                tl.store(partial + mine[:, None] * D + d[None, :], acc, mask=used[:, None], cache_modifier=".cg")
-                tl.store(partial_m + mine, m, mask=used, cache_modifier=".cg")
-                tl.store(partial_l + mine, l, mask=used, cache_modifier=".cg")
+            if is_kept:
+                keep(partial, partial_m, partial_l, kept + tile * rows, rows, tile_m, tile_l, tile_acc, M, D)
+            else:
+                m, l, acc = merge(m, l, acc, tile_m, tile_l, tile_acc)
+        if is_kept:
+            if first_tile < end_tile:
                 tl.debug_barrier()
                 counter = arrivals + head * capacity + tl.load(item + 6)
                 num_tiles = tl.cdiv(last + 1, N)
-                if tl.atomic_add(counter, 1, sem="acq_rel") == num_tiles - begin - 1:
+                arrived = tl.atomic_add(counter, end_tile - first_tile, sem="acq_rel") + end_tile - first_tile
+                if arrived == num_tiles - begin:
                     tl.store(counter, 0)
                     for some in range(0, rows, 16):
                         merge_partials(
@@ -227,3 +262,14 @@ def attention_kernel(
         else:
             answer = acc / tl.where(l == 0.0, 1.0, l)[:, None]
             tl.store(out + where, answer.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def keep(partial, partial_m, partial_l, place, rows, m, l, acc, M: tl.constexpr, D: tl.constexpr):
+    """A tile's results, for whoever arrives last."""
+    m_range, d = tl.arange(0, M), tl.arange(0, D)
+    used = m_range < rows
+    mine = (place + m_range).to(tl.int64)
+    tl.store(partial + mine[:, None] * D + d[None, :], acc, mask=used[:, None], cache_modifier=".cg")
+    tl.store(partial_m + mine, m, mask=used, cache_modifier=".cg")
+    tl.store(partial_l + mine, l, mask=used, cache_modifier=".cg")

@@ -71,24 +71,40 @@ def let_next_start(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch(pointers, BYTES: tl.constexpr):
-    """Ask for BYTES from each pointer on to be brought into the L2 cache."""
-    if BYTES == 16384:
-        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 16384; mov.u32 $0, 0;")
-    elif BYTES == 8192:
-        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 8192; mov.u32 $0, 0;")
-    elif BYTES == 4096:
-        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 4096; mov.u32 $0, 0;")
-    elif BYTES == 2048:
-        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 2048; mov.u32 $0, 0;")
-    elif BYTES == 1024:
-        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 1024; mov.u32 $0, 0;")
-    elif BYTES == 512:
-        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;")
-    elif BYTES >= 256:  # whatever else: as much as the next smaller of these
-        _prefetch_asm(pointers, "cp.async.bulk.prefetch.L2.global [$1], 256; mov.u32 $0, 0;")
+def prefetch_run(pointers, size):
+    """Ask for `size` bytes from each pointer on to be brought into the L2 cache; for a few long runs."""
+    sizes = tl.full(pointers.shape, size, tl.int32)
+    asm: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l,r", [pointers.to(tl.int64), sizes], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def _prefetch_asm(pointers, ASM: tl.constexpr):
-    tl.inline_asm_elementwise(ASM, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+def prefetch_lines(pointers):
+    """Ask for the 128 bytes at each pointer; for many short runs, which would keep the copy engine from its work."""
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def ask_for_weights(
+    w, features, width, split_width, program, programs,
+    SPLITS: tl.constexpr, LINES: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    """Bring what the next kernel's programs read first into the L2 cache, while this one has nothing more to read.
+
+    Its program p begins with 64 rows from row p // SPLITS · 64 on; LINES lines of 64 columns are asked for of each, by
+    these programs in turns.
+    """
+    for turn in tl.static_range(ROUNDS):
+        theirs = program + turn * programs
+        rows = theirs // SPLITS * 64 + tl.arange(0, 64)
+        columns = theirs % SPLITS * split_width + tl.arange(0, LINES) * 64
+        addresses = w + rows.to(tl.int64)[:, None] * width + columns[None, :]
+        prefetch_lines(tl.where((rows < features)[:, None], addresses, w))
+
+
+@triton.jit
+def load_quietly(pointer):
+    """A scalar that the compiler does not know for a load: it would not start a copy early that depends on one."""
+    asm: tl.constexpr = "ld.global.nc.s32 $0, [$1];"
+    return tl.inline_asm_elementwise(asm, "=r,l", [pointer.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1)

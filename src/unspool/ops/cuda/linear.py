@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import inverse_rms, let_next_start, prefetch, sum_of_squares, wait_for_previous
+from unspool.ops.cuda.exact import ask_for_weights, inverse_rms, let_next_start, sum_of_squares, wait_for_previous
 
 PAIR = tl.constexpr(16)  # rows of a weight tile in which j and j + 8 belong together
 GROUP = tl.constexpr(64)
@@ -37,14 +37,6 @@ def product(w, x, first_f, first_t, begin, end, F: tl.constexpr, T: tl.constexpr
     for k in range(begin, end, K):
         acc = tl.dot(w.load([first_f, k]), x.load([first_t, k]).T, acc)
     return acc
-
-
-@triton.jit
-def pairs(acc, F: tl.constexpr, T: tl.constexpr):
-    """The two halves of each pair as [token, pair]; a thread of the matrix unit holds both, so nothing moves."""
-    grouped = tl.reshape(acc, (F // PAIR, 2, PAIR // 2, T))
-    first, second = tl.split(tl.permute(grouped, (0, 2, 3, 1)))
-    return tl.trans(tl.reshape(first, (F // 2, T))), tl.trans(tl.reshape(second, (F // 2, T)))
 
 
 @triton.jit
@@ -86,7 +78,6 @@ def load_parts(parts, tokens, num_tokens, PARTS: tl.constexpr, PARTS_PADDED: tl.
 @triton.jit(do_not_specialize=["num_tokens", "norm_size"])
 def linear_kernel(
     w,  # descriptor [features, width]
-    w_pointer,
     x,  # descriptor [tokens, width]
     parts,  # [tokens, PARTS] sums of squares of the normed input's groups
     norm_size,
@@ -108,6 +99,10 @@ def linear_kernel(
     features,
     width,
     split_width,
+    next_w,
+    next_features,
+    next_width,
+    next_split_width,
     EPILOGUE: tl.constexpr,
     DETAIL: tl.constexpr,
     PARTS: tl.constexpr,
@@ -117,8 +112,7 @@ def linear_kernel(
     F: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    EARLY: tl.constexpr,
+    NEXT: tl.constexpr,  # the next linear layer's splits, lines a row, rounds; see ask_for_weights
     PDL: tl.constexpr,
 ):
     tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
@@ -130,11 +124,6 @@ def linear_kernel(
     tile_f, tile_t = place(tile, tiles_f, tiles_t)
     first_f, first_t = tile_f * F, tile_t * T
     begin = split * split_width
-    if PREFETCH > 0:
-        rows = tl.minimum(first_f + tl.arange(0, F), features - 1)
-        prefetch(w_pointer + rows.to(tl.int64) * width + begin, PREFETCH)
-    if EARLY:
-        let_next_start(PDL)
     wait_for_previous(PDL)
 
     tokens = first_t + tl.arange(0, T)
@@ -143,11 +132,19 @@ def linear_kernel(
         part = load_parts(parts, tokens, num_tokens, PARTS, PARTS_PADDED)
         if T >= 64:  # many registers: keep the factors alone
             part = inverse_rms(part, norm_size, eps)
+    before = 0.0
+    if EPILOGUE == "stream" and F * T <= 4096:  # few registers: have it here when the sum is done
+        before = load_residual(residual, first_f, tokens, num_tokens, features, F)
     is_last = True
     if PARALLEL:
         end = tl.minimum(begin + split_width, width)
         total = product(w, x, first_f, first_t, begin, end, F, T, K)
         let_next_start(PDL)
+        if next_w is not None:
+            ask_for_weights(
+                next_w, next_features, next_width, next_split_width, tl.program_id(0), tl.num_programs(0),
+                NEXT[0], NEXT[1], NEXT[2],
+            )  # fmt: skip
         if SPLITS > 1:
             own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
             mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
@@ -160,26 +157,36 @@ def linear_kernel(
                 for other in tl.static_range(1, SPLITS):
                     total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
     else:
-        total = product(w, x, first_f, first_t, 0, tl.minimum(split_width, width), F, T, K)
+        end = tl.minimum(split_width, width)
+        total = product(w, x, first_f, first_t, 0, end, F, T, K)
         for other in tl.static_range(1, SPLITS):
             begin = other * split_width
-            total = total + product(w, x, first_f, first_t, begin, tl.minimum(begin + split_width, width), F, T, K)
+            end = tl.minimum(begin + split_width, width)
+            total = total + product(w, x, first_f, first_t, begin, end, F, T, K)
         let_next_start(PDL)
     if is_last:
         scale = 1.0
         if PARTS > 0:
             scale = part if T >= 64 else inverse_rms(part, norm_size, eps)
         finish(
-            total, scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, F, T,
+            total, scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, F * T > 4096, F, T,
         )  # fmt: skip
 
 
 @triton.jit
+def load_residual(residual, first_f, tokens, num_tokens, features, F: tl.constexpr):
+    columns = first_f + tl.arange(0, F)
+    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
+    return tl.load(residual + tokens.to(tl.int64)[:, None] * features + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
 def finish(
-    total, scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+    total, scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
     first_f, first_t, num_tokens, features,
-    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Write a tile. A wide one goes in halves, so that what is computed on the way does not overflow the registers."""
     tokens = first_t + tl.arange(0, T)
@@ -189,17 +196,17 @@ def finish(
         if SCALED:
             first_scale, second_scale = tl.split(tl.permute(tl.reshape(scale, (2, T // 2, 1)), (1, 2, 0)))
         finish(
-            first, first_scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, F, T // 2,
+            first, first_scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
         )  # fmt: skip
         finish(
-            second, second_scale, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, F, T // 2,
+            second, second_scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
         )  # fmt: skip
     elif EPILOGUE == "stream":
         finish_stream(
-            total, scale, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens, features,
-            SCALED, F, T,
+            total, scale, before, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens,
+            features, SCALED, LOAD, F, T,
         )  # fmt: skip
     elif EPILOGUE == "gated":
         finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, F, T)
@@ -232,8 +239,8 @@ def finish_plain(
 
 @triton.jit
 def finish_stream(
-    total, scale, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens, features,
-    SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    total, scale, before, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens, features,
+    SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     y = tl.trans(total)
     if SCALED:
@@ -243,7 +250,9 @@ def finish_stream(
         y = y + tl.load(bias + columns, mask=columns < features, other=0.0)[None, :]
     inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
     place = tokens.to(tl.int64)[:, None] * features + columns[None, :]
-    stream = tl.load(residual + place, mask=inside, other=0.0) + y
+    if LOAD:
+        before = load_residual(residual, first_f, tokens, num_tokens, features, F)
+    stream = before + y
     tl.store(out + place, stream, mask=inside)
     if next_weight is not None:
         weight = tl.load(next_weight + columns, mask=columns < features, other=0.0)
@@ -261,13 +270,34 @@ def finish_gated(
     total, scale, out, first_f, tokens, num_tokens, features,
     ACTIVATION: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    gate, up = pairs(total, F, T)
     if SCALED:
-        gate, up = gate * scale, up * scale
-    y = activate(gate, ACTIVATION) * up
+        total = total * tl.trans(scale)
+    gate, up = halves(total, F, T)
+    y = tl.trans((activate(gate, ACTIVATION) * up).to(tl.bfloat16))
     columns = first_f // 2 + tl.arange(0, F // 2)
     inside = (tokens < num_tokens)[:, None] & (columns < features // 2)[None, :]
-    tl.store(out + tokens.to(tl.int64)[:, None] * (features // 2) + columns[None, :], y.to(tl.bfloat16), mask=inside)
+    tl.store(out + tokens.to(tl.int64)[:, None] * (features // 2) + columns[None, :], y, mask=inside)
+
+
+@triton.jit
+def halves(acc, F: tl.constexpr, T: tl.constexpr):
+    """The two halves of each pair, [pair, token]; a thread of the matrix unit holds both, so nothing moves."""
+    grouped = tl.reshape(acc, (F // PAIR, 2, PAIR // 2, T))
+    first, second = tl.split(tl.permute(grouped, (0, 2, 3, 1)))
+    return tl.reshape(first, (F // 2, T)), tl.reshape(second, (F // 2, T))
+
+
+@triton.jit
+def whole(first, second, F: tl.constexpr, T: tl.constexpr):
+    """halves() undone."""
+    joined = tl.reshape(tl.join(first, second), (F // PAIR, PAIR // 2, T, 2))
+    return tl.reshape(tl.permute(joined, (0, 3, 1, 2)), (F, T))
+
+
+@triton.jit
+def to_half(x):
+    """float16, at most its largest number: a slot of the cache may be read, with weight 0, by others than its owner."""
+    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
 
 
 @triton.jit
@@ -276,33 +306,31 @@ def finish_heads(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROPE_PAIRS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    a, b = pairs(total, F, T)
-    pair = tl.arange(0, F // 2)
-    column = first_f + pair // 8 * 16 + pair % 8  # of a; b's is 8 further
-    if SCALED:
-        a, b = a * scale, b * scale
-    if bias is not None:
-        a = a + tl.load(bias + column, mask=column < features, other=0.0)[None, :]
-        b = b + tl.load(bias + column + 8, mask=column < features, other=0.0)[None, :]
-    head, channel = column // HEAD_DIM, column % HEAD_DIM
-    turn = channel // 16 * 8 + channel % 8  # which pair of its head
     live = tokens < num_tokens
-    turned = (head < HEADS + KV_HEADS) & (turn < ROPE_PAIRS)
-    angle = tokens[:, None] * ROPE_PAIRS + turn[None, :]
-    c = tl.load(cos + angle, mask=live[:, None] & turned[None, :], other=1.0)
-    s = tl.load(sin + angle, mask=live[:, None] & turned[None, :], other=0.0)
-    first = (a * c - b * s).to(tl.float16)
-    second = (a * s + b * c).to(tl.float16)
-
-    is_q = live[:, None] & (head < HEADS)[None, :]
-    place = out + tokens.to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + column[None, :]
-    tl.store(place, first, mask=is_q)
-    tl.store(place + 8, second, mask=is_q)
-    slot = tl.load(slots + tokens, mask=live, other=-1)
-    kv_head = (head - HEADS) % KV_HEADS
-    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    inner = ((block * KV_HEADS)[:, None] + kv_head[None, :]).to(tl.int64) * 2 + (head >= HEADS + KV_HEADS)[None, :]
-    inner = (inner * BLOCK_SIZE + offset[:, None]) * HEAD_DIM + channel[None, :]
-    is_kv = (slot >= 0)[:, None] & ((head >= HEADS) & (column < features))[None, :]
-    tl.store(kv + inner, first, mask=is_kv)
-    tl.store(kv + inner + 8, second, mask=is_kv)
+    column = first_f + tl.arange(0, F)
+    if SCALED:
+        total = total * tl.trans(scale)
+    if bias is not None:
+        total = total + tl.load(bias + column, mask=column < features, other=0.0)[:, None]
+    if first_f < (HEADS + KV_HEADS) * HEAD_DIM:
+        a, b = halves(total, F, T)
+        pair = tl.arange(0, F // 2)
+        channel = (first_f + pair // 8 * 16 + pair % 8) % HEAD_DIM
+        turn = channel // 16 * 8 + channel % 8  # which pair of its head
+        turned = (first_f + pair * 2 < (HEADS + KV_HEADS) * HEAD_DIM) & (turn < ROPE_PAIRS)
+        angle = tokens[None, :] * ROPE_PAIRS + turn[:, None]
+        c = tl.load(cos + angle, mask=live[None, :] & turned[:, None], other=1.0)
+        s = tl.load(sin + angle, mask=live[None, :] & turned[:, None], other=0.0)
+        total = whole(a * c - b * s, a * s + b * c, F, T)
+    y = tl.trans(to_half(total))
+    if first_f < HEADS * HEAD_DIM:
+        is_q = live[:, None] & (column < HEADS * HEAD_DIM)[None, :]
+        tl.store(out + tokens.to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + column[None, :], y, mask=is_q)
+    if first_f + F > HEADS * HEAD_DIM:
+        slot = tl.load(slots + tokens, mask=live, other=-1)
+        head, channel = column // HEAD_DIM - HEADS, column % HEAD_DIM
+        # [block, kv head, key or value, slot, channel]
+        inner = (head % KV_HEADS * 2 + head // KV_HEADS) * (BLOCK_SIZE * HEAD_DIM) + channel
+        outer = slot // BLOCK_SIZE * (2 * KV_HEADS * BLOCK_SIZE) + slot % BLOCK_SIZE
+        is_kv = (slot >= 0)[:, None] & ((head >= 0) & (column < features))[None, :]
+        tl.store(kv + outer.to(tl.int64)[:, None] * HEAD_DIM + inner[None, :], y, mask=is_kv)

@@ -28,8 +28,11 @@ from unspool.ops.cuda.tiles import split_width, splits_of, tile_of
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
-EARLY = False
-ATT = (1, 2)
+NOTHING_NEXT: dict[str, Any] = dict.fromkeys(("next_w", "next_features", "next_width", "next_split_width", "NEXT"))
+ATT = (2, 1, 3)
+MOST_PREFETCHED = 64  # rows; beyond, there is more to compute than to wait for
+# 128-byte lines of each weight row that a kernel asks for on behalf of the next one.
+LINES = {"heads": 8, "attention": 8, "stream": 8, "gated": 8}
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Lowering:
             while self._released:
                 arena.give(self._released.pop())
         self.out = self._values[root].data
+        if has_dependent_launch() and rows <= MOST_PREFETCHED:
+            link(self.body)
 
     # Looking ------------------------------------------------------------------------------------------------------------
     def _analyse(self) -> None:
@@ -271,8 +276,7 @@ class Lowering:
         rows = x.data[: max(self.rows, 16)]
         if matrix.format == "bf16":
             w = descriptor(matrix.planes.codes, tile.features, tile.width)
-            args |= {"w": w, "w_pointer": matrix.planes.codes, "x": descriptor(rows, tile.tokens, tile.width)}
-            args |= {"K": tile.width, "PREFETCH": tile.prefetch if has_dependent_launch() else 0, "EARLY": EARLY}
+            args |= {"w": w, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width} | NOTHING_NEXT
             self._add(linear_kernel, grid, args, **options)
         else:
             planes = matrix.planes
@@ -295,18 +299,22 @@ class Lowering:
         out = self.arena.take(self.rows, spec.num_heads * spec.head_dim, BF16)
         self._values[node] = Value(out)
         depth = next_power(spec.head_dim)
-        args = {"q": q, "kv": kv.layer(spec.layer), "out": out, "step": shared.step, "positions": self._at["positions"]}
+        layer = kv.layer(spec.layer)
+        tiles = None
+        if kv.block_size == steps.KEYS and depth == spec.head_dim:
+            tiles = descriptor(layer.view(-1, spec.head_dim), steps.KEYS, spec.head_dim)
+        args = {"q": q, "kv": layer, "kv_tiles": tiles, "out": out, "step": shared.step, "positions": self._at["positions"]}
         args |= {"partial": shared.attention_partial, "partial_m": shared.attention_m, "partial_l": shared.attention_l}
         args |= {"arrivals": shared.attention_arrivals, "capacity": shared.attention_m.shape[1]}
         args |= {"scale": float(spec.scale), "softcap": spec.softcap, "HEADS": spec.num_heads}
         args |= {"KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth, "BLOCK_SIZE": kv.block_size}
-        args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "ITEM": steps.ITEM, "TABLE": steps.TABLES}
-        stages = ATT[1] if depth <= 128 else 1
-        few = {"HEADER": steps.FEW_ITEMS, "M": steps.FEW_ROWS, "PARALLEL": True, "SPLIT_LOOPS": False}
-        programs = (multiprocessors() * (ATT[0] if depth >= 128 else 2),)
-        self._add(attention_kernel, programs, args | few, warps=4, stages=stages, label="attention")
+        args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "ITEM": steps.ITEM, "TABLE": steps.TABLES} | NOTHING_NEXT
+        few = {"HEADER": steps.FEW_ITEMS, "M": steps.FEW_ROWS, "PARALLEL": True}
+        self._add(attention_kernel, (multiprocessors() * ATT[0],), args | few, warps=4, stages=ATT[1], label="attention")
         if self.rows > steps.FEW_ROWS // (spec.num_heads // spec.num_kv_heads):
-            many = {"HEADER": steps.MANY_ITEMS, "M": steps.MANY_ROWS, "PARALLEL": False, "SPLIT_LOOPS": True}
+            many = {"HEADER": steps.MANY_ITEMS, "M": steps.MANY_ROWS, "PARALLEL": False}
+            programs = (multiprocessors() * (1 if depth > 64 else 2),)
+            stages = ATT[2] if depth <= 128 else 1
             self._add(attention_kernel, programs, args | many, warps=8, stages=stages, label="attention-prompt")
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
@@ -342,6 +350,22 @@ class _Rotations:
     def of(self, spec: AttentionSpec) -> dict[str, Any]:
         index = next(i for i, rope in enumerate(self.ropes) if rope is spec.rope)
         return {"cos": self.cos[index * self.rows :], "sin": self.sin[index * self.rows :]}
+
+
+def link(launches: list[Launch]) -> None:
+    """Tell kernels what the next linear layer will read first, for them to bring it into the cache at their end."""
+    coming: Launch | None = None
+    for launch in reversed(launches):
+        if coming is not None and "next_w" in launch.args and launch.label in LINES:
+            there = coming.args
+            lines = LINES[launch.label]
+            programs = min(coming.grid[0], multiprocessors())
+            rounds = -(-programs // launch.grid[0])
+            launch.args["next_w"] = there["w"].base
+            launch.args.update({f"next_{name}": there[name] for name in ("features", "width", "split_width")})
+            launch.args["NEXT"] = (there["SPLITS"], lines, rounds)
+        if launch.kernel is linear_kernel:
+            coming = launch
 
 
 def is_fusable(spec: AttentionSpec) -> bool:

@@ -106,6 +106,6 @@ def quantized_kernel(
             )
     if is_last:
         finish(
-            total, part, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, F, T,
+            total, part, 0.0, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, True, F, T,
         )  # fmt: skip

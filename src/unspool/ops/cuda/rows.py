@@ -11,6 +11,7 @@ import triton.language as tl
 
 from unspool.ops.cuda.exact import inverse_rms, let_next_start, sum_of_squares, wait_for_previous
 from unspool.ops.cuda.formats import decode_row
+from unspool.ops.cuda.linear import to_half
 
 GROUP = tl.constexpr(64)
 
@@ -171,13 +172,13 @@ def heads_kernel(
         a, b = a * c - b * s, a * s + b * c
     if head < HEADS:
         target = q + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + place
-        tl.store(target, a.to(tl.float16), mask=inside)
-        tl.store(target + 8, b.to(tl.float16), mask=inside)
+        tl.store(target, to_half(a), mask=inside)
+        tl.store(target + 8, to_half(b), mask=inside)
     else:
         slot = tl.load(slots + row)
         if slot >= 0:
             kv_head = (head - HEADS) % KV_HEADS
             inner = (slot // BLOCK_SIZE * KV_HEADS + kv_head).to(tl.int64) * 2 + (head - HEADS) // KV_HEADS
             target = kv + (inner * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + place
-            tl.store(target, a.to(tl.float16), mask=inside)
-            tl.store(target + 8, b.to(tl.float16), mask=inside)
+            tl.store(target, to_half(a), mask=inside)
+            tl.store(target + 8, to_half(b), mask=inside)

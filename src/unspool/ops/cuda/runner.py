@@ -69,7 +69,7 @@ class CudaRunner:
         self.root, self.kv, self.device = root, kv, device
         self.vocab_size = root.matrix.features
         specs = [node.spec for node in in_order(root) if isinstance(node, Attend)]
-        self.shape = steps.Shape(specs[0].num_heads, specs[0].num_kv_heads, multiprocessors(), ATTENTION_ROWS)
+        self.shape = steps.Shape(specs[0].num_heads, specs[0].num_kv_heads, 2 * multiprocessors(), ATTENTION_ROWS)
         self._arena = Arena(device)
         self._graphs: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16, kv.engine.step_tokens)

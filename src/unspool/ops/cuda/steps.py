@@ -21,7 +21,7 @@ FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS = 0, 2, 4, 6
 ITEM = 7
 KEYS = 128  # positions of a tile of keys: part of every answer's bits
 FEW_ROWS, MANY_ROWS = 64, 128  # query rows (tokens times heads of a group) of the two attention kernels' tiles
-TABLE_SLACK = KEYS  # entries that a kernel may read past a table's end
+TABLE_SLACK = KEYS  # entries past the last table that a kernel may read: zeros
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Shape:
     num_kv_heads: int
     programs: int  # that the device runs at once
     capacity: int  # rows of partial results
-    most_walked: int = 16  # tiles that a program walks when there are programs enough
 
 
 def places(rows: int) -> dict[str, int]:
@@ -78,7 +77,9 @@ def describe(out: np.ndarray, batch: Batch, rows: int, logits: int, shape: Shape
         end += items.size
     out[TABLES], out[TABLES + 1] = end, batch.tables.shape[1]
     out[end : end + batch.tables.size] = batch.tables.reshape(-1)
-    return end + batch.tables.size
+    end += batch.tables.size
+    out[end : end + TABLE_SLACK] = 0
+    return end + TABLE_SLACK
 
 
 def divide(batch: Batch, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
@@ -102,23 +103,24 @@ def _few_items(
 ) -> np.ndarray:
     rows = counts[sequences]
     tiles = batch.positions[starts[sequences] + rows - 1] // KEYS + 1
-    # Enough programs: each walks its tiles. Too few, or a long one among short ones: a program for each tile.
-    crowded = len(sequences) * shape.num_kv_heads >= 2 * shape.programs
-    apart = (tiles > (shape.most_walked if crowded else 1)).astype(bool)
+    # Every program gets about as many tiles: a short sequence is walked by one, a long one divided among several.
+    total = int(tiles.sum()) * shape.num_kv_heads
+    share = max(1, -(-total // shape.programs))
+    apart = tiles > share
     needed = np.where(apart, tiles * rows * group, 0)
     place = np.cumsum(needed) - needed
     apart &= place + needed <= shape.capacity
-    repeats = np.where(apart, tiles, 1)
-    index = np.repeat(np.arange(len(sequences)), repeats)
-    tile = np.arange(len(index)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    is_apart = apart[index]
+    pieces = np.where(apart, -(-tiles // share), 1)
+    index = np.repeat(np.arange(len(sequences)), pieces)
+    piece = np.arange(len(index)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    first = np.where(apart[index], piece * share, 0)
     items = np.empty((len(index), ITEM), np.int32)
     items[:, 0] = starts[sequences][index]
     items[:, 1] = rows[index]
     items[:, 2] = sequences[index]
-    items[:, 3] = np.where(is_apart, tile, 0)
-    items[:, 4] = np.where(is_apart, tile + 1, tiles[index])
-    items[:, 5] = np.where(is_apart, place[index], -1)
+    items[:, 3] = first
+    items[:, 4] = np.where(apart[index], np.minimum(first + share, tiles[index]), tiles[index])
+    items[:, 5] = np.where(apart[index], place[index], -1)
     items[:, 6] = index
     return items
 

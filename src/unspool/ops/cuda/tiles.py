@@ -19,14 +19,13 @@ class Tile:
     warps: int
     stages: int
     parallel: bool  # a program for each split; else one walks them
-    prefetch: int = 0  # bytes of each weight row asked for before the previous kernel has ended
 
 
 def splits_of(features: int, width: int) -> int:
-    """Parts that K is summed in: enough programs for one token to keep the whole memory busy, no more."""
+    """Parts that K is summed in. Half of the multiprocessors can keep the memory busy, so that most need but one."""
     programs = -(-features // 64)
     splits = 1
-    while programs * splits < 96 and width // (splits * 2) >= 512:
+    while programs * splits < 64 and width // (splits * 2) >= 2048:
         splits *= 2
     return splits
 
@@ -39,14 +38,15 @@ def split_width(width: int, splits: int) -> int:
 
 def tile_of(features: int, width: int, tokens: int) -> Tile:
     splits = splits_of(features, width)
+    many = features >= 8192  # more tiles than multiprocessors: two programs share one
     if tokens <= 16:
-        return Tile(64, 16, 128, 4, 5, True, 1024)
+        return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 5, True)
     if tokens <= 32:
-        return Tile(64, 32, 128, 4, 4, True, 1024)
+        return Tile(64, 32, 128, 4, 4 if many else 7, True)
     if tokens <= 64:
-        return Tile(64, 64, 128, 4, 4, True, 1024)
+        return Tile(128, 64, 128, 8, 4, True) if many else Tile(64, 64, 128, 4, 6, True)
     if tokens <= 128:
-        return Tile(128, 128, 64, 8, 4, True, 512)
+        return Tile(256, 128, 64, 8, 4, True) if many else Tile(64, 128, 64, 4, 8, True)
     wide = -(-features // 128) * -(-tokens // 256) >= PROGRAMS
     if splits == 1 and wide:
         return Tile(128, 256, 64, 8, 4, False)
