@@ -74,6 +74,7 @@ def test_a_schema_within_a_grammar_is_held_to_the_same_rules() -> None:
         ("start: /((a{100}){100}){100}/", "start has 1,000,000 parts"),
         ('start: ("a" "b"){20000}', "start has 40,000 parts"),
         (f'start: "{"a" * 5000}"', "a text of 5,002 characters"),
+        ("start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(3000)), "3,001 definitions; at most 1,000"),
     ],
 )
 def test_refused_by_name_and_place(text: str, reason: str) -> None:
@@ -94,3 +95,8 @@ def test_refused_by_name_and_place(text: str, reason: str) -> None:
 )
 def test_taken(text: str) -> None:
     made(text).mask()
+
+
+def test_long_chains_of_definitions_do_not_overflow_the_stack() -> None:
+    chain = "".join(f'T{n}: (((T{n + 1} | "q{n}")?)?)?\n' for n in range(990))
+    made(f'start: T0\n{chain}T990: "y"').mask()

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +19,8 @@ from unspool.sampling.constraint.matcher import Matcher, short_reason
 from unspool.sampling.constraint.vocabulary import Tokenizer, Vocabulary, vocabulary
 
 _MAX_KEPT = 32  # a lexer at its limit of states holds some 25 MB
+_STACK_BYTES = 256 * 2**20  # reserved, not used: some 5 kB for each definition within another
+_stack_lock = threading.Lock()
 _PATIENCE = 1.0  # seconds for finding the place of a failure
 
 
@@ -54,6 +56,9 @@ def compile_constraint(
             compiled = Compiled(_compile(made, words, limits), made.text, made.special)
         except Refused as refused:
             raise RequestError(f"the {constraint.kind} constraint: {refused}", param, "constraint_refused") from None
+        except RecursionError:
+            reason = f"the {constraint.kind} constraint nests too deeply"
+            raise RequestError(reason, param, "constraint_refused") from None
         _kept.put(key, compiled)
     text = compiled.text
 
@@ -96,6 +101,8 @@ def _text(value: Any) -> str:
 
 
 def _native(text: str, words: Vocabulary, limits: Limits) -> Any:
+    """llguidance's matcher. It recurses into definitions, one within another, and a stack that overflows takes the
+    whole process along: it is given a stack that holds as many as a constraint can have."""
     import llguidance
 
     bounds = llguidance.LLParserLimits(
@@ -107,7 +114,21 @@ def _native(text: str, words: Vocabulary, limits: Limits) -> Any:
         max_grammar_size=limits.grammar_size,
         verbose_errors=False,
     )
-    return llguidance.LLMatcher(words.native, text, log_level=0, limits=bounds)
+    made: Future[Any] = Future()
+
+    def build() -> None:
+        try:
+            made.set_result(llguidance.LLMatcher(words.native, text, log_level=0, limits=bounds))
+        except BaseException as error:
+            made.set_exception(error)
+
+    with _stack_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=build, name="constraint-build").start()
+        finally:
+            threading.stack_size(before)
+    return made.result()
 
 
 def _compile(made: Source, words: Vocabulary, limits: Limits) -> Any:

@@ -30,6 +30,7 @@ class Document:
             if known is None:
                 raise Refused(f"{uri!r} is not a known draft; known: {', '.join(_DRAFTS)}", ("$schema",))
             self.draft = known
+        self._anchors: dict[str, list[tuple[Any, Place]]] | None = None
         self._id_keyword = "id" if self.draft == 4 else "$id"
         self._base = ""
         if isinstance(self.root, dict) and isinstance(self.root.get(self._id_keyword), str):
@@ -68,24 +69,26 @@ class Document:
     def _anchored(self, name: str, reference: str, place: Place) -> tuple[Any, Place]:
         if self.draft < 2019:
             raise Refused(f"{reference!r} names an anchor; draft {self.draft} references are supported by path", place)
-        found = list(_anchors(self.root, name, ()))
+        if self._anchors is None:
+            self._anchors = {}
+            _collect(self.root, (), self._anchors)
+        found = self._anchors.get(name, [])
         if len(found) != 1:
             raise Refused(f"{reference!r} leads to {len(found) or 'no'} places", place)
         return found[0]
 
 
-def _anchors(node: Any, name: str, place: Place) -> list[tuple[Any, Place]]:
-    found: list[tuple[Any, Place]] = []
+def _collect(node: Any, place: Place, found: dict[str, list[tuple[Any, Place]]]) -> None:
+    """Every `$anchor`, by name."""
     if isinstance(node, dict):
-        if node.get("$anchor") == name:
-            found.append((node, place))
+        if isinstance(node.get("$anchor"), str):
+            found.setdefault(node["$anchor"], []).append((node, place))
         for key, child in node.items():
             if key not in ("enum", "const", "default", "examples"):
-                found += _anchors(child, name, (*place, key))
+                _collect(child, (*place, key), found)
     elif isinstance(node, list):
         for number, child in enumerate(node):
-            found += _anchors(child, name, (*place, number))
-    return found
+            _collect(child, (*place, number), found)
 
 
 def _read(value: Any, limits: Limits) -> Any:

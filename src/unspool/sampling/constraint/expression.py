@@ -26,6 +26,7 @@ _CLASSES = {
     "s": (_SPACES, _SPACES + r"\x1C-\x1F\u{85}\u{180E}\u{FEFF}"),
 }
 _ANYTHING = "(?s:.*)"
+PRINTABLE = r"[\x20-\x7E]"
 _COUNTED = re.compile(r"\{([0-9]*)(?:(,)([0-9]*))?\}")
 
 
@@ -61,15 +62,16 @@ class _Repeat:
 _Node = _Char | _Anchor | _Group | _Repeat
 
 
-def translate(pattern: str, *, whole: bool, json: bool, limits: Limits = DEFAULT) -> Translation:
-    """`whole`: the expression must match all of a text; else anywhere in it. `json`: the text is a JSON string's."""
-    group = _Parser(pattern, json, limits).parse()
+def translate(pattern: str, *, whole: bool, json: bool, ascii: bool = False, limits: Limits = DEFAULT) -> Translation:
+    """`whole`: the expression must match all of a text; else anywhere in it. `json`: the text is a JSON string's.
+    `ascii`: only texts of printable ASCII count, on which all dialects agree."""
+    group = _Parser(pattern, json, ascii, limits).parse()
     size = _size(group)
     if size > limits.max_repeat:
         raise Refused(f"the expression has {size:,} parts with repetitions written out; at most {limits.max_repeat:,}")
-    renderer = _Renderer()
+    renderer = _Renderer(f"{PRINTABLE}*" if ascii else _ANYTHING)
     edge = _AT if whole else _FREE
-    return Translation(renderer.options(group, edge, edge), renderer.exact)
+    return Translation(renderer.options(group, edge, edge), renderer.exact or ascii)
 
 
 def literal(text: str) -> str:
@@ -95,9 +97,10 @@ def _size(node: _Node) -> int:
 class _Parser:
     """Reads the dialect; what it does not know, it refuses with the offset."""
 
-    def __init__(self, text: str, json: bool, limits: Limits) -> None:
+    def __init__(self, text: str, json: bool, ascii: bool, limits: Limits) -> None:
         self._text = text
         self._json = json
+        self._ascii = ascii
         self._limits = limits
         self._at = 0
 
@@ -167,7 +170,7 @@ class _Parser:
             raise self._refused("half a surrogate pair is no character", at)
         if self._json and ((code < 32 and chr(code) not in "\b\t\n\f\r") or code == 127):
             raise self._refused(f"U+{code:04X} is not written in JSON strings here", at)
-        return _Char(_spell(code))
+        return self._bounded(_spell(code), exact=True) if self._ascii else _Char(_spell(code))
 
     def _escaped(self, at: int) -> int:
         """The code point of an escape that stands for one character."""
@@ -252,6 +255,8 @@ class _Parser:
         return self._escaped(self._at - 1)
 
     def _bounded(self, body: str, exact: bool) -> _Char:
+        if self._ascii:
+            return _Char(f"[[{body}]&&{PRINTABLE}]", exact)
         return _Char(f"[[{body}]&&[^{_UNWRITTEN}]]" if self._json else f"[{body}]", exact)
 
 
@@ -278,8 +283,9 @@ _FREE, _AT, _INSIDE = "free", "at", "inside"
 class _Renderer:
     """Writes an expression that matches whole texts; anchors become the absence of `.*` at that end."""
 
-    def __init__(self) -> None:
+    def __init__(self, anything: str) -> None:
         self.exact = True
+        self._anything = anything
 
     def options(self, group: _Group, before: str, after: str) -> str:
         options = [self._sequence(list(option), before, after) for option in group.options]
@@ -298,7 +304,7 @@ class _Renderer:
         while items and after == _FREE and isinstance(items[-1], _Repeat) and items[-1].low == 0:
             items.pop()
         if not items:
-            return _ANYTHING if _FREE in (before, after) else ""
+            return self._anything if _FREE in (before, after) else ""
         text = ""
         for number, item in enumerate(items):
             left = before if number == 0 else _INSIDE
@@ -318,4 +324,4 @@ class _Renderer:
             case _Repeat(inner, low, high):
                 times = f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
                 text = f"(?:{self._item(inner, _INSIDE, _INSIDE)}){times}"
-        return (_ANYTHING if before == _FREE else "") + text + (_ANYTHING if after == _FREE else "")
+        return (self._anything if before == _FREE else "") + text + (self._anything if after == _FREE else "")

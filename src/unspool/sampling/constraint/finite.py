@@ -9,24 +9,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from unspool.sampling.constraint.limits import Budget
 from unspool.sampling.constraint.schema import Lowered
 
 _SCALARS = frozenset({"null", "boolean", "integer", "number", "string"})
 _MAX_PARTS = 256
 
 
-def endless(schema: dict[str, Any]) -> Lowered | None:
+def endless(schema: dict[str, Any], budget: Budget) -> Lowered | None:
     """A subschema that no finite document satisfies because it needs itself; None if there is none."""
     nodes = [node for node in _subschemas(schema) if isinstance(node, dict)]
-    ending: set[int] = set()
-    changed = True
-    while changed:
-        changed = False
-        for node in nodes:
-            if id(node) not in ending and _ends(node, schema, ending):
-                ending.add(id(node))
-                changed = True
-    return next((node for node in nodes if id(node) not in ending), None)
+    ending = _Ending()
+    pending = list(reversed(nodes))
+    waiting: dict[int, list[dict[str, Any]]] = {}
+    while pending:
+        node = pending.pop()
+        if id(node) in ending.known:
+            continue
+        ending.missed.clear()
+        if _ends(node, schema, ending, budget):
+            ending.known.add(id(node))
+            pending += waiting.pop(id(node), [])
+        else:
+            for other in ending.missed:
+                waiting.setdefault(other, []).append(node)
+    return next((node for node in nodes if id(node) not in ending.known), None)
+
+
+class _Ending:
+    """The schemas known to end, and those that were asked about in vain."""
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+        self.missed: set[int] = set()
+
+    def holds(self, node: Lowered) -> bool:
+        if node is True or id(node) in self.known:
+            return True
+        if node is not False:
+            self.missed.add(id(node))
+        return False
 
 
 def _subschemas(node: Lowered) -> Iterator[Lowered]:
@@ -64,29 +86,32 @@ def _parts(node: Lowered, root: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _ends(node: dict[str, Any], root: dict[str, Any], ending: set[int]) -> bool:
-    """Whether some value of this schema ends, if values of those in `ending` do. Each part must end by itself, and all
-    together: one may name a property that another demands."""
-
-    def known(other: Lowered) -> bool:
-        return other is True or id(other) in ending
-
+def _ends(node: dict[str, Any], root: dict[str, Any], ending: _Ending, budget: Budget) -> bool:
+    """Whether some value of this schema ends, as far as is known. Each part must end by itself, and all together: one
+    may name a property that another demands."""
     parts = _parts(node, root)
-    if not all(known(other) or other is False for other in _demands(node, root)) or not _end_together(parts, ending):
+    budget.spend(1 + len(parts))
+    if not all(ending.holds(other) or other is False for other in _demands(node, root)):
+        return False
+    if not _end_together(parts, ending, budget):
         return False
     for options in (part["anyOf"] for part in parts if "anyOf" in part):
         if all(option is False for option in options):
             return True  # refused elsewhere, for what it is
-        if not any(known(each) and _end_together([*parts, *_parts(each, root)], ending) for each in options):
+        known = [option for option in options if ending.holds(option)]
+        if not any(_end_together([*parts, *_parts(option, root)], ending, budget) for option in known):
             return False
     return True
 
 
-def _end_together(parts: list[dict[str, Any]], ending: set[int]) -> bool:
+def _end_together(parts: list[dict[str, Any]], ending: _Ending, budget: Budget) -> bool:
     types = _types(parts)
+    budget.spend(len(parts))
     if not types or types & _SCALARS or any("const" in part or "enum" in part for part in parts):
         return True
-    return ("object" in types and _object_ends(parts, ending)) or ("array" in types and _array_ends(parts, ending))
+    if "object" in types and _object_ends(parts, ending, budget):
+        return True
+    return "array" in types and _array_ends(parts, ending)
 
 
 def _types(parts: list[dict[str, Any]]) -> frozenset[str]:
@@ -99,19 +124,19 @@ def _types(parts: list[dict[str, Any]]) -> frozenset[str]:
     return types
 
 
-def _object_ends(parts: list[dict[str, Any]], ending: set[int]) -> bool:
-    for name in {name for part in parts for name in part.get("required", [])}:
+def _object_ends(parts: list[dict[str, Any]], ending: _Ending, budget: Budget) -> bool:
+    required = {name for part in parts for name in part.get("required", [])}
+    budget.spend(len(required) * len(parts))
+    for name in required:
         for part in parts:
-            if name in part.get("properties", {}):
-                value = part["properties"][name]
-            else:
-                value = part.get("additionalProperties", True)
-            if isinstance(value, dict) and id(value) not in ending:
+            named = part.get("properties", {})
+            value = named[name] if name in named else part.get("additionalProperties", True)
+            if isinstance(value, dict) and not ending.holds(value):
                 return False
-    least = max(part.get("minProperties", 0) for part in parts)
-    if least:  # one that may be any property
+    if any(part.get("minProperties", 0) for part in parts):  # one that may be any property
         values = [value for part in parts for value in (*part.get("properties", {}).values(), *_others(part))]
-        return any(not isinstance(value, dict) or id(value) in ending for value in values)
+        budget.spend(len(values))
+        return any(ending.holds(value) for value in values) or not any(isinstance(value, dict) for value in values)
     return True
 
 
@@ -119,11 +144,11 @@ def _others(part: dict[str, Any]) -> list[Lowered]:
     return [*part.get("patternProperties", {}).values(), part.get("additionalProperties", True)]
 
 
-def _array_ends(parts: list[dict[str, Any]], ending: set[int]) -> bool:
+def _array_ends(parts: list[dict[str, Any]], ending: _Ending) -> bool:
     least = max(part.get("minItems", 0) for part in parts)
     for part in parts:
         prefix = part.get("prefixItems", [])
         needed = prefix[:least] + ([part["items"]] if least > len(prefix) and "items" in part else [])
-        if any(isinstance(item, dict) and id(item) not in ending for item in needed):
+        if any(isinstance(item, dict) and not ending.holds(item) for item in needed):
             return False
     return True

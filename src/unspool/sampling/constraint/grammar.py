@@ -11,7 +11,7 @@ from unspool.sampling.constraint.document import Document
 from unspool.sampling.constraint.expression import literal, translate
 from unspool.sampling.constraint.finite import endless
 from unspool.sampling.constraint.lark import Lark
-from unspool.sampling.constraint.limits import Limits, Place, Refused
+from unspool.sampling.constraint.limits import Budget, Limits, Place, Refused
 from unspool.sampling.constraint.schema import Lowering
 
 WHITESPACE = ("compact", "flexible")
@@ -65,10 +65,11 @@ def _guidance(whitespace: str) -> dict[str, Any]:
 def _json_schema(value: Any, limits: Limits) -> Source:
     document = Document(value, limits)
     whitespace = _whitespace(document.root)
-    lowering = Lowering(document, limits)
+    budget = Budget(limits)
+    lowering = Lowering(document, limits, budget)
     schema = lowering.run()
     lowering.places[id(schema)] = ()
-    unending = endless(schema)
+    unending = endless(schema, budget)
     if unending is not None:
         raise Refused("every document that satisfies this is endless", lowering.places.get(id(unending), ()))
     return Source(schema_text(schema, whitespace), frozenset(), schema, lowering.places, whitespace)

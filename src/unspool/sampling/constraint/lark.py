@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from unspool.sampling.constraint.limits import Limits, Refused
@@ -122,21 +123,25 @@ class Lark:
     def _check_sizes(self, tokens: list[_Token]) -> None:
         """A definition, its repetitions and the terminals in it written out, must stay small: repetitions of
         repetitions are what makes a lexer explode, and it cannot be interrupted."""
-        bodies: dict[str, list[_Token]] = {}
-        for body in _definitions(tokens):
-            bodies[body[0].text.lstrip("!?")] = body[1:]
+        bodies = {body[0].text.lstrip("!?"): body[1:] for body in _definitions(tokens)}
+        if len(bodies) > self._limits.max_rules:
+            most = f"at most {self._limits.max_rules:,} are accepted"
+            raise Refused(f"the grammar has {len(bodies):,} definitions; {most}")
+        inner = {name: {t.text for t in body if _is_terminal(t)} & bodies.keys() for name, body in bodies.items()}
         sizes: dict[str, int] = {}
-
-        def size(name: str) -> int:
-            if name not in sizes:
-                sizes[name] = 1  # what a terminal that holds itself counts for; llguidance refuses it
-                sizes[name] = _weight(_events(bodies.get(name, []), size))
-            return sizes[name]
-
+        try:
+            for name in TopologicalSorter(inner).static_order():
+                sizes[name] = _weight(_events(bodies[name], sizes))
+        except CycleError as error:
+            raise Refused(f"the terminal {error.args[1][0]} holds itself") from None
         for name, body in bodies.items():
-            if size(name) > self._limits.max_repeat:
+            if sizes[name] > self._limits.max_repeat:
                 parts = f"{name} has {sizes[name]:,} parts with repetitions written out"
                 raise self._refused(f"{parts}; at most {self._limits.max_repeat:,}", body[0].at)
+
+
+def _is_terminal(token: _Token) -> bool:
+    return token.kind == "name" and token.text.lstrip("_")[:1].isupper()
 
 
 def _definitions(tokens: list[_Token]) -> Iterator[list[_Token]]:
@@ -162,10 +167,11 @@ def _definitions(tokens: list[_Token]) -> Iterator[list[_Token]]:
 _Event = tuple[str, int]  # item, its size · times, how many · open · close
 
 
-def _events(body: list[_Token], size: Callable[[str], int]) -> Iterator[_Event]:
-    for kind, text, _ in body:
+def _events(body: list[_Token], sizes: Mapping[str, int]) -> Iterator[_Event]:
+    for token in body:
+        kind, text, _ = token
         if kind == "name":
-            yield "item", size(text) if text.lstrip("_")[:1].isupper() else 1
+            yield "item", sizes.get(text, 1) if _is_terminal(token) else 1
         elif kind == "regex":
             yield "item", _weight(_regex_events(text[1 : text.rindex("/")]))
         elif kind in ("string", "special", "directive"):

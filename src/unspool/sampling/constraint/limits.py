@@ -18,10 +18,13 @@ class Limits:
 
     max_bytes: int = 262_144  # of the schema, expression, choices or grammar as given
     max_depth: int = 40  # subschemas inside one another, groups inside one another
-    max_nodes: int = 20_000  # subschemas in all
+    max_nodes: int = 10_000  # subschemas in all
+    max_rules: int = 1_000  # definitions of a grammar
     max_values: int = 10_000  # values of one enum, choices
     max_constant: int = 4_096  # characters of one constant string
     max_properties: int = 1_000  # named properties of one object
+    max_patterns: int = 32  # patternProperties of one object: each pair must be proved apart
+    max_work: int = 1_000_000  # steps of the proofs about a schema: about a microsecond each
     max_repeat: int = 10_000  # parts of an expression once its repetitions are written out
     max_multiple: int = 10_000  # multipleOf
     max_count: int = 1_000_000  # minLength, minItems, minProperties
@@ -35,6 +38,18 @@ class Limits:
 
 
 DEFAULT = Limits()
+
+
+class Budget:
+    """Work that proofs may take: what nests and branches freely can keep them busy for ever."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._left = limits.max_work
+
+    def spend(self, steps: int = 1) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise Refused("the schema is too intricate to be checked", "$")
 
 
 class Refused(Exception):

@@ -173,4 +173,5 @@ class Matcher:
 
 def short_reason(reason: str) -> str:
     """The first line of llguidance's message, without its marks."""
-    return reason.split("<non-verbose/>")[0].strip().split("\n")[0] or "no token can follow"
+    first = reason.split("<non-verbose/>")[0].strip().split("\n")[0]
+    return "no text can follow" if first in ("", "NoExtensionBias") else first

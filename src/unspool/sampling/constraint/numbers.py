@@ -100,19 +100,18 @@ def is_exact(value: int | float) -> bool:
 
 
 def multiple_of(value: Any, place: Place, limits: Limits) -> int | float:
-    """Divisors on which decimal text and binary doubles agree: whole numbers, halves, quarters and so on."""
+    """Divisors on which decimal text and binary doubles agree: whole numbers and a half."""
     divisor = number(value, place)
     if divisor <= 0:
         raise Refused(f"is {value!r}; it must be above 0", place)
     if divisor > limits.max_multiple:
         raise Refused(f"is {value!r}; at most {limits.max_multiple:,} is supported", place)
-    numerator, denominator = divisor.as_integer_ratio()
-    if isinstance(divisor, float) and numerator & (numerator - 1) != 0:
+    if isinstance(divisor, float) and math.frexp(divisor)[0] == 0.5 and divisor >= 1:
+        divisor = int(divisor)  # a power of two divides without rounding
+    if not isinstance(divisor, int) and divisor != 0.5:
         raise Refused(
-            f"is {value!r}; whole numbers (written without a point) and powers of two are supported: "
-            "validators compute others in binary and disagree about 0.29 being a multiple of 0.01",
+            f"is {value!r}; whole numbers (written without a point) and 0.5 are supported: validators compute others "
+            "in binary and disagree about 0.29 being a multiple of 0.01",
             place,
         )
-    if denominator > 1024:
-        raise Refused(f"is {value!r}; at least 1/1024 is supported", place)
-    return numerator if denominator == 1 else divisor
+    return divisor

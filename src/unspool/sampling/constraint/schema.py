@@ -10,20 +10,30 @@ twice towards minProperties, text above an exclusive bound can read as that boun
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from unspool.sampling.constraint import formats, numbers
 from unspool.sampling.constraint.document import Document
-from unspool.sampling.constraint.expression import Translation, literal, translate
-from unspool.sampling.constraint.limits import Limits, Place, Refused
-from unspool.sampling.constraint.unions import overlapping
+from unspool.sampling.constraint.expression import PRINTABLE, Translation, literal, translate
+from unspool.sampling.constraint.limits import Budget, Limits, Place, Refused
+from unspool.sampling.constraint.unions import Unions
 
 Lowered = dict[str, Any] | bool
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _ANNOTATIONS = {"$schema", "$comment", "$defs", "definitions", "title", "description", "default", "example", "examples"}
 _ANNOTATIONS |= {"deprecated", "readOnly", "writeOnly"}
+# What editors and catalogues add.
+_ANNOTATIONS |= {
+    "markdownDescription",
+    "markdownEnumDescriptions",
+    "enumDescriptions",
+    "defaultSnippets",
+    "errorMessage",
+}
+_ANNOTATIONS |= {"deprecationMessage", "doNotSuggest", "allowComments", "allowTrailingCommas", "fileMatch"}
 _ASSERTIONS = {"type", "enum", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _ASSERTIONS |= {"minLength", "maxLength", "pattern", "format", "items", "minItems", "maxItems", "uniqueItems"}
 _ASSERTIONS |= {"properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"}
@@ -57,9 +67,10 @@ def keywords(draft: int) -> frozenset[str]:
 class Lowering:
     """Rewrites one document. `places` tells where in it each part of the result came from, by the part's identity."""
 
-    def __init__(self, document: Document, limits: Limits) -> None:
+    def __init__(self, document: Document, limits: Limits, budget: Budget) -> None:
         self._document = document
         self._limits = limits
+        self._unions = Unions(document, budget)
         self._keywords = keywords(document.draft)
         self._names: dict[Place, str] = {}  # reference targets met so far
         self._pending: list[tuple[Any, Place]] = []
@@ -110,10 +121,6 @@ class Lowering:
                 continue
             hint = f"; {_HINTS[key]}" if key in _HINTS else ""
             raise Refused(f"the keyword {key!r} is not supported{hint}", (*place, key))
-        if "$ref" in node and self._document.draft <= 7:
-            for key in node:
-                if key in _ASSERTIONS or key in ("const", "additionalItems"):
-                    raise Refused("has no effect beside $ref in this draft; put both into allOf", (*place, key))
 
     # ---- keywords that look at the value itself
 
@@ -143,10 +150,12 @@ class Lowering:
             raise Refused("needs a list of at least one value", place)
         if key == "enum" and len(value) > self._limits.max_values:
             raise Refused(f"has {len(value):,} values; at most {self._limits.max_values:,} are accepted", place)
-        self._check_constant(value, place)
+        self._check_constant(value, place, 0)
 
-    def _check_constant(self, value: Any, place: Place) -> None:
+    def _check_constant(self, value: Any, place: Place, depth: int) -> None:
         match value:
+            case list() | dict() if depth > self._limits.max_depth:
+                raise Refused(f"a constant nests deeper than {self._limits.max_depth}", place[:8])
             case str() if len(value) > self._limits.max_constant:
                 raise Refused(f"has {len(value):,} characters; at most {self._limits.max_constant:,}", place)
             case str() if odd := re.search(r"[\x00-\x07\x0B\x0E-\x1F\x7F]", value):
@@ -157,10 +166,10 @@ class Lowering:
                 raise Refused(f"is {value!r:.40}; constants have at most 15 digits, integers at most 2**53", place)
             case list():
                 for number, item in enumerate(value):
-                    self._check_constant(item, (*place, number))
+                    self._check_constant(item, (*place, number), depth + 1)
             case dict():
                 for name, item in value.items():
-                    self._check_constant(item, (*place, name))
+                    self._check_constant(item, (*place, name), depth + 1)
 
     def _string(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -185,11 +194,11 @@ class Lowering:
             result["allOf"] = [{"pattern": f"^(?:{expressions[1]})$"}]
         return result
 
-    def _expression(self, pattern: Any, place: Place, *, whole: bool) -> Translation:
+    def _expression(self, pattern: Any, place: Place, *, whole: bool, ascii: bool = False) -> Translation:
         if not isinstance(pattern, str):
             raise Refused(f"is {pattern!r}; a string is needed", place)
         try:
-            return translate(pattern, whole=whole, json=True, limits=self._limits)
+            return translate(pattern, whole=whole, json=True, ascii=ascii, limits=self._limits)
         except Refused as refused:
             raise Refused(str(refused), place) from None
 
@@ -263,21 +272,24 @@ class Lowering:
         return result | _unless(low, 0, "minProperties") | _unless(high, None, "maxProperties")
 
     def _patterns(self, node: dict[str, Any], names: list[str], place: Place, depth: int) -> dict[str, Any]:
-        """A name that an expression narrowed below may escape is harmless only where other names are refused."""
+        """A narrowed expression would let some names escape to `additionalProperties`. Where dialects disagree, names
+        are therefore kept to printable ASCII, on which they do not, unless other names are refused anyway."""
         result: dict[str, Any] = {}
-        closed = node.get("additionalProperties") is False
-        for pattern, child in _mapping(node, "patternProperties", place).items():
-            here = (*place, "patternProperties", pattern)
-            translation = self._expression(pattern, here, whole=False)
-            plain = all(name.isascii() and name.isprintable() for name in names)
-            if not translation.exact and not (closed and plain):
-                raise Refused(
-                    "validators disagree about . \\d \\w \\s beyond ASCII, so some names would be checked twice; "
-                    "write a set such as [0-9], or additionalProperties: false",
-                    here,
-                )
-            key, lowered = f"^(?:{translation.regex})$", self._node(child, here, depth + 1)
+        patterns = _mapping(node, "patternProperties", place)
+        if len(patterns) > self._limits.max_patterns:
+            raise Refused(f"{len(patterns):,} patterns; at most {self._limits.max_patterns} are accepted", place)
+        places = {pattern: (*place, "patternProperties", pattern) for pattern in patterns}
+        exact = all(self._expression(pattern, places[pattern], whole=False).exact for pattern in patterns)
+        ascii = not exact and node.get("additionalProperties") is not False
+        for name in names:
+            if not exact and not (name.isascii() and name.isprintable()):
+                raise Refused(f"validators disagree whether the name {name!r} matches", (*place, "patternProperties"))
+        for pattern, child in patterns.items():
+            translation = self._expression(pattern, places[pattern], whole=False, ascii=ascii)
+            key, lowered = f"^(?:{translation.regex})$", self._node(child, places[pattern], depth + 1)
             result[key] = {"allOf": [result[key], lowered]} if key in result else lowered
+        if ascii:
+            result[f"^{PRINTABLE}*[^\\x20-\\x7E](?s:.*)$"] = False
         return result
 
     # ---- keywords that hold schemas for the same value
@@ -291,7 +303,7 @@ class Lowering:
                 options = self._options(node[key], (*place, key), depth)
                 if key == "allOf":
                     every = [*every, *options]
-                elif key == "oneOf" and (pair := overlapping(node[key], self._document, (*place, key))):
+                elif key == "oneOf" and (pair := self._unions.overlapping(node[key], (*place, key))):
                     raise Refused(
                         f"options {pair[0]} and {pair[1]} may both accept one value; make them differ in type, in a "
                         "required constant or in closed properties, or write anyOf",
@@ -362,13 +374,7 @@ class Lowering:
 
     def _check_multiples(self) -> None:
         """Where several meet, their least common multiple is taken in 32 bits."""
-        if len(self._multiples) < 2:
-            return
-        scale = max(len(f"{value % 1:.10f}".rstrip("0")) - 2 for value in self._multiples)
-        product = 1
-        for value in self._multiples:
-            product *= round(value * 10**scale)
-        if product > _MAX_U32:
+        if math.prod(round(value * 10) for value in self._multiples) > _MAX_U32 and len(self._multiples) > 1:
             raise Refused("several different multipleOf in one schema are too large together", "$")
 
 

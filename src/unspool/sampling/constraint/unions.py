@@ -7,50 +7,81 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from unspool.sampling.constraint.document import Document
-from unspool.sampling.constraint.limits import Place
+from unspool.sampling.constraint.limits import Budget, Place
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MAX_DEPTH = 8  # of properties within properties that a proof looks into
 _MAX_PARTS = 64
+_Parts = list[dict[str, Any]]
 
 
-def overlapping(options: list[Any], document: Document, place: Place) -> tuple[int, int] | None:
-    """Two options that may both accept one value; None if every pair is proved apart."""
-    for first in range(len(options)):
-        for second in range(first + 1, len(options)):
-            if not _apart(options[first], options[second], document, place, 0):
-                return first, second
-    return None
+class _Known(NamedTuple):
+    """What a proof looks at in a schema."""
+
+    parts: _Parts
+    types: frozenset[str]
+    values: frozenset[str] | None
 
 
-def _apart(left: Any, right: Any, document: Document, place: Place, depth: int) -> bool:
-    if left is False or right is False:
-        return True
-    if depth > _MAX_DEPTH:
-        return False
-    one, two = list(_parts(left, document, place)), list(_parts(right, document, place))
-    if len(one) > _MAX_PARTS or len(two) > _MAX_PARTS:
-        return False
-    for parts, other in ((one, right), (two, left)):
-        for part in parts:
-            for keyword in ("anyOf", "oneOf"):
-                branches = part.get(keyword)
-                if not isinstance(branches, list) or not branches:
-                    continue
-                if all(_apart(branch, other, document, place, depth + 1) for branch in branches):
+class Unions:
+    """Proofs about one document, within one budget."""
+
+    def __init__(self, document: Document, budget: Budget) -> None:
+        self._document = document
+        self._budget = budget
+        self._known: dict[int, _Known] = {}  # by the identity of a part of the document
+
+    def overlapping(self, options: list[Any], place: Place) -> tuple[int, int] | None:
+        """Two options that may both accept one value; None if every pair is proved apart."""
+        for first in range(len(options)):
+            for second in range(first + 1, len(options)):
+                if not self._apart(options[first], options[second], place, 0):
+                    return first, second
+        return None
+
+    def _look(self, node: Any, place: Place) -> _Known:
+        if id(node) not in self._known:
+            parts = list(_parts(node, self._document, place))
+            self._budget.spend(len(parts))
+            self._known[id(node)] = _Known(parts, _types(parts), _values(parts))
+        return self._known[id(node)]
+
+    def _apart(self, left: Any, right: Any, place: Place, depth: int) -> bool:
+        self._budget.spend()
+        if left is False or right is False:
+            return True
+        one, two = self._look(left, place), self._look(right, place)
+        if depth > _MAX_DEPTH or len(one.parts) > _MAX_PARTS or len(two.parts) > _MAX_PARTS:
+            return False
+        types = one.types & two.types
+        if not types:
+            return True
+        if one.values is not None and two.values is not None and not one.values & two.values:
+            return True
+        if types == {"number"} and _beyond(one.parts, two.parts):
+            return True
+        if types == {"object"} and self._objects_apart(one.parts, two.parts, place, depth):
+            return True
+        return any(
+            all(self._apart(branch, other, place, depth + 1) for branch in branches)
+            for parts, other in ((one.parts, right), (two.parts, left))
+            for branches in _branches(parts)
+        )
+
+    def _objects_apart(self, one: _Parts, two: _Parts, place: Place, depth: int) -> bool:
+        """A property that one side demands and the other refuses, or wants otherwise."""
+        for demanding, other in ((one, two), (two, one)):
+            for name in _required(demanding):
+                here, there = _property(demanding, name), _property(other, name)
+                self._budget.spend(1 + len(demanding) + len(other))
+                if any(schema is False for schema in there):
                     return True
-    types = _types(one) & _types(two)
-    if not types:
-        return True
-    values = _values(one), _values(two)
-    if values[0] is not None and values[1] is not None and not values[0] & values[1]:
-        return True
-    if types == {"number"} and _beyond(one, two):
-        return True
-    return types == {"object"} and _objects_apart(one, two, document, place, depth)
+                if any(self._apart(a, b, place, depth + 1) for a in here for b in there):
+                    return True
+        return False
 
 
 def _parts(node: Any, document: Document, place: Place) -> Iterator[dict[str, Any]]:
@@ -70,7 +101,7 @@ def _parts(node: Any, document: Document, place: Place) -> Iterator[dict[str, An
             pending += part["allOf"]
 
 
-def _types(parts: list[dict[str, Any]]) -> frozenset[str]:
+def _types(parts: _Parts) -> frozenset[str]:
     """JSON types that every part allows; integers count as numbers."""
     types = _TYPES
     for part in parts:
@@ -91,7 +122,7 @@ def _type_of(value: Any) -> str:
     return kinds.get(type(value), "object")
 
 
-def _values(parts: list[dict[str, Any]]) -> frozenset[str] | None:
+def _values(parts: _Parts) -> frozenset[str] | None:
     """The values that `const` and `enum` leave, as canonical JSON; None if they do not say."""
     left: frozenset[str] | None = None
     for part in parts:
@@ -113,8 +144,8 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def _beyond(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
-    def bound(parts: list[dict[str, Any]], name: str) -> list[float]:
+def _beyond(one: _Parts, two: _Parts) -> bool:
+    def bound(parts: _Parts, name: str) -> list[float]:
         values = [part[name] for part in parts if name in part]
         return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
@@ -130,26 +161,19 @@ def _beyond(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
     return False
 
 
-def _objects_apart(
-    one: list[dict[str, Any]], two: list[dict[str, Any]], document: Document, place: Place, depth: int
-) -> bool:
-    """A property that one side demands and the other refuses, or wants otherwise."""
-    for demanding, other in ((one, two), (two, one)):
-        for name in _required(demanding):
-            here, there = _property(demanding, name), _property(other, name)
-            if any(schema is False for schema in there):
-                return True
-            if any(_apart(a, b, document, place, depth + 1) for a in here for b in there):
-                return True
-    return False
+def _branches(parts: _Parts) -> Iterator[list[Any]]:
+    for part in parts:
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(part.get(keyword), list) and part[keyword]:
+                yield part[keyword]
 
 
-def _required(parts: list[dict[str, Any]]) -> list[str]:
+def _required(parts: _Parts) -> list[str]:
     lists = [part["required"] for part in parts if isinstance(part.get("required"), list)]
     return [name for names in lists for name in names if isinstance(name, str)]
 
 
-def _property(parts: list[dict[str, Any]], name: str) -> list[Any]:
+def _property(parts: _Parts, name: str) -> list[Any]:
     """What the parts say of a property; a part with patterns may say more, which is left out."""
     schemas = []
     for part in parts:
