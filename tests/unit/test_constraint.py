@@ -331,6 +331,9 @@ def test_a_limit_met_on_the_way_fails_by_name_instead_of_ending_the_answer() -> 
     with pytest.raises(RequestError, match=r"cannot be followed after \d+ tokens: .*states") as raised:
         go()
     assert raised.value.param == "constraint"
+    for ask in (matcher.mask, lambda: matcher.is_finished, lambda: matcher.is_accepting, lambda: matcher.check(0)):
+        with pytest.raises(RequestError, match="cannot be followed"):
+            ask()
 
 
 def test_what_others_did_with_a_shared_lexer_fails_nobody() -> None:

@@ -120,7 +120,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"const": float("nan")}, "the schema is not JSON"),
     ({"const": "\ud800"}, "half a surrogate pair"),
     ({"x-unspool": {"spaces": 3}}, r"\$\.x-unspool: takes an object with 'whitespace'"),
-    ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, r"\$: Unsatisfiable schema"),
+    ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, r"\$: no string satisfies pattern"),
+    ({"patternProperties": {"a": {}, "b": {}}}, r"\$: patternProperties that overlap"),
     ({"type": "object", "required": ["a"], "properties": {"a": False}}, "required property 'a' is unsatisfiable"),
 ]
 

@@ -24,6 +24,14 @@ _stack_lock = threading.Lock()
 _PATIENCE = 1.0  # seconds for finding the place of a failure
 
 
+# Messages that speak of the rewritten schema, which nobody wrote.
+_CLEARER = {
+    "patternProperty regexes": "patternProperties that overlap, or may, are not supported",
+    "if regex is empty": "pattern, format and lengths are too intricate together",
+    "Regex is empty": "no string satisfies pattern, format and lengths together",
+}
+
+
 class Compiled(NamedTuple):
     root: Any  # llguidance's matcher, which has followed nothing
     text: str
@@ -169,6 +177,9 @@ def _culprit(made: Source, problem: str, words: Vocabulary, limits: Limits) -> t
             if failed:
                 node, problem, found = child, failed, True
                 break
+    for mark, reason in _CLEARER.items():
+        if mark in problem:
+            problem = reason
     named = re.sub(r"json-schema:///#/\$defs/(d\d+)", lambda m: _place(made, definitions[m.group(1)]), problem)
     return named, _place(made, node)
 

@@ -46,12 +46,12 @@ class Matcher:
     @property
     def is_accepting(self) -> bool:
         """Whether the answer may end here."""
-        return self._num_ends > 0 or bool(self._walker.is_accepting())
+        return self._num_ends > 0 or self._tried(self._walker_accepts)
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing but an end may follow."""
-        return self._num_ends > 0 or bool(self._walker.is_stopped())
+        return self._num_ends > 0 or self._tried(lambda: self._walker.is_stopped() and self._walker_accepts())
 
     def check(self, token: int) -> bool:
         """Whether this token may come next."""
@@ -135,6 +135,9 @@ class Matcher:
     def _is_text(self, token: int) -> bool:
         return bool(self._vocabulary.text[token // 32] >> np.uint32(token % 32) & 1)
 
+    def _walker_accepts(self) -> bool:
+        return bool(self._walker.is_accepting()) and not self._walker.is_error()
+
     def _forced_token(self) -> int | None:
         tokens = self._walker.compute_ff_tokens()
         return tokens[0] if tokens else None
@@ -143,28 +146,34 @@ class Matcher:
         if self._masker is None:
             self._masker = self._walker.deep_copy()
         self._masker.unsafe_compute_mask_ptr(self._buffer.ctypes.data, self._buffer.nbytes)
-        # At a failure or a dead end the native mask says "end": an answer that breaks off would pass for a whole one.
-        return not self._masker.is_stopped()
+        return self._failure() is None
 
     def _tried(self, step: Callable[[], bool]) -> bool:
-        """`step`, and where it fails for a limit's sake once more on a lexer of our own."""
+        """`step`; where it fails for a limit's sake, once more on a lexer of our own."""
         if step():
             return True
-        failed = self._walker.is_error() or (self._masker is not None and self._masker.is_stopped())
-        if not failed:
+        if self._failure() is None:
             return False
         if not self._own:
             self._replay()
             if step():
                 return True
-            if not (self._walker.is_error() or (self._masker is not None and self._masker.is_stopped())):
-                return False
-        reason = self._walker.get_error() or (self._masker.get_error() if self._masker is not None else "")
+        reason = self._failure()
+        if reason is None:
+            return False
         raise RequestError(
-            f"the constraint cannot be followed after {len(self._tokens):,} tokens: {short_reason(reason)}",
+            f"the constraint cannot be followed after {len(self._tokens):,} tokens: {reason}",
             self._param,
             "constraint_failed",
         )
+
+    def _failure(self) -> str | None:
+        """Why nothing can follow; None if something can, or if the answer is whole. llguidance calls all of these
+        stopped, and its mask then says "end": an answer that breaks off would pass for a whole one."""
+        for native in (self._walker, self._masker):
+            if native is not None and native.is_stopped() and (native.is_error() or not native.is_accepting()):
+                return short_reason(native.get_error())
+        return None
 
     def _replay(self) -> None:
         self._walker, self._masker, self._own = self._rebuild(), None, True
