@@ -15,12 +15,14 @@ runs; a draft is checked by the device but read at once, since the next plan dep
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from unspool.engine.plan import Plan
-from unspool.sampling.pipeline import Choice
+from unspool.errors import SamplingError
+from unspool.sampling.pipeline import Choice, why_none
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,15 +153,27 @@ class Ahead:
                 group, branch = engine.branches[work.request]
                 start = last.index[work.request]
                 engine.note_first(group, branch, after)
-                choices = [Choice(int(t), math.nan, None, ()) for t in tokens[start : start + work.num_samples]]
-                chosen[work.request] = engine.accept(group, branch, work, choices, after)
+                position = work.start + len(work.tokens) - work.num_samples + 1
+                choices = _checked(tokens[start : start + work.num_samples], position)
+                try:
+                    chosen[work.request] = engine.accept(group, branch, work, choices, after)
+                except SamplingError as error:  # one request's failure is its own
+                    after.append(partial(engine.fail, group, branch, error))
+                    continue
                 if not engine.speculation.drafters:
-                    position = work.start + len(work.tokens)
                     engine.scheduler.settle(branch.request, position, chosen[work.request][0])
         if engine.speculation.drafters:
             engine.scheduler.commit(last.plan, chosen)
         for act in after:
             act()
+
+
+def _checked(tokens: Sequence[int], first: int) -> Iterator[Choice]:
+    """The device's tokens as choices; one that it could not choose says why."""
+    for position, token in enumerate(tokens, first):
+        if token < 0:
+            raise SamplingError(why_none(token, position))
+        yield Choice(int(token), math.nan, None, ())
 
 
 def on_device(runner: object, branch: Branch) -> bool:

@@ -19,7 +19,7 @@ from unspool.engine.branch import Branch, Clock, Ending
 from unspool.engine.group import Group, branch_seed
 from unspool.engine.plan import Plan, Work
 from unspool.engine.request import Request
-from unspool.engine.runner import Runner
+from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
 from unspool.engine.sizing import num_kv_blocks
 from unspool.engine.speculation import Speculation, make_drafters
@@ -57,7 +57,7 @@ class Engine:
         num_blocks = num_kv_blocks(checkpoint.config, config)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
-        self.runner = Runner(build(checkpoint.config, checkpoint.weights, self.ops), self.config, num_blocks)
+        self.runner = make_runner(build(checkpoint.config, checkpoint.weights, self.ops), self.config, num_blocks)
         self.scheduler = Scheduler(
             Blocks(num_blocks, config.block_size),
             step_tokens=config.step_tokens,
@@ -297,7 +297,7 @@ class Engine:
                 try:
                     chosen[work.request] = self._choose(group, branch, work, rows[-work.num_samples :], after)
                 except Exception as error:  # one request's failure is its own
-                    after.append(partial(self._fail, group, branch, error))
+                    after.append(partial(self.fail, group, branch, error))
         self.scheduler.commit(plan, chosen)
         for act in after:
             act()
@@ -419,7 +419,7 @@ class Engine:
         )
         self._end(group, branch, event, ending.reason)
 
-    def _fail(self, group: Group, branch: Branch, error: Exception) -> None:
+    def fail(self, group: Group, branch: Branch, error: Exception) -> None:
         """One branch fails alone; before the branches part, they fail together."""
         if isinstance(group, BeamGroup):
             self._fail_search(group, error)
@@ -450,7 +450,7 @@ class Engine:
         failure.__cause__ = error
         for work in plan.works:
             if work.request in self.branches:
-                self._fail(*self.branches[work.request], failure)
+                self.fail(*self.branches[work.request], failure)
 
     def abort(self, id: str, reason: FinishReason = "abort") -> bool:
         """End a request now, from outside; what it has goes out. False: there is no such request (any more)."""

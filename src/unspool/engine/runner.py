@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unspool.config import EngineConfig
 from unspool.engine.plan import Plan
 from unspool.models.blocks import Decoder
-from unspool.ops import Batch
+from unspool.ops import Batch, KVCache
+from unspool.sampling.pipeline import stages_on
+
+if TYPE_CHECKING:
+    from unspool.engine.ahead import Draw, Flight
+    from unspool.params import ResolvedParams
 
 
 class Runner:
-    def __init__(self, model: Decoder, config: EngineConfig, num_blocks: int) -> None:
-        self.model = model
-        self.kv = model.ops.kv_cache(model.config, config, num_blocks)
-        self._step = model.ops.compile(model, self.kv)
+    def __init__(self, model: Decoder, kv: KVCache, step: Any) -> None:
+        self.model, self.kv, self._step = model, kv, step
 
     def run(self, plan: Plan) -> np.ndarray:
         """Logits [sum of num_logits, vocabulary], work after work; the next run may overwrite them."""
+        logits: np.ndarray = self._step(self._batch(plan))
+        return logits
+
+    def _batch(self, plan: Plan) -> Batch:
         for source, target in plan.copies:
             self.kv.copy_block(source, target)
-        return self._step(make_batch(plan, self.kv.block_size))
+        return make_batch(plan, self.kv.block_size)
+
+
+class DeviceRunner(Runner):
+    """A runner whose device chooses tokens too, so that the engine can run ahead of it."""
+
+    def can_draw(self, params: ResolvedParams) -> bool:
+        """Greedy choices and plain draws; whatever else shapes a row is the host's."""
+        return params.min_tokens == 0 and all(stage == "temperature" for stage in stages_on(params, None))
+
+    def launch(self, plan: Plan, draws: Sequence[Draw], sources: Sequence[int]) -> Flight:
+        flight: Flight = self._step.launch(self._batch(plan), draws, np.array(sources, np.int32))
+        return flight
+
+
+def make_runner(model: Decoder, config: EngineConfig, num_blocks: int) -> Runner:
+    kv = model.ops.kv_cache(model.config, config, num_blocks)
+    step = model.ops.compile(model, kv)
+    return (DeviceRunner if hasattr(step, "launch") else Runner)(model, kv, step)
 
 
 def make_batch(plan: Plan, block_size: int) -> Batch:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from unspool.engine.plan import Plan, Work
-from unspool.engine.runner import Runner
+from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
 from unspool.sampling.speculate import Drafter, Sight
 from unspool.sampling.speculate.lookup import Lookup
@@ -225,7 +225,7 @@ def _early_exit(engine: Engine, detail: str) -> Drafter:
     if not 1 <= num_layers <= most:
         raise RequestError(f"early-exit has {detail!r} layers; the model has {most}", "speculate")
     cut = engine.runner.model.early(num_layers)
-    return ModelDrafter("early-exit", Runner(cut, engine.config, engine.runner.kv.num_blocks))
+    return ModelDrafter("early-exit", make_runner(cut, engine.config, engine.runner.kv.num_blocks))
 
 
 def _draft_model(engine: Engine, path: str) -> Drafter:
@@ -238,4 +238,4 @@ def _draft_model(engine: Engine, path: str) -> Drafter:
         raise RequestError("a draft model needs the target's tokenizer, to check that they share it", "speculate")
     check_same_tokenizer(engine.tokenizer, checkpoint.tokenizer(), path)
     model = build(checkpoint.config, checkpoint.weights, engine.ops)
-    return ModelDrafter("model", Runner(model, engine.config, engine.runner.kv.num_blocks))
+    return ModelDrafter("model", make_runner(model, engine.config, engine.runner.kv.num_blocks))

@@ -81,7 +81,7 @@ class Sampler:
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
         self._refused = _all_but(params.allowed_token_ids, vocab_size)
-        self._stages = _stages_on(params, constraint)
+        self._stages = stages_on(params, constraint)
         self._native = fast.body() if native and not params.trace else None
         self._front, self._tail = _split(self._stages)
         self._fast = None if self._native is None or self._tail is None else fast.Tail(self._native, self._tail, params)
@@ -175,7 +175,7 @@ class Sampler:
             return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
         token, final = self._fast.pick(row, self.seed, position, self._tells_final)
         if token < 0:
-            raise SamplingError(_why_none(token, position))
+            raise SamplingError(why_none(token, position))
         return token, final
 
     def _without_banned(self, row: F32) -> F32:
@@ -279,7 +279,7 @@ class Sampler:
         return Choice(token, stats.logprob(row[token]), rank, top, trace)
 
 
-def _stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage, ...]:
+def stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage, ...]:
     """The stages of the order that have something to do. Greedy choice needs none that only shape a draw."""
 
     def on(stage: Stage) -> bool:
@@ -309,10 +309,10 @@ def _check_alive(row: F32, position: int) -> None:
     highest = row.max()  # NaN if there is one
     if not np.isfinite(highest):
         answer = fast.HAS_NAN if np.isnan(highest) else fast.HAS_INFINITY if highest > 0 else fast.NONE_LEFT
-        raise SamplingError(_why_none(answer, position))
+        raise SamplingError(why_none(answer, position))
 
 
-def _why_none(answer: int, position: int) -> str:
+def why_none(answer: int, position: int) -> str:
     if answer == fast.HAS_NAN:
         return f"the model gave NaN logits at position {position:,}"
     if answer == fast.HAS_INFINITY:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from unspool.config import Activation, EngineConfig, ModelConfig
@@ -44,12 +43,8 @@ class CudaOps:
     def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CudaKV:
         return CudaKV(config, engine, num_blocks, self.device)
 
-    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Callable[[Batch], np.ndarray]:
-        runner = self.runner(forward, kv)
-        return runner.logits
-
-    def runner(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaRunner:
-        """What an engine drives instead of compile()'s function when it wants tokens, not logits, from the device."""
+    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaRunner:
+        """A step that gives logits when called, and tokens by its `launch`."""
         assert isinstance(kv, CudaKV)
         nothing: Any = None  # operations record what they are asked for; no batch is looked at before there is one
         root = forward(nothing, kv)
@@ -92,7 +87,7 @@ def check_device() -> None:
     if major < 9:
         name = torch.cuda.get_device_name()
         raise BackendError(
-            f"{name} has compute capability {major}.{minor}; the CUDA body's kernels are written for 9.0 (Hopper) and later"
+            f"{name} has compute capability {major}.{minor}; the CUDA body's kernels need 9.0 (Hopper) or later"
         )
 
 

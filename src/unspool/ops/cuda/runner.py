@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +12,13 @@ from torch import Tensor
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
+from unspool.ops.cuda.choose import Chooser, CudaFlight
 from unspool.ops.cuda.launch import Arena, Launch, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.lower import Lowering, Shared
 from unspool.ops.cuda.record import Attend, Logits, in_order
+
+if TYPE_CHECKING:
+    from unspool.engine.ahead import Draw
 
 # Rows of partial attention results, and room for linear layers' partial sums (float32).
 ATTENTION_ROWS = 16384
@@ -76,6 +81,7 @@ class CudaRunner:
         self._host: list[Tensor] = []
         self._sent: dict[int, torch.cuda.Event] = {}
         self._turn = 0
+        self._chooser: Chooser | None = None
 
     def _make_shared(self, step_size: int, max_rows: int) -> Shared:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -100,13 +106,20 @@ class CudaRunner:
         )
 
     # Steps ----------------------------------------------------------------------------------------------------------
-    def logits(self, batch: Batch) -> np.ndarray:
+    def __call__(self, batch: Batch) -> np.ndarray:
         """The step as Ops.compile promises it: float32 logits of the batch's logit rows, on the host."""
         if len(batch.logit_rows) == 0:
             self.forward(batch)
             return np.zeros((0, self.vocab_size), np.float32)
         out = self.forward(batch)
         return out[: len(batch.logit_rows)].cpu().numpy()
+
+    def launch(self, batch: Batch, draws: Sequence[Draw], sources: np.ndarray) -> CudaFlight:
+        """Queue a step and the draws from its logits; a row with a source takes that draw of the last launch."""
+        logits = self.forward(batch, sources)
+        if self._chooser is None or self._chooser.sampled is not self._shared.sampled:
+            self._chooser = Chooser(self._shared.sampled, self.vocab_size, self.device)
+        return self._chooser.choose(logits, draws)
 
     def forward(self, batch: Batch, sources: np.ndarray | None = None) -> Tensor:
         """Queue a step; the logits' buffer comes back, valid until the next step."""
@@ -139,7 +152,8 @@ class CudaRunner:
             torch.cuda.synchronize()
         self._graphs.clear()  # they know the old places
         self._host.clear()
-        self._shared = self._make_shared(next_power(max(size, len(self._shared.step))), max(rows, len(self._shared.handoff)))
+        largest = next_power(max(size, len(self._shared.step)))
+        self._shared = self._make_shared(largest, max(rows, len(self._shared.handoff)))
 
     def _send(self, batch: Batch, rows: int, logits: int, sources: np.ndarray | None) -> None:
         step = self._shared.step
