@@ -27,22 +27,31 @@ constexpr Scheme SCHEMES[NUM_FORMATS] = {
     {6, 16, false, true, 32},
 };
 
-// A tile of 16 output features by K is its scales, then its codes, each 32 values of K in turn:
-//   scales, plain: d[16] (m[16]), float16
-//   scales, super: for each 256 values: d[16] dmin[16] (float16; dmin is zero where there is no minimum), then for each
-//                  32 values: scale[groups][16] (min[groups][16]), 8 bits each
+// A tile of 16 output features by K is a row of units, read in a straight line: the scales of a few blocks of 32 values of
+// K, then their codes.
+//   scales, plain, with minimum: d[16] m[16], float16, for one block; without: d[16] for each of two blocks
+//   scales, super: for eight blocks: d[16] dmin[16] (float16; dmin is zero where there is no minimum), then for each
+//                  block scale[groups][16] (min[groups][16]), 8 bits each
 //   codes: vectors of 64 bytes; byte 4·lane + i belongs to that lane and to value 4·q + i, where q is the quad:
 //     4 bits: vector j holds quad j in its low nibbles and quad j + 4 in the high ones
 //     2 bits: vector j holds quads 4j to 4j + 3 from the lowest bits up;  1 bit: one vector, quad q in bit q
 //     8 bits: vector q holds quad q;  3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2
+constexpr int blocks_per_unit(const Scheme& s) { return s.super ? SUPER / BLOCK : s.min ? 1 : 2; }
 constexpr int scale_bytes_per_block(const Scheme& s) {
     return s.super ? BLOCK / s.group * TILE * (s.min ? 2 : 1) : TILE * 2 * (s.min ? 2 : 1);
 }
-constexpr int64_t scale_area(const Scheme& s, int64_t blocks) {
-    int64_t bytes = blocks * scale_bytes_per_block(s) + (s.super ? blocks / 8 * 64 : 0);
-    return (bytes + 63) / 64 * 64;
+constexpr int scale_bytes_per_unit(const Scheme& s) {
+    return blocks_per_unit(s) * scale_bytes_per_block(s) + (s.super ? 64 : 0);
 }
 constexpr int code_bytes(const Scheme& s) { return s.bits * 64; }
+constexpr int unit_bytes(const Scheme& s) { return scale_bytes_per_unit(s) + blocks_per_unit(s) * code_bytes(s); }
+constexpr int64_t codes_offset(const Scheme& s, int64_t b) {
+    return b / blocks_per_unit(s) * unit_bytes(s) + scale_bytes_per_unit(s) + b % blocks_per_unit(s) * code_bytes(s);
+}
+constexpr int64_t unit_offset(const Scheme& s, int64_t b) { return b / blocks_per_unit(s) * unit_bytes(s); }
+constexpr int64_t scales_offset(const Scheme& s, int64_t b) {
+    return unit_offset(s, b) + (s.super ? 64 : 0) + b % blocks_per_unit(s) * scale_bytes_per_block(s);
+}
 
 // 32 activations in 8 bits. Rows go in panels of R, as many as a kernel takes at once; a panel holds block b of its row r
 // at [b · R + r]. After all panels come the rows' lists of outliers.

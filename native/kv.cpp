@@ -16,7 +16,7 @@ KvCache::KvCache(int layers, int heads, int head_dim, int block_size, int64_t bl
     head_bytes_ = values_ + rounded(element * padded_dim_ * block_size + scales);
     block_bytes_ = head_bytes_ * heads * layers;
     // Sixteen keys are read at once, and with small blocks the last of them may lie past the end.
-    memory_ = Memory(static_cast<size_t>(block_bytes_ * blocks) + 4096, false);
+    memory_ = Memory(static_cast<size_t>(block_bytes_ * blocks) + 4096, true);
 }
 
 KvView KvCache::view(int layer, int head) const {

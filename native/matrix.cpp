@@ -189,14 +189,6 @@ template <Format format> ALWAYS void values_of(Codes& codes, float* out) {
 
 // --- Tiles -----------------------------------------------------------------------------------------------------------
 
-uint8_t* codes_at(uint8_t* tile, const Scheme& s, int64_t blocks, int64_t b) {
-    return tile + scale_area(s, blocks) + b * code_bytes(s);
-}
-
-uint8_t* scales_at(uint8_t* tile, const Scheme& s, int64_t b) {
-    return tile + b * scale_bytes_per_block(s) + (s.super ? (b / 8 + 1) * 64 : 0);
-}
-
 ALWAYS void put_quad(uint8_t* vector, int lane, uint32_t bits) { memcpy(vector + 4 * lane, &bits, 4); }
 
 template <int bits> ALWAYS void put_codes(uint8_t* c, int lane, const uint32_t* quads) {
@@ -245,8 +237,8 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
     constexpr int groups = BLOCK / s.group;
     const int64_t blocks = columns / BLOCK;
     for (int64_t b = 0; b < blocks; b++) {
-        uint8_t* codes = codes_at(tile, s, blocks, b);
-        uint8_t* scales = scales_at(tile, s, b);
+        uint8_t* codes = tile + codes_offset(s, b);
+        uint8_t* scales = tile + scales_offset(s, b);
         for (int lane = 0; lane < count; lane++) {
             Codes c;
             take_apart<format>(source + lane * source_stride, b, c);
@@ -270,14 +262,13 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
 
 template <Format format> void unpack_codes_row(const uint8_t* tile, int lane, int64_t columns, float* out) {
     constexpr Scheme s = SCHEMES[format];
-    uint8_t* at = const_cast<uint8_t*>(tile);
     const int64_t blocks = columns / BLOCK;
     const int groups = BLOCK / s.group;
     for (int64_t b = 0; b < blocks; b++) {
         Codes c;
-        get_codes(codes_at(at, s, blocks, b), s.bits, lane, c.quads);
-        const uint8_t* scales = scales_at(at, s, b);
-        const uint8_t* head = s.super ? scales_at(at, s, b / 8 * 8) - 64 : scales;
+        get_codes(tile + codes_offset(s, b), s.bits, lane, c.quads);
+        const uint8_t* scales = tile + scales_offset(s, b);
+        const uint8_t* head = s.super ? tile + unit_offset(s, b) : scales;
         c.d = short_word(head + 2 * lane);
         if (s.min || s.super) c.dmin = short_word(head + 32 + 2 * lane);
         if (s.super)
@@ -319,8 +310,8 @@ int64_t row_bytes(Format format, int64_t columns) {
 
 int64_t tile_bytes(Format format, int64_t columns) {
     if (SCHEMES[format].bits == 0) return (columns * TILE * plain_size(format) + 63) / 64 * 64;
-    const int64_t blocks = columns / BLOCK;
-    return scale_area(SCHEMES[format], blocks) + blocks * code_bytes(SCHEMES[format]);
+    const int per_unit = blocks_per_unit(SCHEMES[format]);
+    return (columns / BLOCK + per_unit - 1) / per_unit * unit_bytes(SCHEMES[format]);
 }
 
 uint8_t* Arena::take(size_t bytes) {

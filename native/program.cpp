@@ -93,7 +93,7 @@ void Program::reserve(const Step& step) {
             // The output's rows are as many as it has, not as many as the step: its slot is its own.
             total += slot_bytes_[i] * capacity_ + LINE;
         }
-        slots_ = Memory(static_cast<size_t>(total), false);
+        slots_ = Memory(static_cast<size_t>(total), true);
     }
     if (copies_.size() == 0) {
         copies_stride_ = 0;
