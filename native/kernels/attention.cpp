@@ -70,89 +70,6 @@ INLINE F gather_scales(const KvView& kv, const Queries& queries, int64_t key, in
     return load(scales);
 }
 
-template <class E, int N>
-void score(const typename E::type* keys, int64_t stride, const float* q, int head_dim, float* out) {
-    F acc[N];
-    UNROLL for (int n = 0; n < N; n++) acc[n] = zero();
-    for (int d = 0; d < head_dim; d++) {
-        F k = E::read(keys + d * stride);
-        UNROLL for (int n = 0; n < N; n++) acc[n] = fma(set1(q[n * head_dim + d]), k, acc[n]);
-    }
-    UNROLL for (int n = 0; n < N; n++) store(out + n * SPLIT, acc[n]);
-}
-
-template <class E>
-INLINE void score_some(int count, const typename E::type* keys, int64_t stride, const float* q, int head_dim, float* out) {
-    while (count > 0) {
-        int n = count;
-#if defined(KERNEL_ISA_AVX512)
-        if (n >= 12) score<E, 12>(keys, stride, q, head_dim, out), n = 12;
-        else if (n >= 9) score<E, 9>(keys, stride, q, head_dim, out), n = 9;
-        else if (n >= 8) score<E, 8>(keys, stride, q, head_dim, out), n = 8;
-        else
-#endif
-#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
-        if (n >= 6) score<E, 6>(keys, stride, q, head_dim, out), n = 6;
-        else
-#endif
-        if (n >= 4) score<E, 4>(keys, stride, q, head_dim, out), n = 4;
-        else if (n == 3) score<E, 3>(keys, stride, q, head_dim, out);
-        else if (n == 2) score<E, 2>(keys, stride, q, head_dim, out);
-        else score<E, 1>(keys, stride, q, head_dim, out);
-        count -= n, q += n * head_dim, out += n * SPLIT;
-    }
-}
-
-// parts[n] += Σ weight · value over keys [from, to), in order.
-template <class E, int N>
-void weigh(const KvView& kv, const Queries& queries, int64_t from, int64_t to, const float* weights, float* parts) {
-    using T = typename E::type;
-    const int stride = kv.padded_dim + TILE;
-    for (int c = 0; c < kv.padded_dim; c += TILE) {
-        F acc[N];
-        UNROLL for (int n = 0; n < N; n++) acc[n] = load(parts + n * stride + c);
-        for (int64_t key = from; key < to;) {
-            const int offset = static_cast<int>(key % kv.block_size);
-            const int64_t left = kv.block_size - offset, run = left < to - key ? left : to - key;
-            const T* v = reinterpret_cast<const T*>(block_of(kv, queries, key) + kv.values) + offset * kv.padded_dim + c;
-            const float* w = weights + key % SPLIT;
-            for (int64_t i = 0; i < run; i++) {
-                F value = E::read(v + i * kv.padded_dim);
-                UNROLL for (int n = 0; n < N; n++) acc[n] = fma(set1(w[n * SPLIT + i]), value, acc[n]);
-            }
-            key += run;
-        }
-        UNROLL for (int n = 0; n < N; n++) store(parts + n * stride + c, acc[n]);
-    }
-}
-
-template <class E>
-INLINE void weigh_some(const KvView& kv, const Queries& queries, int from_query, int to_query, int64_t from, int64_t to,
-                       const float* weights, float* parts) {
-    if (from >= to) return;
-    const int stride = kv.padded_dim + TILE;
-    for (int q = from_query; q < to_query;) {
-        int n = to_query - q;
-        const float* w = weights + q * SPLIT;
-        float* p = parts + q * stride;
-#if defined(KERNEL_ISA_AVX512)
-        if (n >= 12) weigh<E, 12>(kv, queries, from, to, w, p), n = 12;
-        else if (n >= 9) weigh<E, 9>(kv, queries, from, to, w, p), n = 9;
-        else if (n >= 8) weigh<E, 8>(kv, queries, from, to, w, p), n = 8;
-        else
-#endif
-#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
-        if (n >= 6) weigh<E, 6>(kv, queries, from, to, w, p), n = 6;
-        else
-#endif
-        if (n >= 4) weigh<E, 4>(kv, queries, from, to, w, p), n = 4;
-        else if (n == 3) weigh<E, 3>(kv, queries, from, to, w, p);
-        else if (n == 2) weigh<E, 2>(kv, queries, from, to, w, p);
-        else weigh<E, 1>(kv, queries, from, to, w, p);
-        q += n;
-    }
-}
-
 INLINE int64_t lower(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t higher(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -165,25 +82,153 @@ INLINE Range seen(const Queries& queries, int n, int split) {
     return {higher(start, queries.first[n]), lower(start + SPLIT, static_cast<int64_t>(queries.last[n]) + 1)};
 }
 
+// What will be read two blocks from now: keys of a split in turn, then its values, then the next split's. Blocks lie far
+// apart, and nothing but this asks for the next ones in time.
+INLINE const uint8_t* soon(const KvView& kv, const Queries& queries, Range all, int64_t key, bool is_value) {
+    const int64_t first = all.low / kv.block_size, count = (all.high - 1) / kv.block_size - first + 1;
+    int64_t block = key / kv.block_size - first + 2;
+    bool values = is_value;
+    if (block >= count) {
+        block -= count;
+        values = !is_value;
+        if (is_value) block += count;
+    }
+    if (block >= count + (is_value ? 2 : 0) || (first + block) * kv.block_size > queries.last[0]) block = 0;
+    return kv.base + queries.table[first + block] * kv.block_stride + (values ? kv.values : 0);
+}
+
+// Scores of G times sixteen keys for N queries.
+template <class E, int N, int G>
+void score(const typename E::type* keys, int64_t stride, const float* q, int head_dim, const uint8_t* ahead, float* out) {
+    F acc[G][N];
+    UNROLL for (int g = 0; g < G; g++) UNROLL for (int n = 0; n < N; n++) acc[g][n] = zero();
+    for (int d = 0; d < head_dim; d++) {
+        __builtin_prefetch(ahead + d * 64);
+        F k[G];
+        UNROLL for (int g = 0; g < G; g++) k[g] = E::read(keys + d * stride + g * TILE);
+        UNROLL for (int n = 0; n < N; n++) {
+            F factor = set1(q[n * head_dim + d]);
+            UNROLL for (int g = 0; g < G; g++) acc[g][n] = fma(factor, k[g], acc[g][n]);
+        }
+    }
+    UNROLL for (int g = 0; g < G; g++) UNROLL for (int n = 0; n < N; n++) store(out + n * SPLIT + g * TILE, acc[g][n]);
+}
+
+// Calls f(std::integral constant n, done) for pieces of count that kernels are made for.
+template <int N> struct Count {
+    static constexpr int value = N;
+};
+
+template <class Each> INLINE void in_pieces(int count, Each each) {
+    for (int done = 0; done < count;) {
+        const int left = count - done;
+#if defined(KERNEL_ISA_AVX512)
+        if (left >= 12) each(Count<12>(), done), done += 12;
+        else if (left >= 9) each(Count<9>(), done), done += 9;
+        else if (left >= 8) each(Count<8>(), done), done += 8;
+        else
+#endif
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+        if (left >= 6) each(Count<6>(), done), done += 6;
+        else
+#endif
+        if (left >= 4) each(Count<4>(), done), done += 4;
+        else if (left == 3) each(Count<3>(), done), done += 3;
+        else if (left == 2) each(Count<2>(), done), done += 2;
+        else each(Count<1>(), done), done += 1;
+    }
+}
+
+constexpr int at_once(int n, int most) {  // how many of a kind fit in the registers beside n queries: 4, 2 or 1
+    return 4 * n <= MOST && most >= 4 ? 4 : 2 * n <= MOST ? 2 : 1;
+}
+
+// parts[n] += Σ weight · value over keys [from, to), in order; C times sixteen channels at once.
+template <class E, int N, int C>
+INLINE void weigh_channels(const KvView& kv, const Queries& queries, Range all, int64_t from, int64_t to, const float* weights, int c,
+                           float* parts) {
+    using T = typename E::type;
+    const int stride = kv.padded_dim + TILE;
+    F acc[C][N];
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = load(parts + n * stride + c + i * TILE);
+    for (int64_t key = from; key < to;) {
+        const int offset = static_cast<int>(key % kv.block_size);
+        const int64_t left = kv.block_size - offset, run = left < to - key ? left : to - key;
+        const T* v = reinterpret_cast<const T*>(block_of(kv, queries, key) + kv.values) + offset * kv.padded_dim + c;
+        const float* w = weights + key % SPLIT;
+        const uint8_t* ahead = soon(kv, queries, all, key, true) + offset * 128;
+        for (int64_t k = 0; k < run; k++) {
+            if constexpr (C > 1) __builtin_prefetch(ahead + k * 128), __builtin_prefetch(ahead + k * 128 + 64);
+            F value[C];
+            UNROLL for (int i = 0; i < C; i++) value[i] = E::read(v + k * kv.padded_dim + i * TILE);
+            UNROLL for (int n = 0; n < N; n++) {
+                F factor = set1(w[n * SPLIT + k]);
+                UNROLL for (int i = 0; i < C; i++) acc[i][n] = fma(factor, value[i], acc[i][n]);
+            }
+        }
+        key += run;
+    }
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) store(parts + n * stride + c + i * TILE, acc[i][n]);
+}
+
+template <class E, int N>
+void weigh(const KvView& kv, const Queries& queries, Range all, int64_t from, int64_t to, const float* weights, float* parts) {
+    constexpr int C = at_once(N, 4);
+    int c = 0;
+    for (; c + C * TILE <= kv.padded_dim; c += C * TILE) weigh_channels<E, N, C>(kv, queries, all, from, to, weights, c, parts);
+    if constexpr (C > 1)
+        for (; c < kv.padded_dim; c += TILE) weigh_channels<E, N, 1>(kv, queries, all, from, to, weights, c, parts);
+}
+
+template <class E>
+INLINE void weigh_some(const KvView& kv, const Queries& queries, Range all, int from_query, int to_query, int64_t from,
+                       int64_t to, const float* weights, float* parts) {
+    if (from >= to) return;
+    in_pieces(to_query - from_query, [&](auto n, int done) {
+        const int q = from_query + done;
+        weigh<E, decltype(n)::value>(kv, queries, all, from, to, weights + q * SPLIT, parts + q * (kv.padded_dim + TILE));
+    });
+}
+
+INLINE void scale_scores(const Queries& queries, F scale, float* out) {
+    for (int n = 0; n < queries.count; n++) {
+        F s = mul(load(out + n * SPLIT), scale);
+        if (queries.softcap != 0.0f) s = mul(set1(queries.softcap), tanh(div(s, set1(queries.softcap))));
+        store(out + n * SPLIT, s);
+    }
+}
+
 template <class E>
 void scores_of_split(const KvView& kv, const Queries& queries, Range all, float* weights, float* keys) {
     using T = typename E::type;
-    const bool whole = kv.block_size % TILE == 0;
-    for (int64_t key = all.low / TILE * TILE; key < all.high; key += TILE) {
+    const bool whole = kv.block_size % TILE == 0, pairs = kv.block_size % (2 * TILE) == 0;
+    for (int64_t key = all.low / TILE * TILE; key < all.high;) {
         float* out = weights + key % SPLIT;
+        // Two sixteens at once where they lie in one block and registers allow.
+        const int groups = pairs && key % (2 * TILE) == 0 && key + TILE < all.high && queries.count <= MOST / 2 ? 2 : 1;
         if (whole) {
-            const T* at = reinterpret_cast<const T*>(block_of(kv, queries, key)) + key % kv.block_size;
-            score_some<E>(queries.count, at, kv.block_size, queries.q, kv.head_dim, out);
+            const uint8_t* block = block_of(kv, queries, key);
+            const uint8_t* ahead = soon(kv, queries, all, key, false);
+            const T* at = reinterpret_cast<const T*>(block) + key % kv.block_size;
+            in_pieces(queries.count, [&](auto n, int done) {
+                constexpr int N = decltype(n)::value;
+                const float* q = queries.q + done * kv.head_dim;
+                if constexpr (2 * N <= MOST) {
+                    if (groups == 2) return score<E, N, 2>(at, kv.block_size, q, kv.head_dim, ahead, out + done * SPLIT);
+                }
+                score<E, N, 1>(at, kv.block_size, q, kv.head_dim, ahead, out + done * SPLIT);
+            });
         } else {
             gather_keys<E>(kv, queries, key, all.high - 1, keys);
-            score_some<F32Element>(queries.count, keys, TILE, queries.q, kv.head_dim, out);
+            in_pieces(queries.count, [&](auto n, int done) {
+                const float* q = queries.q + done * kv.head_dim;
+                score<F32Element, decltype(n)::value, 1>(keys, TILE, q, kv.head_dim, reinterpret_cast<const uint8_t*>(keys), out + done * SPLIT);
+            });
         }
-        F scale = set1(queries.scale);
-        if constexpr (sizeof(T) == 1) scale = mul(scale, gather_scales(kv, queries, key, all.high - 1, key_bytes<E>(kv)));
-        for (int n = 0; n < queries.count; n++) {
-            F s = mul(load(out + n * SPLIT), scale);
-            if (queries.softcap != 0.0f) s = mul(set1(queries.softcap), tanh(div(s, set1(queries.softcap))));
-            store(out + n * SPLIT, s);
+        for (int g = 0; g < groups; g++, key += TILE, out += TILE) {
+            F scale = set1(queries.scale);
+            if constexpr (sizeof(T) == 1) scale = mul(scale, gather_scales(kv, queries, key, all.high - 1, key_bytes<E>(kv)));
+            scale_scores(queries, scale, out);
         }
     }
 }
@@ -234,12 +279,12 @@ template <class E> void attend_as(const KvView& kv, const Queries& queries, int 
     if (common.low >= common.high) common = {all.high, all.high};
     for (int n = 0; n < count; n++) {
         Range range = seen(queries, n, split);
-        weigh_some<E>(kv, queries, n, n + 1, range.low, lower(common.low, range.high), weights, parts);
+        weigh_some<E>(kv, queries, all, n, n + 1, range.low, lower(common.low, range.high), weights, parts);
     }
-    weigh_some<E>(kv, queries, 0, count, common.low, common.high, weights, parts);
+    weigh_some<E>(kv, queries, all, 0, count, common.low, common.high, weights, parts);
     for (int n = 0; n < count; n++) {
         Range range = seen(queries, n, split);
-        weigh_some<E>(kv, queries, n, n + 1, higher(common.high, range.low), range.high, weights, parts);
+        weigh_some<E>(kv, queries, all, n, n + 1, higher(common.high, range.low), range.high, weights, parts);
     }
 }
 

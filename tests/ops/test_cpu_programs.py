@@ -64,6 +64,18 @@ def test_bits_do_not_depend_on_company_or_pieces(isa: str, family: str, tiny: Ca
             start += count
 
 
+@pytest.mark.parametrize("family", ["tiny", "tiny-gemma3"])
+def test_threads_that_come_late_do_no_harm(family: str, tiny: Callable[[str, str], Checkpoint]) -> None:
+    """Many more threads than cores: most of them find their work done by others, or rows written over."""
+    checkpoint = tiny(family, "q8_0")
+    ids = np.random.default_rng(3).integers(0, 256, 64)
+    alone = compiled(CpuOps(threads=1), checkpoint, EngineConfig())
+    crowd = compiled(CpuOps(threads=9), checkpoint, EngineConfig())
+    for position in range(64):
+        batch = with_ids(make_batch([(position, 1, [1, 2])], 32), ids[position : position + 1])
+        assert np.array_equal(crowd(batch), alone(batch))
+
+
 def test_only_wanted_rows_have_logits(isa: str, tiny: Callable[[str, str], Checkpoint]) -> None:
     checkpoint = tiny("tiny", "q8_0")
     step = compiled(CpuOps(threads=2, isa=isa), checkpoint, EngineConfig())
