@@ -6,24 +6,11 @@ Run as a script by that environment's Python, it serves until it is ended: model
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 PACKAGE = "xllamacpp"  # prebuilt wheels of llama.cpp with its server
-
-
-def environment(root: Path) -> Path:
-    """The Python of the environment that has llama.cpp; made if it is not there."""
-    home = root / "bench" / PACKAGE
-    python = home / "bin" / "python"
-    if not (home / "complete").exists():
-        print(f"making {home} (once)", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", PACKAGE], check=True)
-        (home / "complete").touch()
-    return python
 
 
 def command(python: Path, model: Path, port: int, slots: int, context: int, threads: int) -> list[str]:

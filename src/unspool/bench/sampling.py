@@ -9,15 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from unspool.bench.peer import Process
 from unspool.params import SamplingParams
 from unspool.sampling import native
 from unspool.sampling.pipeline import Sampler
@@ -72,34 +72,17 @@ def our_runner(rows: np.ndarray, history: np.ndarray, is_native: bool) -> Runner
     return run
 
 
-class Peer:
-    """Another engine in a process of its own, asked over its standard streams."""
+class Peer(Process):
+    """Another engine in a process of its own."""
 
     def __init__(self, name: str, python: str, rows: Path, history: Path) -> None:
         script = Path(__file__).with_name("sampling_peers.py")
-        command = [python, str(script), name, str(rows), str(history)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+        super().__init__([python, str(script), name, str(rows), str(history)])
+        self.answer()
 
     def run(self, case: str, count: int) -> list[float]:
-        _open(self._process.stdin).write(f"{case} {count}\n")
-        _open(self._process.stdin).flush()
-        return self._answer()
-
-    def close(self) -> None:
-        _open(self._process.stdin).close()
-        self._process.wait(timeout=30)
-
-    def _answer(self) -> Any:
-        line = _open(self._process.stdout).readline()
-        if not line:
-            raise RuntimeError(f"{self._process.args!r} ended with status {self._process.wait()}")
-        return json.loads(line)
-
-
-def _open(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None  # both were asked to be pipes
-    return stream
+        times: list[float] = self.ask(f"{case} {count}")
+        return times
 
 
 def measure(runners: dict[str, Runner], rounds: int, count: int) -> dict[str, dict[str, float]]:

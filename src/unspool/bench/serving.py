@@ -196,11 +196,12 @@ def our_server(model: Path, threads: int) -> Server:
 
 
 def their_server(model: Path, threads: int, slots: int, tokens: int) -> Server:
-    from unspool.bench.llama_server import command, environment
+    from unspool.bench.llama_server import PACKAGE, command
+    from unspool.bench.peer import environment
     from unspool.weights.store import cache_dir
 
     port = free_port()
-    started = command(environment(cache_dir()), model, port, slots, slots * tokens, threads)
+    started = command(environment(cache_dir(), PACKAGE, [PACKAGE]), model, port, slots, slots * tokens, threads)
     return Server("llama.cpp", started, port, {"cache_prompt": False})
 
 

@@ -1,0 +1,321 @@
+"""Decoding, prefill, eight at once, start and memory on the CPU, beside llama.cpp and others in one interleaved run.
+
+    unspool bench cpu --peer llama.cpp --peer ctranslate2
+    unspool bench cpu --peer llama.cpp --peer-python llama.cpp=/path/bin/python --only decode-32 --rounds 3
+
+Every engine lives in a process and an environment of its own, which is made once under the cache directory (for
+llama.cpp that compiles it: 20 minutes on two cores). All stay loaded and warm, one works at a time, and each round
+visits all of them, each first in its turn, for machines drift: only the ratios of one round count, and their median is
+told. Above 1 is ours. A rate leaves the prompt out of decoding and is the prompt's tokens over the time to the first
+token in prefill; start and memory are those of a fresh process (start: until the first token of 37; memory: its peak
+over a decoding run). `--isa` sets our kernels, and those of the peers that can be told. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from unspool.bench import bandwidth
+from unspool.bench.peer import Process, environment
+
+if TYPE_CHECKING:
+    from unspool.weights.checkpoint import Checkpoint
+
+OURS = "unspool"
+DRIVERS = Path(__file__).with_name("peers")
+START_TOKENS = 37
+SETTLE_SECONDS = 0.3  # in which the threads of the engine before go to sleep
+TEXT = "The river runs past the old stone house where the light of the morning falls on the garden wall. " * 8
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    unit: str
+    work: str
+    tokens: int = 0  # of each prompt
+    prompts: int = 1
+    steps: int = 0
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.unit == "tokens/s"
+
+    def rate(self, seconds: float) -> float:
+        return self.prompts * (self.steps or self.tokens) / seconds
+
+    def ratio(self, ours: float, theirs: float) -> float:
+        """How many times as good we are."""
+        return ours / theirs if self.more_is_better else theirs / ours
+
+
+def rows(steps: int) -> dict[str, Row]:
+    rate = "tokens/s"
+    return {
+        "decode-32": Row("decode, 32-token prompt", rate, "decode", 32, steps=steps),
+        "decode-512": Row("decode, 512-token prompt", rate, "decode", 512, steps=steps),
+        "prefill-512": Row("prefill 512 tokens", rate, "prefill", 512),
+        "prefill-1800": Row("prefill 1,800 tokens", rate, "prefill", 1800),
+        "eight": Row("eight requests at once", rate, "decode", 32, 8, steps),
+        "start": Row("start to first token", "s", "start", START_TOKENS),
+        "memory": Row("peak memory", "MiB", "memory", 32, steps=steps),
+    }
+
+
+@dataclass(frozen=True)
+class Peer:
+    driver: str
+    packages: tuple[str, ...]
+    note: str = ""
+    converts: bool = False  # its driver, run with a source and a target, writes its own format
+    environ: dict[str, dict[str, str]] = field(default_factory=dict)  # by isa
+
+
+PEERS = {
+    "llama.cpp": Peer("llama_cpp", ("llama-cpp-python", "numpy"), "compiles llama.cpp: about 20 minutes on two cores"),
+    "ctranslate2": Peer(
+        "ctranslate2", ("ctranslate2", "numpy"), converts=True, environ={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}}
+    ),
+    "openvino": Peer("openvino", ("openvino-genai", "numpy"), environ={"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}),
+}
+
+
+# Engines ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Engine:
+    """How to start an engine: a driver, the Python that runs it, and what both are told."""
+
+    name: str
+    python: Path
+    driver: str
+    options: dict[str, Any]
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def started(self, context: int) -> Iterator[tuple[Process, float, str]]:
+        """A fresh process with room for `context` tokens, the seconds to its first token, and its version."""
+        options = json.dumps({**self.options, "context": context})
+        command = [str(self.python), str(DRIVERS / "driver.py"), self.driver, options]
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        began = time.perf_counter()
+        with Process(command, environ | self.environ) as process:
+            version = process.answer()["version"]
+            yield process, time.perf_counter() - began, version
+
+
+def engines(checkpoint: Checkpoint, options: argparse.Namespace, root: Path) -> list[Engine]:
+    text, ids = start_prompt(checkpoint)
+    told = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
+    found = [Engine(OURS, Path(sys.executable), "unspool", told)]
+    pythons = dict(part.split("=", 1) for part in options.peer_python)
+    for name in dict.fromkeys(options.peer):
+        peer = PEERS[name]
+        python = Path(pythons.get(name) or environment(root, peer.packages[0], peer.packages, peer.note))
+        model = converted(peer, python, checkpoint, root) if peer.converts else checkpoint.path
+        environ = peer.environ.get(options.isa, {})
+        found.append(Engine(name, python, peer.driver, {**told, "model": str(model)}, environ))
+    return found
+
+
+def start_prompt(checkpoint: Checkpoint) -> tuple[str, list[int]]:
+    """A text of 37 tokens: whole words, so that it is read back as the same ids."""
+    tokenizer = checkpoint.tokenizer()
+    ids = list(tokenizer.encode(TEXT))[:START_TOKENS]
+    return tokenizer.decode(ids), ids
+
+
+def converted(peer: Peer, python: Path, checkpoint: Checkpoint, root: Path) -> Path:
+    """The model in the peer's own format, made once."""
+    from unspool.bench.export import export
+
+    target = root / "bench" / "models" / f"{checkpoint.name}-{checkpoint.fingerprint[:12]}-{peer.driver}"
+    if not (target / "complete").exists():
+        print(f"making {target} (once)", file=sys.stderr)
+        with TemporaryDirectory() as folder:
+            export(checkpoint, Path(folder))
+            subprocess.run([str(python), str(DRIVERS / f"via_{peer.driver}.py"), folder, str(target)], check=True)
+        (target / "complete").touch()
+    return target
+
+
+# Measuring ----------------------------------------------------------------------------------------------------------
+@dataclass
+class Record:
+    """Every number of a run, by row and engine, one for each round."""
+
+    values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    bandwidths: list[float] = field(default_factory=list)  # bytes a second, the same rounds
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def add(self, row: str, engine: str, value: float) -> None:
+        self.values.setdefault(row, {}).setdefault(engine, []).append(value)
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        return {row: {name: statistics.median(found) for name, found in of.items()} for row, of in self.values.items()}
+
+    def ratios(self, known: dict[str, Row]) -> dict[str, dict[str, float]]:
+        """The median of the rounds' ratios, by row and peer."""
+        return {
+            row: {
+                name: statistics.median(map(known[row].ratio, of[OURS], found))
+                for name, found in of.items()
+                if name != OURS
+            }
+            for row, of in self.values.items()
+        }
+
+    def share(self, bytes_per_token: int) -> float | None:
+        """How much of the bandwidth our decoding uses: the median of the rounds' shares."""
+        rates = self.values.get("decode-32", {}).get(OURS, [])
+        shares = [bytes_per_token * rate / limit for rate, limit in zip(rates, self.bandwidths, strict=False)]
+        return statistics.median(shares) if shares else None
+
+
+class Bench:
+    def __init__(self, found: list[Engine], known: dict[str, Row], vocab_size: int, threads: int) -> None:
+        self.engines, self.rows, self.threads = found, known, threads
+        self._vocab_size = vocab_size
+        self._rng = random.Random(0)
+        self.record = Record()
+
+    def run(self, rounds: int) -> Record:
+        warm = [row for row in self.rows.values() if row.work in ("decode", "prefill")]
+        with ExitStack() as stack:
+            alive: dict[str, Process] = {}
+            for engine in self.engines if warm else []:
+                process, _, version = stack.enter_context(engine.started(_room(warm)))
+                alive[engine.name], self.record.versions[engine.name] = process, version
+                for row in warm:
+                    self._ask(process, row, self._prompts(row), min(row.steps, 4))
+            for number in range(rounds):
+                self._round(number, alive)
+        return self.record
+
+    def _round(self, number: int, alive: dict[str, Process]) -> None:
+        self.record.bandwidths.append(bandwidth.measure(self.threads, seconds=0.5).bytes_per_second)
+        turn = number % len(self.engines)
+        order = self.engines[turn:] + self.engines[:turn]
+        for name, row in self.rows.items():
+            prompts = self._prompts(row)
+            for engine in order:
+                time.sleep(SETTLE_SECONDS)
+                if row.work in ("start", "memory"):
+                    value = self._fresh(engine, row, prompts)
+                else:
+                    value = row.rate(self._ask(alive[engine.name], row, prompts, row.steps))
+                self.record.add(name, engine.name, value)
+        print(f"round {number + 1} is done", file=sys.stderr, flush=True)
+
+    def _fresh(self, engine: Engine, row: Row, prompts: list[list[int]]) -> float:
+        with engine.started(_room([row])) as (process, seconds, version):
+            self.record.versions[engine.name] = version
+            if row.work == "start":
+                return seconds
+            process.ask(json.dumps({"work": "decode", "prompts": prompts, "steps": row.steps}))
+            return float(process.ask('{"work": "memory"}')["bytes"]) / (1 << 20)
+
+    @staticmethod
+    def _ask(process: Process, row: Row, prompts: list[list[int]], steps: int) -> float:
+        seconds = process.ask(json.dumps({"work": row.work, "prompts": prompts, "steps": steps}))["seconds"]
+        return float(seconds)
+
+    def _prompts(self, row: Row) -> list[list[int]]:
+        """Random ids, clear of control tokens, which stand at the beginning or the end of vocabularies."""
+        ids = range(300, self._vocab_size - 1000)
+        return [self._rng.choices(ids, k=row.tokens) for _ in range(row.prompts)]
+
+
+def _room(known: Sequence[Row]) -> int:
+    """Tokens of context for the widest row; llama.cpp gives each sequence a multiple of 256."""
+    return max(row.prompts * 256 * (1 + (row.tokens + row.steps) // 256) for row in known)
+
+
+def bytes_per_token(checkpoint: Checkpoint) -> int:
+    """What one step of one request reads of the weights: all but an embedding table that is not the head too."""
+    total = sum(weight.nbytes for weight in checkpoint.weights.values())
+    table = 0 if checkpoint.config.tied_embeddings else checkpoint.weights["token_embd.weight"].nbytes
+    return total - table
+
+
+# Telling ------------------------------------------------------------------------------------------------------------
+def table(record: Record, known: dict[str, Row]) -> Iterator[str]:
+    medians, ratios = record.medians(), record.ratios(known)
+    names = list(record.versions)
+    yield f"{'':<26}{'':>9}" + "".join(f"{name:>12}" + 9 * " " * (name != OURS) for name in names).rstrip()
+    for row, values in medians.items():
+        digits = 2 if known[row].unit == "s" else 1
+        cells = [
+            f"{values[name]:>12.{digits}f}" + (f" ({ratios[row][name]:5.2f}×)" if name != OURS else "")
+            for name in names
+        ]
+        yield f"{known[row].title:<26}{known[row].unit:>9}" + "".join(cells)
+
+
+def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
+    share = record.share(size)
+    return {
+        "versions": record.versions,
+        "bytes_per_token": size,
+        "read_gb_per_second": statistics.median(record.bandwidths) / 1e9,
+        "decode_share_of_bandwidth": share,
+        "median": record.medians(),
+        "ratio": record.ratios(known),
+        "rounds": record.values,
+    }
+
+
+def tell(record: Record, known: dict[str, Row], size: int) -> None:
+    for name, version in record.versions.items():
+        print(f"{name:<12} {version}")
+    print("\n".join(table(record, known)))
+    limit, share = statistics.median(record.bandwidths), record.share(size)
+    line = f"read from memory: {limit / 1e9:.1f} GB/s; a token reads {size / 1e6:.1f} MB of weights"
+    used = f"; our decoding reaches {100 * share:.0f}% of the {limit / size:.0f} tokens/s" if share is not None else ""
+    print(line + used)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="unspool bench cpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cores = len(os.sched_getaffinity(0))
+    known = rows(64)
+    parser.add_argument("-m", "--model", default="smollm2")
+    parser.add_argument(
+        "--peer", choices=PEERS, action="append", default=[], help="an engine to run beside (repeatable)"
+    )
+    parser.add_argument(
+        "--peer-python", action="append", default=[], metavar="PEER=PYTHON", help="a Python that has it"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="(5)")
+    parser.add_argument("--steps", type=int, default=64, help="tokens that a decoding row decodes (64)")
+    parser.add_argument("--threads", type=int, default=cores, help=f"threads of each engine ({cores})")
+    parser.add_argument("--isa", choices=("auto", "avx512", "avx2", "plain"), default="auto", help="(auto)")
+    parser.add_argument("--only", choices=known, action="append", help="measure this row (repeatable)")
+    options = parser.parse_args(argv)
+    from unspool.weights.checkpoint import open_checkpoint
+    from unspool.weights.store import cache_dir, resolve
+
+    checkpoint = open_checkpoint(resolve(options.model))
+    known = {name: row for name, row in rows(options.steps).items() if not options.only or name in options.only}
+    found = engines(checkpoint, options, cache_dir())
+    load = os.getloadavg()[0]
+    bench = Bench(found, known, checkpoint.config.vocab_size, options.threads)
+    record, size = bench.run(options.rounds), bytes_per_token(checkpoint)
+    tell(record, known, size)
+    about = {"model": checkpoint.name, "threads": options.threads, "isa": options.isa, "load_before": load}
+    print(json.dumps({"benchmark": "cpu", **about, **report(record, known, size)}))
+    return 0

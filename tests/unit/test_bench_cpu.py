@@ -1,0 +1,120 @@
+"""unspool bench cpu: its arithmetic, and a whole run with engines that only pretend."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unspool.bench import bandwidth, cpu
+from unspool.bench.export import export
+from unspool.bench.peer import Process
+from unspool.weights.checkpoint import Checkpoint
+
+KNOWN = cpu.rows(64)
+FAKE = """
+class Engine:
+    def __init__(self, options):
+        print("chatter that is no answer")
+        self.version, self._pace = options["version"], options["pace"]
+
+    def first(self, text, ids):
+        assert len(ids) == 37
+
+    def prefill(self, prompt):
+        return len(prompt) * self._pace
+
+    def decode(self, prompts, steps):
+        return steps * self._pace
+"""
+
+
+@pytest.fixture
+def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copy(cpu.DRIVERS / "driver.py", tmp_path)
+    (tmp_path / "via_fake.py").write_text(FAKE)
+    monkeypatch.setattr(cpu, "DRIVERS", tmp_path)
+    monkeypatch.setattr(cpu, "SETTLE_SECONDS", 0.0)
+    quick = bandwidth.Bandwidth(10e9, 2, 0.0, 1)
+    monkeypatch.setattr(bandwidth, "measure", lambda *_, **__: quick)
+    return tmp_path
+
+
+def fake(name: str, pace: float) -> cpu.Engine:
+    told = {"text": "", "ids": [1] * 37, "version": f"{name} 1", "pace": pace}
+    return cpu.Engine(name, Path(sys.executable), "fake", told)
+
+
+@pytest.mark.parametrize(
+    ("row", "seconds", "rate"), [("decode-32", 0.5, 128.0), ("prefill-512", 0.5, 1024.0), ("eight", 0.5, 1024.0)]
+)
+def test_a_rate_counts_what_was_computed(row: str, seconds: float, rate: float) -> None:
+    assert KNOWN[row].rate(seconds) == rate
+
+
+def test_above_one_is_ours_in_every_unit() -> None:
+    assert KNOWN["decode-32"].ratio(200, 100) == 2
+    assert KNOWN["start"].ratio(0.2, 0.4) == 2
+    assert KNOWN["memory"].ratio(400, 100) == 0.25
+
+
+def test_a_ratio_is_the_median_of_rounds_not_the_ratio_of_medians() -> None:
+    record = cpu.Record()
+    for ours, theirs in ((100, 10), (10, 10), (20, 1)):
+        record.add("decode-32", cpu.OURS, ours)
+        record.add("decode-32", "other", theirs)
+    assert record.medians() == {"decode-32": {cpu.OURS: 20, "other": 10}}
+    assert record.ratios(KNOWN) == {"decode-32": {"other": 10}}
+
+
+def test_the_share_of_the_bandwidth_is_taken_round_by_round() -> None:
+    record = cpu.Record(bandwidths=[10e9, 20e9, 30e9])
+    assert record.share(10**8) is None
+    for rate in (50, 150, 60):
+        record.add("decode-32", cpu.OURS, rate)
+    assert record.share(10**8) == pytest.approx(0.5)
+
+
+def test_engines_take_turns_and_see_the_same_prompts(drivers: Path) -> None:
+    known = {name: KNOWN[name] for name in ("decode-32", "prefill-512", "eight", "start", "memory")}
+    bench = cpu.Bench([fake(cpu.OURS, 0.001), fake("other", 0.004)], known, vocab_size=5000, threads=2)
+    record = bench.run(3)
+    ratios = record.ratios(known)
+    assert ratios["decode-32"]["other"] == ratios["prefill-512"]["other"] == pytest.approx(4)
+    assert record.medians()["eight"] == pytest.approx({cpu.OURS: 8000, "other": 2000})
+    assert all(len(values) == 3 for of in record.values.values() for values in of.values())
+    assert all(value > 1 for value in record.values["memory"]["other"])  # MiB of a Python at least
+    assert record.versions == {cpu.OURS: "unspool 1", "other": "other 1"}
+    printed = "\n".join(cpu.table(record, known))
+    assert "4.00×" in printed
+    assert "eight requests at once" in printed
+    assert json.loads(json.dumps(cpu.report(record, known, 10**8)))["decode_share_of_bandwidth"] == pytest.approx(10)
+
+
+def test_there_is_room_for_the_widest_row() -> None:
+    assert cpu._room([KNOWN["decode-32"]]) == 256
+    assert cpu._room(list(KNOWN.values())) == 2048
+    assert cpu._room([cpu.rows(300)["eight"]]) == 8 * 512
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with (
+        Process([sys.executable, "-c", "raise SystemExit('no such engine')"]) as process,
+        pytest.raises(RuntimeError, match="no such engine"),
+    ):
+        process.answer()
+
+
+def test_export_is_what_the_weights_are_worth(tmp_path: Path, tiny: Callable[..., Checkpoint]) -> None:
+    checkpoint = tiny("tiny", "q4_1")
+    export(checkpoint, tmp_path)
+    with np.load(tmp_path / "weights.npz") as arrays:
+        assert set(arrays) == set(checkpoint.weights)
+        for name, weight in checkpoint.weights.items():
+            assert np.array_equal(arrays[name], weight.dequantize())
+    assert json.loads((tmp_path / "config.json").read_text())["num_layers"] == checkpoint.config.num_layers
