@@ -75,9 +75,10 @@ class Ahead:
 
     def step(self) -> None:
         engine = self._engine
-        if engine.speculation.drafters or not self._device_can_draw():
+        on_device = self._device_can_draw()
+        if engine.speculation.drafters or not on_device:
             self.settle()
-        if not self._device_can_draw():
+        if not on_device:
             engine.step_plainly()
             return
         engine.draft()
@@ -113,13 +114,14 @@ class Ahead:
         for work in plan.works:
             if work.num_samples:
                 index[work.request] = len(draws)
-                branch = engine.branches[work.request][1]
+                sampler = engine.branches[work.request][1].sampler
                 first = work.start + len(work.tokens) - work.num_samples + 1
-                draws += [Draw(branch.sampler, first + place) for place in range(work.num_samples)]
+                for position in range(first, first + work.num_samples):
+                    draws.append(Draw(sampler, position))
             row += len(work.tokens)
-            if PENDING in work.tokens:
+            if work.tokens[-1] == PENDING:  # only the last can be: the one before it was read since
                 assert last is not None
-                sources[row - len(work.tokens) + work.tokens.index(PENDING)] = last.index[work.request]
+                sources[row - 1] = last.index[work.request]
         runner = engine.runner
         assert isinstance(runner, AheadRunner)
         flight = runner.launch(plan, draws, sources)

@@ -116,7 +116,9 @@ class Branch:
 
     def give(self, piece: Piece) -> None:
         self.num_given += len(piece.tokens)
-        self.logprob_sum += sum(token.logprob or 0.0 for token in piece.tokens)
+        for token in piece.tokens:
+            if token.logprob is not None:
+                self.logprob_sum += token.logprob
 
     def rewind(self, num_output: int) -> None:
         """Take back the output after its first `num_output` tokens, none of which was given."""

@@ -323,12 +323,13 @@ class Engine:
     ) -> list[int]:
         """Take choices in, one after the other, as long as they equal the draft that the next one was made for."""
         tokens: list[int] = []
+        now = self._now()
+        wants_logprob = branch.params.logprobs is not None or group.is_ranked
         draft = work.tokens[len(work.tokens) - work.num_samples + 1 :]
         for index, choice in enumerate(choices):
             branch.sampler.accept(choice.token)
             tokens.append(choice.token)
-            branch.clock.tick(self._now())
-            wants_logprob = branch.params.logprobs is not None or group.is_ranked
+            branch.clock.tick(now)
             logprob = choice.logprob if wants_logprob else None
             piece, ending = branch.advance(Token(choice.token, logprob, choice.top, choice.trace))
             if piece.banned is not None:
@@ -340,7 +341,8 @@ class Engine:
                 break
             if index < len(draft) and draft[index] != choice.token:
                 break
-        self.speculation.learn(branch, tokens)
+        if branch.speculate is not None:
+            self.speculation.learn(branch, tokens)
         return tokens
 
     def note_first(self, group: Group, branch: Branch, after: list[Callable[[], None]]) -> None:

@@ -54,23 +54,31 @@ def make_runner(model: Decoder, config: EngineConfig, num_blocks: int) -> Runner
 
 def make_batch(plan: Plan, block_size: int) -> Batch:
     works = plan.works
-    counts = np.array([len(work.tokens) for work in works], np.int32)
+    counts = np.fromiter((len(work.tokens) for work in works), np.int32, len(works))
     starts = np.zeros(len(works) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     rows = int(starts[-1])
-    sequence = np.repeat(np.arange(len(works)), counts)
-    first = np.array([work.start for work in works], np.int32)
-    positions = np.arange(rows, dtype=np.int32) + (first - starts[:-1])[sequence].astype(np.int32)
+    first = np.fromiter((work.start for work in works), np.int32, len(works))
+    sequence, place = _spread(counts)
+    positions = first[sequence] + place
     tables = np.zeros((len(works), max(len(work.blocks) for work in works)), np.int32)
     for table, work in zip(tables, works, strict=True):
         table[: len(work.blocks)] = work.blocks
     slots = tables[sequence, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    logit_rows = [np.arange(end - work.num_logits, end) for work, end in zip(works, starts[1:], strict=True)]
+    num_logits = np.fromiter((work.num_logits for work in works), np.int32, len(works))
+    logit_sequence, logit_place = _spread(num_logits)
     return Batch(
         ids=np.fromiter(chain.from_iterable(work.tokens for work in works), np.int32, rows),
         positions=positions,
         slots=slots,
         starts=starts,
         tables=tables,
-        logit_rows=np.concatenate(logit_rows).astype(np.int32),
+        logit_rows=(starts[1:] - num_logits)[logit_sequence] + logit_place,
     )
+
+
+def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For groups of so many members: the group of each, and its place in it. [2, 1] → [0, 0, 1], [0, 1, 0]"""
+    group = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    ends = np.cumsum(counts, dtype=np.int32)
+    return group, np.arange(len(group), dtype=np.int32) - (ends - counts)[group]

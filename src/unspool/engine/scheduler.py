@@ -86,15 +86,18 @@ class Scheduler:
         works: dict[int, Work] = {}
         copies: list[tuple[int, int]] = []
         preempted: list[int] = []
-        ready = [request for request in self.running if request.num_left and not request.is_paused]
-        streaming = [request for request in ready if request.num_left <= 1 + len(request.draft)]
-        prompts = [request for request in ready if request.num_left > 1 + len(request.draft)]
+        streaming: list[Request] = []
+        prompts: list[Request] = []
+        for request in self.running:
+            known_left = len(request.tokens) - request.num_computed
+            if (known_left > 0 or request.draft) and not request.is_paused:
+                (streaming if known_left <= 1 else prompts).append(request)
 
         def schedule(request: Request, most: int) -> int:
-            if request not in self.running:  # preempted a moment ago
+            if preempted and request.number in preempted:
                 return 0
             count = min(request.num_left, most, SCORED_TOKENS if request.is_scored else most)
-            while not self._has_room(request, count):
+            while not self._fits(request, count) and not self._has_room(request, count):
                 victim = self.running[-1]
                 self._preempt(victim)
                 works.pop(victim.number, None)
@@ -164,6 +167,11 @@ class Scheduler:
         copies.append((block, request.blocks[-1]))
         request.num_computed += count
         self.blocks.release([block])
+
+    def _fits(self, request: Request, count: int) -> bool:
+        """Whether the blocks that a request has, its own, hold what is to come: almost every step of almost all."""
+        start, blocks, size = request.num_computed, request.blocks, self.blocks.block_size
+        return start + count <= len(blocks) * size and self.blocks.is_writable(blocks[start // size])
 
     def _has_room(self, request: Request, count: int) -> bool:
         missing = self._num_blocks(request.num_computed + count) - len(request.blocks)
