@@ -235,6 +235,7 @@ void Program::work(int thread) {
 }
 
 const float* Program::run(const Step& step) {
+    std::lock_guard turn(turn_);
     reserve(step);
     study(step);
     deal(step);

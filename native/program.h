@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -171,6 +172,7 @@ private:
     int64_t stamp_ = 0;
     bool shares_fresh_blocks_ = false;
     const Step* step_ = nullptr;
+    std::mutex turn_;
     std::unique_ptr<std::atomic<int32_t>[]> claims_;
     size_t claims_stride_ = 0;
 };

@@ -91,15 +91,25 @@ template <int BITS, int Q> INLINE VI quad(const uint8_t* c) {
 
 #else
 
-template <int BITS> INLINE int code_at(const uint8_t* c, int q, int byte) {
-    int nibble = c[64 * (q % 4) + byte] >> (q < 4 ? 0 : 4) & 15;
-    if constexpr (BITS == 8) return c[64 * q + byte];
-    if constexpr (BITS == 6) return nibble | (c[256 + 64 * (q / 4) + byte] >> (2 * (q % 4)) & 3) << 4;
-    if constexpr (BITS == 5) return nibble | (c[256 + byte] >> q & 1) << 4;
-    if constexpr (BITS == 4) return nibble;
-    int pair = c[64 * (q / 4) + byte] >> (2 * (q % 4)) & 3;
-    if constexpr (BITS == 3) return pair | (c[128 + byte] >> q & 1) << 2;
-    return pair;
+// Eight bytes of a vector, two lanes, widened.
+typedef uint8_t Bytes __attribute__((vector_size(8)));
+typedef int16_t Words __attribute__((vector_size(16)));
+
+INLINE Words words(const uint8_t* p) {
+    Bytes bytes;
+    memcpy(&bytes, p, 8);
+    return __builtin_convertvector(bytes, Words);
+}
+
+template <int BITS> INLINE Words quad(const uint8_t* c, int q) {
+    if constexpr (BITS == 8) return words(c + 64 * q);
+    Words low;
+    if constexpr (BITS >= 4) low = words(c + 64 * (q % 4)) >> (q < 4 ? 0 : 4) & 15;
+    else low = words(c + 64 * (q / 4)) >> (2 * (q % 4)) & 3;
+    if constexpr (BITS == 6) low |= (words(c + 256 + 64 * (q / 4)) >> (2 * (q % 4)) & 3) << 4;
+    if constexpr (BITS == 5) low |= (words(c + 256) >> q & 1) << 4;
+    if constexpr (BITS == 3) low |= (words(c + 128) >> q & 1) << 2;
+    return low;
 }
 
 #endif
@@ -196,19 +206,37 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
 
 #else
 
+// Products are added up in 16 bits, where a whole group's fit: 127 · (15 · 8, 31 · 8 or 63 · 4). Those of 8-bit codes do not:
+// their nibbles are multiplied apart.
 template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
-    for (int q = G * 4; q < G * 4 + GROUP / 4; q++) {
-        int16_t codes[64];
-        for (int i = 0; i < 64; i++) codes[i] = static_cast<int16_t>(code_at<BITS>(c, q, i));
-        for (int r = 0; r < R; r++) {
-            const int8_t* v = x[r].q + 4 * q;
-            int32_t sum[16];
-            for (int i = 0; i < 16; i++)
-                sum[i] = codes[4 * i] * v[0] + codes[4 * i + 1] * v[1] + codes[4 * i + 2] * v[2] + codes[4 * i + 3] * v[3];
-            VI add;
-            memcpy(&add, sum, sizeof add);
-            dot[r] += add;
+    constexpr int COUNT = GROUP / 4;
+    Words v[R][COUNT];
+    for (int r = 0; r < R; r++)
+        for (int q = 0; q < COUNT; q++) {
+            const int8_t* at = x[r].q + 4 * (G * 4 + q);
+            v[r][q] = Words{at[0], at[1], at[2], at[3], at[0], at[1], at[2], at[3]};
         }
+    int32_t sums[R][TILE];
+    for (int pair = 0; pair < 8; pair++) {
+        Words low[R] = {}, high[R] = {};
+        for (int q = 0; q < COUNT; q++) {
+            const Words w = quad<BITS>(c + 8 * pair, G * 4 + q);
+            for (int r = 0; r < R; r++) {
+                low[r] += (BITS == 8 ? w & 15 : w) * v[r][q];
+                if constexpr (BITS == 8) high[r] += (w >> 4) * v[r][q];
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int lane = 0; lane < 2; lane++) {
+                int32_t sum = 0;
+                for (int i = 0; i < 4; i++) sum += low[r][4 * lane + i] + 16 * high[r][4 * lane + i];
+                sums[r][2 * pair + lane] = sum;
+            }
+    }
+    for (int r = 0; r < R; r++) {
+        VI add;
+        memcpy(&add, sums[r], sizeof add);
+        dot[r] += add;
     }
 }
 

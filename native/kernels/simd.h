@@ -216,21 +216,6 @@ INLINE F load_u8(const uint8_t* p) {
     for (int i = 0; i < 16; i++) a[i] = p[i];
     return a;
 }
-INLINE float half_to_float(uint16_t h) {
-    uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = static_cast<uint32_t>(h & 0x7FFF) << 13;
-    float f;
-    if (rest < 0x00800000u) {  // zero or subnormal: count in units of 2⁻²⁴
-        f = static_cast<float>(h & 0x7FFF) * 5.9604644775390625e-8f;
-    } else {
-        rest += rest >= 0x0F800000u ? 0x70000000u : 0x38000000u;  // infinity and NaN keep a full exponent
-        memcpy(&f, &rest, 4);
-    }
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    bits |= sign;
-    memcpy(&f, &bits, 4);
-    return f;
-}
 INLINE uint16_t float_to_half(float f) {
     uint32_t bits;
     memcpy(&bits, &f, 4);
@@ -249,9 +234,13 @@ INLINE uint16_t float_to_half(float f) {
     return sign | static_cast<uint16_t>(bits >> 13);
 }
 INLINE F load_f16(const uint16_t* p) {
-    F a;
-    for (int i = 0; i < 16; i++) a[i] = half_to_float(p[i]);
-    return a;
+    typedef uint16_t H __attribute__((vector_size(32)));
+    H half;
+    memcpy(&half, p, 32);
+    I wide = __builtin_convertvector(half, I);
+    I rest = (wide & 0x7FFF) << 13;
+    I bits = as_int(as_float(rest) * 0x1p112f);  // moves the exponent, and makes subnormals normal
+    return as_float(bits | ((rest >= 0x0F800000) & 0x7F800000) | (wide & 0x8000) << 16);
 }
 INLINE void store_f16(uint16_t* p, F a) {
     for (int i = 0; i < 16; i++) p[i] = float_to_half(a[i]);
