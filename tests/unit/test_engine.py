@@ -124,6 +124,34 @@ def test_when_every_way_is_banned_the_request_fails_alone(engine) -> None:
         answer(engine, SamplingParams(max_tokens=4, allowed_token_ids=[65], bad_words=["A"]))
 
 
+def test_forced_tokens_take_no_step_of_their_own(tiny) -> None:
+    from unspool.params import Constraint
+
+    checkpoint = tiny()
+    engine = Engine(
+        checkpoint, EngineConfig(device="reference", kv_tokens=256, block_size=4), tokenizer=checkpoint.tokenizer()
+    )
+    params = SamplingParams(
+        max_tokens=40, temperature=1, seed=3, logprobs=2, constraint=Constraint("regex", "(ab|cd)efghijklmno(p|q)rstuv")
+    )
+
+    def run() -> tuple[list, int]:
+        engine.add(PROMPT, params)
+        events, steps = [], 0
+        while engine.has_work:
+            events += engine.step()
+            steps += 1
+            engine.check()
+        tokens = [token for event in events if isinstance(event, Text) for token in event.tokens]
+        return tokens, steps
+
+    tokens, steps = run()
+    engine.draft = lambda: None
+    assert run()[0] == tokens, "ids, logprobs and alternatives are those of step by step"
+    assert len(tokens) == 20  # and an end
+    assert steps < 8
+
+
 def test_loop_detector(engine) -> None:
     params = SamplingParams(
         max_tokens=50, allowed_token_ids=[65], repetition_detector=RepetitionDetector(period=3, repeats=4)

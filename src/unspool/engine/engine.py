@@ -270,6 +270,13 @@ class Engine:
                 self._take(plan, logits)
 
     def draft(self) -> None:
+        """Guesses that this step checks: what a grammar forces anyway, and what drafters propose."""
+        for request in self.scheduler.running:
+            group, branch = self.branches[request.number]
+            if group.matcher is not None and request.num_left == 1 and not isinstance(group, BeamGroup):
+                room = branch.max_output - len(branch.output) - 1
+                assert branch.sampler.constraint is not None
+                request.draft = branch.sampler.constraint.forced()[:room]
         if self.speculation.drafters:
             running = [request for request in self.scheduler.running if not request.is_paused]
             rows = sum(min(request.num_left, self.config.chunk_tokens) for request in running)

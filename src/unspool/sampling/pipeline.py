@@ -43,6 +43,8 @@ class Matcher(Protocol):
 
     def fork(self) -> Matcher: ...
 
+    def forced(self) -> list[int]: ...
+
 
 @dataclass(frozen=True)
 class Choice:
