@@ -90,6 +90,9 @@ PEERS = {
         "ctranslate2", ("ctranslate2", "numpy"), converts=True, environ={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}}
     ),
     "openvino": Peer("openvino", ("openvino-genai", "numpy"), environ={"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}),
+    "onnxruntime": Peer(
+        "onnxruntime", ("onnxruntime-genai", "onnx-ir", "torch", "transformers", "numpy"), "with torch", converts=True
+    ),
 }
 
 
@@ -146,7 +149,10 @@ def converted(peer: Peer, python: Path, checkpoint: Checkpoint, root: Path) -> P
         print(f"making {target} (once)", file=sys.stderr)
         with TemporaryDirectory() as folder:
             export(checkpoint, Path(folder))
-            subprocess.run([str(python), str(DRIVERS / f"via_{peer.driver}.py"), folder, str(target)], check=True)
+            command = [str(python), str(DRIVERS / f"via_{peer.driver}.py"), folder, str(target)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{command!r} ended with status {done.returncode}\n{done.stdout[-2000:]}")
         (target / "complete").touch()
     return target
 
