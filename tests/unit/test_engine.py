@@ -148,8 +148,20 @@ def test_forced_tokens_take_no_step_of_their_own(tiny) -> None:
     tokens, steps = run()
     engine.draft = lambda: None
     assert run()[0] == tokens, "ids, logprobs and alternatives are those of step by step"
-    assert len(tokens) == 20  # and an end
+    assert len(tokens) == 19
     assert steps < 8
+
+
+def test_a_finished_constraint_finishes_the_answer(tiny) -> None:
+    from unspool.params import Constraint
+
+    checkpoint = tiny()
+    engine = Engine(checkpoint, EngineConfig(device="reference", kv_tokens=256), tokenizer=checkpoint.tokenizer())
+    choice = Constraint("choice", ["yes", "no"])
+    for options in ({}, {"ignore_eos": True}, {"min_tokens": 20}):
+        ids, text, end = answer(engine, SamplingParams(max_tokens=40, constraint=choice, **options))
+        assert text in ("yes", "no")
+        assert (len(ids), end.reason) == (len(text), "stop")
 
 
 def test_loop_detector(engine) -> None:

@@ -93,6 +93,8 @@ class Branch:
             ending = Ending("eos", token.id)
         elif len(self.output) >= self.max_output:
             ending = Ending("length")
+        elif self.sampler.constraint is not None and self.sampler.constraint.is_finished:
+            ending = Ending("stop")  # nothing but an end could follow: the answer is whole
         elif self.params.repetition_detector and is_repeating(self.output, self.params.repetition_detector):
             ending = Ending("repetition")
         if ending is not None and piece.stop is None:

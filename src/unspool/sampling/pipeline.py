@@ -33,6 +33,9 @@ REMOVED = filters.REMOVED
 class Matcher(Protocol):
     """A constraint's progress through one answer. Bit t of the mask is 1 where token t may come next."""
 
+    @property
+    def is_finished(self) -> bool: ...
+
     def check(self, token: int) -> bool: ...
 
     def mask(self) -> NDArray[np.uint32] | None: ...
