@@ -34,8 +34,8 @@ Format format_of(const std::string& name) {
 bool supports(const std::string& isa) {
     if (isa == "plain") return true;
 #ifdef UNSPOOL_X86
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-                      __builtin_cpu_supports("bmi2");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
     if (isa == "avx2") return avx2;
     if (isa == "avx512")
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -54,12 +54,14 @@ const Kernels* kernels_of(const std::string& isa) {
     return kernels_plain();
 }
 
-Matrix* make_matrix(void* where, const std::vector<std::tuple<std::string, Array<uint8_t, 1>, int64_t>>& parts, int64_t columns) {
+Matrix* make_matrix(void* where, const std::vector<std::tuple<std::string, Array<uint8_t, 1>, int64_t>>& parts,
+                    int64_t columns) {
     std::vector<Part> result;
     for (const auto& [name, data, rows] : parts) {
         const Format format = format_of(name);
         const int block = format <= BF16 ? 1 : format <= Q5_1 ? BLOCK : SUPER;
-        if (rows < 1 || columns < 1 || columns % block || static_cast<int64_t>(data.size()) != rows * row_bytes(format, columns))
+        if (rows < 1 || columns < 1 || columns % block ||
+            static_cast<int64_t>(data.size()) != rows * row_bytes(format, columns))
             throw nb::value_error("a weight's bytes do not match its shape");
         result.push_back({format, data.data(), rows});
     }
@@ -74,7 +76,8 @@ using Given = std::optional<std::tuple<int, bool, bool>>;
 
 const float* pointer(const std::optional<Array<float, 1>>& array, int64_t size) {
     if (!array) return nullptr;
-    if (static_cast<int64_t>(array->size()) != size) throw nb::value_error("a vector's length does not match its place");
+    if (static_cast<int64_t>(array->size()) != size)
+        throw nb::value_error("a vector's length does not match its place");
     return array->data();
 }
 
@@ -82,14 +85,24 @@ void check_tiles(const Matrix& matrix) {
     if (!matrix.packed()) throw nb::value_error("a matrix must be packed before it is multiplied by");
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<2>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int64_t, 1> slots,
-                                               Array<int32_t, 1> starts, Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) {
+nb::ndarray<nb::numpy, float, nb::ndim<2>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
+                                               Array<int64_t, 1> slots, Array<int32_t, 1> starts,
+                                               Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) {
     Program& program = nb::cast<Program&>(self);
-    if (positions.size() != ids.size() || slots.size() != ids.size()) throw nb::value_error("ids, positions and slots differ in length");
-    if (starts.size() < 2 || tables.shape(0) != starts.size() - 1) throw nb::value_error("tables and starts differ in their number of sequences");
-    const Step step{static_cast<int64_t>(ids.size()),        ids.data(),    positions.data(), slots.data(),
-                    static_cast<int64_t>(starts.size()) - 1, starts.data(), tables.data(),    static_cast<int64_t>(tables.shape(1)),
-                    static_cast<int64_t>(logit_rows.size()), logit_rows.data()};
+    if (positions.size() != ids.size() || slots.size() != ids.size())
+        throw nb::value_error("ids, positions and slots differ in length");
+    if (starts.size() < 2 || tables.shape(0) != starts.size() - 1)
+        throw nb::value_error("tables and starts differ in their number of sequences");
+    const Step step{static_cast<int64_t>(ids.size()),
+                    ids.data(),
+                    positions.data(),
+                    slots.data(),
+                    static_cast<int64_t>(starts.size()) - 1,
+                    starts.data(),
+                    tables.data(),
+                    static_cast<int64_t>(tables.shape(1)),
+                    static_cast<int64_t>(logit_rows.size()),
+                    logit_rows.data()};
     const std::string wrong = program.check(step);
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());
     const float* out;
@@ -97,21 +110,26 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> run(nb::handle self, Array<int32_t, 1
         nb::gil_scoped_release release;
         out = program.run(step);
     }
-    return {const_cast<float*>(out), {static_cast<size_t>(program.output_rows(step)), static_cast<size_t>(program.output_width())}, self};
+    return {const_cast<float*>(out),
+            {static_cast<size_t>(program.output_rows(step)), static_cast<size_t>(program.output_width())},
+            self};
 }
 
 void bind_kv(nb::module_& m) {
     nb::class_<KvCache>(m, "KvCache")
         .def("__init__",
-             [](KvCache* self, int layers, int heads, int head_dim, int block_size, int64_t blocks, const std::string& type) {
+             [](KvCache* self, int layers, int heads, int head_dim, int block_size, int64_t blocks,
+                const std::string& type) {
                  const KvType kind = type == "f16" ? KV_F16 : type == "f32" ? KV_F32 : KV_Q8;
                  new (self) KvCache(layers, heads, head_dim, block_size, blocks, kind);
              })
         .def_prop_ro("block_bytes", &KvCache::block_bytes)
         .def("copy_block",
              [](KvCache& self, int64_t source, int64_t target) {
-                 if (source < 0 || target < 0 || source >= self.blocks || target >= self.blocks) throw nb::index_error("no such block");
-                 if (source != target) memcpy(self.block(target), self.block(source), static_cast<size_t>(self.block_bytes()));
+                 if (source < 0 || target < 0 || source >= self.blocks || target >= self.blocks)
+                     throw nb::index_error("no such block");
+                 if (source != target)
+                     memcpy(self.block(target), self.block(source), static_cast<size_t>(self.block_bytes()));
              })
         .def("read_block",
              [](KvCache& self, int64_t block) {
@@ -120,51 +138,68 @@ void bind_kv(nb::module_& m) {
              })
         .def("write_block", [](KvCache& self, int64_t block, nb::bytes data) {
             if (block < 0 || block >= self.blocks) throw nb::index_error("no such block");
-            if (static_cast<int64_t>(data.size()) != self.block_bytes()) throw nb::value_error("a block of another size");
+            if (static_cast<int64_t>(data.size()) != self.block_bytes())
+                throw nb::value_error("a block of another size");
             memcpy(self.block(block), data.data(), data.size());
         });
 }
 
 void bind_building(nb::class_<Program>& program) {
     program
-        .def("embed", [](Program& self, const Matrix& table, float scale, Given out) { self.embed(&table, scale, operand(out)); },
-             nb::keep_alive<1, 2>())
-        .def("norm",
-             [](Program& self, Given x, Array<float, 1> weight, float eps, Given residual, Given f32, Given q8) {
-                 self.norm(operand(x), weight.data(), static_cast<int>(weight.size()), eps, operand(residual), {operand(f32), operand(q8)});
-             },
-             nb::keep_alive<1, 3>(), "x"_a, "weight"_a, "eps"_a, "residual"_a.none(), "f32"_a.none(), "q8"_a.none())
-        .def("linear",
-             [](Program& self, Given f32, Given q8, bool fine, const Matrix& weight, std::optional<Array<float, 1>> bias, Given residual, float softcap,
-                Given out) {
-                 check_tiles(weight);
-                 self.linear({operand(f32), operand(q8), fine}, &weight, pointer(bias, weight.rows()), operand(residual), softcap, operand(out));
-             },
-             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "fine"_a, "weight"_a, "bias"_a.none(), "residual"_a.none(),
-             "softcap"_a, "out"_a)
-        .def("gated",
-             [](Program& self, Given x_f32, Given x_q8, const Matrix& weight, const std::string& activation, Given out) {
-                 check_tiles(weight);
-                 const Activation kind = activation == "silu" ? SILU : GELU_TANH;
-                 self.gated({operand(x_f32), operand(x_q8)}, &weight, kind, operand(out));
-             },
-             nb::keep_alive<1, 4>(), "f32"_a.none(), "q8"_a.none(), "weight"_a, "activation"_a, "out"_a)
-        .def("attention",
-             [](Program& self, Given qkv, int layer, int num_heads, int num_kv_heads, int head_dim, float scale, int rope, int window, float softcap,
-                std::optional<Array<float, 1>> q_norm, std::optional<Array<float, 1>> k_norm, float norm_eps, Given f32, Given q8) {
-                 self.attention(operand(qkv),
-                                {layer, num_heads, num_kv_heads, head_dim, scale, rope, window, softcap, pointer(q_norm, head_dim),
-                                 pointer(k_norm, head_dim), norm_eps},
-                                {operand(f32), operand(q8)});
-             },
-             nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "qkv"_a, "layer"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a,
-             "rope"_a, "window"_a, "softcap"_a, "q_norm"_a.none(), "k_norm"_a.none(), "norm_eps"_a, "f32"_a.none(), "q8"_a.none())
-        .def("take",
-             [](Program& self, Given x, int width, Given f32, Given q8) { self.take(operand(x), width, {operand(f32), operand(q8)}); },
-             "x"_a, "width"_a, "f32"_a.none(), "q8"_a.none())
-        .def("quantize",
-             [](Program& self, Given x, int width, Given q8, bool fine) { self.quantize(operand(x), width, {{}, operand(q8), fine}); },
-             "x"_a, "width"_a, "q8"_a, "fine"_a)
+        .def(
+            "embed",
+            [](Program& self, const Matrix& table, float scale, Given out) { self.embed(&table, scale, operand(out)); },
+            nb::keep_alive<1, 2>())
+        .def(
+            "norm",
+            [](Program& self, Given x, Array<float, 1> weight, float eps, Given residual, Given f32, Given q8) {
+                self.norm(operand(x), weight.data(), static_cast<int>(weight.size()), eps, operand(residual),
+                          {operand(f32), operand(q8)});
+            },
+            nb::keep_alive<1, 3>(), "x"_a, "weight"_a, "eps"_a, "residual"_a.none(), "f32"_a.none(), "q8"_a.none())
+        .def(
+            "linear",
+            [](Program& self, Given f32, Given q8, bool fine, const Matrix& weight, std::optional<Array<float, 1>> bias,
+               Given residual, float softcap, Given out) {
+                check_tiles(weight);
+                self.linear({operand(f32), operand(q8), fine}, &weight, pointer(bias, weight.rows()), operand(residual),
+                            softcap, operand(out));
+            },
+            nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "fine"_a, "weight"_a,
+            "bias"_a.none(), "residual"_a.none(), "softcap"_a, "out"_a)
+        .def(
+            "gated",
+            [](Program& self, Given x_f32, Given x_q8, const Matrix& weight, const std::string& activation, Given out) {
+                check_tiles(weight);
+                const Activation kind = activation == "silu" ? SILU : GELU_TANH;
+                self.gated({operand(x_f32), operand(x_q8)}, &weight, kind, operand(out));
+            },
+            nb::keep_alive<1, 4>(), "f32"_a.none(), "q8"_a.none(), "weight"_a, "activation"_a, "out"_a)
+        .def(
+            "attention",
+            [](Program& self, Given qkv, int layer, int num_heads, int num_kv_heads, int head_dim, float scale,
+               int rope, int window, float softcap, std::optional<Array<float, 1>> q_norm,
+               std::optional<Array<float, 1>> k_norm, float norm_eps, Given f32, Given q8) {
+                self.attention(operand(qkv),
+                               {layer, num_heads, num_kv_heads, head_dim, scale, rope, window, softcap,
+                                pointer(q_norm, head_dim), pointer(k_norm, head_dim), norm_eps},
+                               {operand(f32), operand(q8)});
+            },
+            nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "qkv"_a, "layer"_a, "num_heads"_a, "num_kv_heads"_a,
+            "head_dim"_a, "scale"_a, "rope"_a, "window"_a, "softcap"_a, "q_norm"_a.none(), "k_norm"_a.none(),
+            "norm_eps"_a, "f32"_a.none(), "q8"_a.none())
+        .def(
+            "take",
+            [](Program& self, Given x, int width, Given f32, Given q8) {
+                self.take(operand(x), width, {operand(f32), operand(q8)});
+            },
+            "x"_a, "width"_a, "f32"_a.none(), "q8"_a.none())
+        .def(
+            "quantize",
+            [](Program& self, Given x, int width, Given q8, bool fine) {
+                self.quantize(operand(x), width, {{}, operand(q8), fine});
+            },
+            "x"_a, "width"_a, "q8"_a, "fine"_a)
         .def("set_output", [](Program& self, Given out, int64_t width) { self.set_output(operand(out), width); });
 }
 
@@ -177,17 +212,20 @@ void bind_program(nb::module_& m) {
     m.def("shared_pool", &Pool::shared);
     nb::class_<Arena>(m, "Arena").def(nb::init<>()).def_prop_ro("bytes", &Arena::bytes);
     nb::class_<Matrix>(m, "Matrix")
-        .def("__init__", [](Matrix* self, const std::vector<std::tuple<std::string, Array<uint8_t, 1>, int64_t>>& parts, int64_t columns) {
-            make_matrix(self, parts, columns);
-        }, nb::keep_alive<1, 2>())
+        .def(
+            "__init__",
+            [](Matrix* self, const std::vector<std::tuple<std::string, Array<uint8_t, 1>, int64_t>>& parts,
+               int64_t columns) { make_matrix(self, parts, columns); },
+            nb::keep_alive<1, 2>())
         .def_prop_ro("rows", &Matrix::rows)
         .def_prop_ro("columns", &Matrix::columns)
         .def_prop_ro("packed", &Matrix::packed)
         .def_prop_ro("packed_bytes", &Matrix::packed_bytes)
         .def_prop_ro("wants_q8", &Matrix::wants_q8)
         .def_prop_ro("wants_f32", &Matrix::wants_f32)
-        .def("pack", [](Matrix& self, Pool& pool, std::shared_ptr<Arena> arena) { self.pack(pool, std::move(arena)); },
-             nb::call_guard<nb::gil_scoped_release>());
+        .def(
+            "pack", [](Matrix& self, Pool& pool, std::shared_ptr<Arena> arena) { self.pack(pool, std::move(arena)); },
+            nb::call_guard<nb::gil_scoped_release>());
     bind_kv(m);
     nb::class_<Program> program(m, "Program");
     program
@@ -200,8 +238,10 @@ void bind_program(nb::module_& m) {
              [](Program& self, Array<float, 1> inv_freq, bool interleaved, float scale) {
                  return self.add_rope({inv_freq.data(), inv_freq.data() + inv_freq.size()}, interleaved, scale);
              })
-        .def("run", [](nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int64_t, 1> slots, Array<int32_t, 1> starts,
-                       Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) { return run(self, ids, positions, slots, starts, tables, logit_rows); });
+        .def("run", [](nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int64_t, 1> slots,
+                       Array<int32_t, 1> starts, Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) {
+            return run(self, ids, positions, slots, starts, tables, logit_rows);
+        });
     bind_building(program);
 }
 

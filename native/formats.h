@@ -21,14 +21,14 @@ struct Scheme {
 };
 
 constexpr Scheme SCHEMES[NUM_FORMATS] = {
-    {0, 0, false, false, 0},    {0, 0, false, false, 0},   {0, 0, false, false, 0},  {8, 32, false, false, 128},
-    {4, 32, false, false, 8},   {4, 32, true, false, 0},   {5, 32, false, false, 16}, {5, 32, true, false, 0},
-    {2, 16, true, true, 0},     {3, 16, false, true, 4},   {4, 32, true, true, 0},   {5, 32, true, true, 0},
+    {0, 0, false, false, 0},  {0, 0, false, false, 0}, {0, 0, false, false, 0},   {8, 32, false, false, 128},
+    {4, 32, false, false, 8}, {4, 32, true, false, 0}, {5, 32, false, false, 16}, {5, 32, true, false, 0},
+    {2, 16, true, true, 0},   {3, 16, false, true, 4}, {4, 32, true, true, 0},    {5, 32, true, true, 0},
     {6, 16, false, true, 32},
 };
 
-// A tile of 16 output features by K is a row of units, read in a straight line: the scales of a few blocks of 32 values of
-// K, then their codes.
+// A tile of 16 output features by K is a row of units, read in a straight line: the scales of a few blocks of 32 values
+// of K, then their codes.
 //   scales, plain, with minimum: d[16] m[16], float16, for one block; without: d[16] for each of two blocks
 //   scales, super: for eight blocks: d[16] dmin[16] (float16; dmin is zero where there is no minimum), then for each
 //                  block scale[groups][16] (min[groups][16]), 8 bits each
@@ -53,19 +53,19 @@ constexpr int64_t scales_offset(const Scheme& s, int64_t b) {
     return unit_offset(s, b) + (s.super ? 64 : 0) + b % blocks_per_unit(s) * scale_bytes_per_block(s);
 }
 
-// 32 activations in 8 bits. Rows go in panels of R, as many as a kernel takes at once; a panel holds block b of its row r
-// at [b · R + r]. After all panels come the rows' lists of outliers.
+// 32 activations in 8 bits. Rows go in panels of R, as many as a kernel takes at once; a panel holds block b of its row
+// r at [b · R + r]. After all panels come the rows' lists of outliers.
 struct QBlock {
     int8_t q[32];
-    float d;          // value = d · q
-    float ds;         // d · Σq
-    int32_t ns;       // -8 · Σq: what a code's offset adds to the integer dot product, times offset / 8
-    int16_t s[2];     // Σq of each half
+    float d;       // value = d · q
+    float ds;      // d · Σq
+    int32_t ns;    // -8 · Σq: what a code's offset adds to the integer dot product, times offset / 8
+    int16_t s[2];  // Σq of each half
 };
 static_assert(sizeof(QBlock) == 48);
 
-// Activations far larger than the others would take the precision of their whole block: they stay float32, a zero stands
-// in their place, and their products are added one by one after the blocks, in order.
+// Activations far larger than the others would take the precision of their whole block: they stay float32, a zero
+// stands in their place, and their products are added one by one after the blocks, in order.
 struct Outlier {
     int32_t k;
     float value;

@@ -1,5 +1,5 @@
-// What each instruction of a program does, and the units that threads share it by: output features of linear layers, rows
-// and kv heads of attention, rows of everything else.
+// What each instruction of a program does, and the units that threads share it by: output features of linear layers,
+// rows of everything else. Attention has a file of its own.
 #include <algorithm>
 #include <cstring>
 
@@ -19,7 +19,11 @@ struct Sink {
     float* f32;
 
     Sink(const Program& program, const Step& step, int thread, const Forms& forms, int64_t width)
-        : program(program), step(step), thread(thread), forms(forms), width(width),
+        : program(program),
+          step(step),
+          thread(thread),
+          forms(forms),
+          width(width),
           f32(forms.f32 ? program.floats(forms.f32, step, thread) : nullptr) {}
 
     // `spare` has room for a row, and may be the row itself.
@@ -98,8 +102,7 @@ struct Take : Instruction {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        for (int64_t r = begin; r < end; r++)
-            sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r, spare);
+        for (int64_t r = begin; r < end; r++) sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r, spare);
     }
 };
 
@@ -120,9 +123,10 @@ struct Quantize : Instruction {
     }
 };
 
-// --- Products ---------------------------------------------------------------------------------------------------------
+// --- Products
+// ---------------------------------------------------------------------------------------------------------
 
-constexpr int MOST_ROWS = 16;              // of any kernel's row_counts
+constexpr int MOST_ROWS = 16;               // of any kernel's row_counts
 constexpr int64_t GROUP_BYTES = 256 << 10;  // of weights that stay in the cache while rows pass by
 
 // The rows' lists of outliers, each in order of k, become one list of columns in order of k.
@@ -130,7 +134,8 @@ uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_
     const Outliers* lists[MOST_ROWS];
     int32_t at[MOST_ROWS] = {}, total = 0;
     for (int r = 0; r < count; r++) {
-        lists[r] = reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) + r * outliers_bytes(width / BLOCK));
+        lists[r] = reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) +
+                                                     r * outliers_bytes(width / BLOCK));
         total += lists[r]->count;
     }
     auto* columns = reinterpret_cast<OutlierColumn*>(scratch);
@@ -167,7 +172,9 @@ struct Product : Instruction {
     }
 
     int64_t num_units() const { return static_cast<int64_t>(bytes_before.size()) - 1; }
-    int64_t units(const Program& program, const Step& step) const override { return rows(program, step) ? num_units() : 0; }
+    int64_t units(const Program& program, const Step& step) const override {
+        return rows(program, step) ? num_units() : 0;
+    }
     virtual int64_t rows(const Program& program, const Step& step) const = 0;
 
     // Shares of equal bytes.
@@ -218,7 +225,8 @@ struct Product : Instruction {
     }
 
     // Calls each(unit, first row, panel) for all units and rows. Fine rows are two rows each, which stay together.
-    template <class Each> void sweep(const Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
+    template <class Each>
+    void sweep(const Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
         const int64_t count = rows(program, step) * (x.fine ? 2 : 1);
         const Panels& panels = program.panels(x);
         for (int64_t first = 0; first < count; first += panels.size[static_cast<size_t>(first)]) {
@@ -240,25 +248,24 @@ struct Linear : Product {
         const float* add = residual ? program.floats(residual, step, thread) : nullptr;
         float* rows = program.floats(out, step, thread);
         const auto& tiles = weight->tiles();
-        sweep(program, step, thread, begin, end,
-              [&](int64_t unit, int64_t first, const Panel& p) {
-                  const TileRef& tile = tiles[static_cast<size_t>(unit)];
-                  alignas(64) float part[MOST_ROWS * TILE];
-                  multiply(program, tile, p, part);
-                  const int count = x.fine ? p.rows / 2 : p.rows;
-                  if (x.fine) {
-                      first /= 2;
-                      for (int i = 0; i < count * TILE; i++) {
-                          const int at = i / TILE * 2 * TILE + i % TILE;
-                          part[i] = part[at] + part[at + TILE];
-                      }
-                  }
-                  if (softcap != 0.0f) program.kernels().softcap(part, count * TILE, softcap);
-                  for (int r = 0; r < count; r++) {
-                      const int64_t at = (first + r) * width + tile.column;
-                      put(part + r * TILE, tile, add ? add + at : nullptr, rows + at);
-                  }
-              });
+        sweep(program, step, thread, begin, end, [&](int64_t unit, int64_t first, const Panel& p) {
+            const TileRef& tile = tiles[static_cast<size_t>(unit)];
+            alignas(64) float part[MOST_ROWS * TILE];
+            multiply(program, tile, p, part);
+            const int count = x.fine ? p.rows / 2 : p.rows;
+            if (x.fine) {
+                first /= 2;
+                for (int i = 0; i < count * TILE; i++) {
+                    const int at = i / TILE * 2 * TILE + i % TILE;
+                    part[i] = part[at] + part[at + TILE];
+                }
+            }
+            if (softcap != 0.0f) program.kernels().softcap(part, count * TILE, softcap);
+            for (int r = 0; r < count; r++) {
+                const int64_t at = (first + r) * width + tile.column;
+                put(part + r * TILE, tile, add ? add + at : nullptr, rows + at);
+            }
+        });
     }
 
     void put(const float* part, const TileRef& tile, const float* add, float* row) const {
@@ -286,221 +293,15 @@ struct Gated : Product {
         const int64_t width = weight->rows() / 2;
         float* rows = program.floats(out, step, thread);
         const auto& tiles = weight->tiles();
-        sweep(program, step, thread, begin, end,
-              [&](int64_t unit, int64_t first, const Panel& p) {
-                  alignas(64) float gates[MOST_ROWS * TILE], ups[MOST_ROWS * TILE];
-                  const TileRef& tile = tiles[static_cast<size_t>(unit)];
-                  multiply(program, tile, p, gates);
-                  multiply(program, tiles[static_cast<size_t>(half_tiles + unit)], p, ups);
-                  for (int r = 0; r < p.rows; r++)
-                      program.kernels().gate(gates + r * TILE, ups + r * TILE, tile.count, activation, rows + (first + r) * width + tile.column);
-              });
-    }
-};
-
-// --- Attention --------------------------------------------------------------------------------------------------------
-
-struct Attention : Instruction {
-    Operand qkv;
-    AttentionShape shape;
-    Forms out;
-
-    struct Item {
-        int32_t sequence, first, count;  // rows of the output
-        int32_t splits;                  // of the last row
-        int64_t part;                    // where its splits' parts lie when they are computed apart
-    };
-    std::vector<Item> items;
-    std::vector<int64_t> work;  // (item · kv heads + kv head) · 2²⁴ + split + 1; 0 for all splits in turn
-    std::unique_ptr<std::atomic<int>[]> arrived;
-    size_t num_arrived = 0;
-    std::vector<float> parts;
-    bool store_first = false;
-
-    int group() const { return shape.num_heads / shape.num_kv_heads; }
-    int padded() const { return (shape.head_dim + TILE - 1) / TILE * TILE; }
-    int64_t state_floats() const { return padded() + TILE; }
-
-    int64_t scratch_bytes(const Kernels& kernels) const {
-        const int most = kernels.max_queries;
-        return 4 * (static_cast<int64_t>(most) * shape.head_dim + attend_scratch_floats(shape.head_dim, most) +
-                    2 * most * state_floats() + 4 * shape.head_dim + 64);
-    }
-
-    int64_t row_at(const Step& step, int64_t out_row) const { return narrow() ? step.logit_rows[out_row] : out_row; }
-    bool narrow() const { return (out.f32 ? out.f32 : out.q8).narrow; }
-
-    // Work is rows of a sequence times kv heads. Where that is too little to go round, splits of the keys go apart and
-    // the last to finish merges them, in order.
-    void plan(const Program& program, const Step& step) {
-        const int64_t rows = narrow() ? step.num_logits : step.rows;
-        const int most = std::max(1, program.kernels().max_queries / group());
-        items.clear();
-        for (int64_t r = 0; r < rows;) {
-            const int32_t sequence = program.sequence_of(row_at(step, r));
-            int64_t end = r, last = 0;
-            for (; end < rows && end - r < most && program.sequence_of(row_at(step, end)) == sequence; end++)
-                last = std::max<int64_t>(last, step.positions[row_at(step, end)]);
-            items.push_back({sequence, static_cast<int32_t>(r), static_cast<int32_t>(end - r), static_cast<int32_t>(last / SPLIT + 1), 0});
-            r = end;
-        }
-        store_first = program.shares_fresh_blocks() || narrow() || step.rows != step.sequences;
-        const int threads = program.pool().threads();
-        const int64_t pieces = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
-        const bool apart = threads > 1 && pieces < 4 * threads && group() <= program.kernels().max_queries;
-        work.clear();
-        int64_t floats = 0;
-        for (size_t i = items.size(); i-- > 0;) {  // the longest last rows first
-            Item& item = items[i];
-            const bool this_apart = apart && item.splits > 1;
-            item.part = this_apart ? floats : -1;
-            if (this_apart) floats += static_cast<int64_t>(item.splits) * shape.num_kv_heads * item.count * group() * state_floats();
-            for (int head = 0; head < shape.num_kv_heads; head++)
-                for (int split = this_apart ? 0 : -1; split < (this_apart ? item.splits : 0); split++)
-                    work.push_back(((static_cast<int64_t>(i) * shape.num_kv_heads + head) << 24) | (split + 1));
-        }
-        if (static_cast<int64_t>(parts.size()) < floats) parts.resize(static_cast<size_t>(floats));
-        const size_t counters = items.size() * static_cast<size_t>(shape.num_kv_heads);
-        if (num_arrived < counters) arrived = std::make_unique<std::atomic<int>[]>(counters), num_arrived = counters;
-        for (size_t i = 0; i < counters; i++) arrived[i].store(0, std::memory_order_relaxed);
-    }
-
-    int64_t units(const Program&, const Step&) const override { return static_cast<int64_t>(work.size()); }
-    // Pieces differ too much in size for equal shares: everyone takes from one pile, the largest first.
-    int64_t cut(const Program&, int64_t units, int thread) const override { return thread == 0 ? 0 : units; }
-
-    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
-        for (int64_t i = begin; i < end; i++) {
-            const int64_t piece = work[static_cast<size_t>(i)];
-            const int64_t where = piece >> 24;
-            attend(program, step, thread, static_cast<size_t>(where / shape.num_kv_heads), static_cast<int>(where % shape.num_kv_heads),
-                   static_cast<int>(piece & 0xFFFFFF) - 1);
-        }
-    }
-
-    void turn(const Program& program, int64_t row, const float* head, const float* norm, float* to) const {
-        if (norm) program.kernels().norm(head, norm, nullptr, shape.head_dim, shape.norm_eps, to);
-        else memcpy(to, head, static_cast<size_t>(shape.head_dim) * 4);
-        const Program::Rope& rope = program.rope(shape.rope);
-        const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
-        program.kernels().rotate(to, rope.cos.data() + row * half, rope.sin.data() + row * half, static_cast<int>(half), rope.interleaved);
-    }
-
-    const float* row_of(const Program& program, const Step& step, int thread, int64_t row) const {
-        return program.floats(qkv, step, thread) + row * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
-    }
-
-    void store(const Program& program, const Step& step, int thread, int64_t row, int head) const {
-        const float* values = row_of(program, step, thread, row);
-        float* key = reinterpret_cast<float*>(program.scratch(thread));
-        turn(program, row, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, key);
-        const KvCache& kv = program.kv();
-        program.kernels().store_kv(kv.view(shape.layer, head), step.slots[row] / kv.block_size,
-                                   static_cast<int>(step.slots[row] % kv.block_size), key,
-                                   values + (shape.num_heads + shape.num_kv_heads + head) * shape.head_dim);
-    }
-
-    // One piece of work: a few rows' queries of one kv head, over all splits (split < 0) or one.
-    void attend(Program& program, const Step& step, int thread, size_t index, int head, int split) {
-        const Item& item = items[index];
-        const int most = program.kernels().max_queries, queries = item.count * group(), last_split = item.splits - 1;
-        if (!store_first && (split < 0 || split == last_split)) store(program, step, thread, row_at(step, item.first), head);
-        for (int from = 0; from < queries; from += most) {
-            const int count = std::min(most, queries - from);
-            attend_some(program, step, thread, item, head, split, from, count);
-        }
-        if (split < 0) return;
-        const size_t counter = index * static_cast<size_t>(shape.num_kv_heads) + static_cast<size_t>(head);
-        if (arrived[counter].fetch_add(1, std::memory_order_acq_rel) + 1 == item.splits) merge_apart(program, step, thread, item, head);
-    }
-
-    struct Looking {
-        Queries queries;
-        int32_t first[MOST_ROWS], last[MOST_ROWS];
-    };
-
-    void look(const Program& program, const Step& step, const Item& item, int from, int count, const float* q, Looking& out) const {
-        for (int n = 0; n < count; n++) {
-            const int32_t position = step.positions[row_at(step, item.first + (from + n) / group())];
-            out.last[n] = position;
-            out.first[n] = shape.window ? std::max(0, position + 1 - shape.window) : 0;
-        }
-        out.queries = {q, count, out.first, out.last, step.tables + item.sequence * step.table_width, shape.scale, shape.softcap};
-        (void)program;
-    }
-
-    void attend_some(Program& program, const Step& step, int thread, const Item& item, int head, int split, int from, int count) {
-        float* q = reinterpret_cast<float*>(program.scratch(thread));
-        float* scratch = q + static_cast<int64_t>(program.kernels().max_queries) * shape.head_dim;
-        float* part = scratch + attend_scratch_floats(shape.head_dim, program.kernels().max_queries);
-        float* state = part + program.kernels().max_queries * state_floats();
-        for (int n = 0; n < count; n++) {
-            const int64_t row = row_at(step, item.first + (from + n) / group());
-            const int query_head = head * group() + (from + n) % group();
-            turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm, q + n * shape.head_dim);
-        }
-        Looking looking;
-        look(program, step, item, from, count, q, looking);
-        const KvView kv = program.kv().view(shape.layer, head);
-        if (split >= 0) {
-            program.kernels().attend(kv, looking.queries, split, scratch, part_at(item, head, split, from));
-            return;
-        }
-        int first = looking.first[0];
-        for (int n = 1; n < count; n++) first = std::min(first, looking.first[n]);
-        for (int s = first / SPLIT; s < item.splits; s++) {
-            program.kernels().attend(kv, looking.queries, s, scratch, part);
-            program.kernels().merge(looking.queries, s, padded(), part, state);
-        }
-        put(program, step, thread, item, head, from, count, state);
-    }
-
-    float* part_at(const Item& item, int head, int split, int from) {
-        const int64_t queries = item.count * group();
-        return parts.data() + item.part + ((static_cast<int64_t>(head) * item.splits + split) * queries + from) * state_floats();
-    }
-
-    void merge_apart(Program& program, const Step& step, int thread, const Item& item, int head) {
-        const int most = program.kernels().max_queries, queries = item.count * group();
-        float* state = reinterpret_cast<float*>(program.scratch(thread));
-        for (int from = 0; from < queries; from += most) {
-            const int count = std::min(most, queries - from);
-            Looking looking;
-            look(program, step, item, from, count, nullptr, looking);
-            for (int s = 0; s < item.splits; s++)
-                program.kernels().merge(looking.queries, s, padded(), part_at(item, head, s, from), state);
-            put(program, step, thread, item, head, from, count, state);
-        }
-    }
-
-    void put(const Program& program, const Step& step, int thread, const Item& item, int head, int from, int count, float* state) const {
-        const int64_t width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
-        for (int n = 0; n < count; n++) {
-            const int64_t row = item.first + (from + n) / group(), column = (static_cast<int64_t>(head) * group() + (from + n) % group()) * shape.head_dim;
-            float* values = state + n * state_floats();
-            program.kernels().finish(values, shape.head_dim, padded(), values);
-            if (out.f32) memcpy(program.floats(out.f32, step, thread) + row * width + column, values, static_cast<size_t>(shape.head_dim) * 4);
-            if (!out.q8) continue;
-            const QRow to = program.q8_row(out, step, thread, width, row);  // weighted means of values: none stands out
-            program.kernels().quantize(values, shape.head_dim / BLOCK, to.blocks + column / BLOCK * to.stride, to.stride, nullptr);
-            if (column == 0) to.outliers->count = 0;
-        }
-    }
-};
-
-// Keys and values of all rows, where queries of other rows will look for them.
-struct Store : Instruction {
-    Attention* attention;
-
-    void prepare(Program& program, const Step& step) override { attention->plan(program, step); }
-    int64_t units(const Program&, const Step& step) const override {
-        return attention->store_first ? step.rows * attention->shape.num_kv_heads : 0;
-    }
-    int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
-
-    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
-        const int heads = attention->shape.num_kv_heads;
-        for (int64_t i = begin; i < end; i++) attention->store(program, step, thread, i / heads, static_cast<int>(i % heads));
+        sweep(program, step, thread, begin, end, [&](int64_t unit, int64_t first, const Panel& p) {
+            alignas(64) float gates[MOST_ROWS * TILE], ups[MOST_ROWS * TILE];
+            const TileRef& tile = tiles[static_cast<size_t>(unit)];
+            multiply(program, tile, p, gates);
+            multiply(program, tiles[static_cast<size_t>(half_tiles + unit)], p, ups);
+            for (int r = 0; r < p.rows; r++)
+                program.kernels().gate(gates + r * TILE, ups + r * TILE, tile.count, activation,
+                                       rows + (first + r) * width + tile.column);
+        });
     }
 };
 
@@ -515,7 +316,8 @@ void Program::embed(const Matrix* table, float scale, Operand out) {
 
 void Program::norm(Operand x, const float* weight, int width, float eps, Operand residual, Forms out) {
     auto norm = std::make_unique<Norm>();
-    norm->x = x, norm->weight = weight, norm->width = width, norm->eps = eps, norm->residual = residual, norm->out = out;
+    norm->x = x, norm->weight = weight, norm->width = width, norm->eps = eps, norm->residual = residual,
+    norm->out = out;
     want_scratch(width * 4 + 64);
     instructions_.push_back(std::move(norm));
 }
@@ -536,16 +338,6 @@ void Program::gated(Forms x, const Matrix* weight, Activation activation, Operan
     gated->measure(gated->half_tiles);
     want_scratch(gated->scratch_bytes(*kernels_));
     instructions_.push_back(std::move(gated));
-}
-
-void Program::attention(Operand qkv, AttentionShape shape, Forms out) {
-    auto attention = std::make_unique<Attention>();
-    attention->qkv = qkv, attention->shape = shape, attention->out = out;
-    want_scratch(attention->scratch_bytes(*kernels_));
-    auto store = std::make_unique<Store>();
-    store->attention = attention.get();
-    instructions_.push_back(std::move(store));
-    instructions_.push_back(std::move(attention));
 }
 
 void Program::take(Operand x, int width, Forms out) {

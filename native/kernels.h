@@ -8,7 +8,8 @@ enum Isa : int { PLAIN, AVX2, AVX512 };
 enum KvType : int { KV_F16, KV_F32, KV_Q8 };
 enum Activation : int { SILU, GELU_TANH };
 
-constexpr int SPLIT = 128;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
+constexpr int SPLIT =
+    128;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
 
 // Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
 // 8-bit ones are followed by a float32 scale for each token.
@@ -24,8 +25,8 @@ struct KvView {
 
 // Queries that look at one kv head of one sequence through one pass over its keys.
 struct Queries {
-    const float* q;      // [count][head_dim], rotated
-    int count;           // at most Kernels::max_queries
+    const float* q;        // [count][head_dim], rotated
+    int count;             // at most Kernels::max_queries
     const int32_t* first;  // first key each may see
     const int32_t* last;   // last key each may see: its position
     const int32_t* table;  // the sequence's blocks

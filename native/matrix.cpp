@@ -116,7 +116,8 @@ template <Format format> ALWAYS void take_apart(const uint8_t* row, int64_t b, C
             const uint8_t *p = row + b / 8 * 84, *qs = p + 16 + sub / 4 * 32;
             out.d = short_word(p + 80), out.dmin = short_word(p + 82);
             for (int j = 0; j < 8; j++) out.quads[j] = word(qs + 4 * j) >> shift & PAIRS;
-            for (int g = 0; g < 2; g++) out.scales[g] = static_cast<int8_t>(p[2 * sub + g] & 15), out.mins[g] = p[2 * sub + g] >> 4;
+            for (int g = 0; g < 2; g++)
+                out.scales[g] = static_cast<int8_t>(p[2 * sub + g] & 15), out.mins[g] = p[2 * sub + g] >> 4;
             break;
         }
         case Q3_K: {
@@ -148,7 +149,8 @@ template <Format format> ALWAYS void take_apart(const uint8_t* row, int64_t b, C
             const uint8_t *ql = p + sub / 4 * 64 + sub % 2 * 32, *qh = p + 128 + sub / 4 * 32;
             out.d = short_word(p + 208);
             for (int j = 0; j < 8; j++)
-                out.quads[j] = (word(ql + 4 * j) >> (sub % 4 / 2 * 4) & NIBBLES) | (word(qh + 4 * j) >> shift & PAIRS) << 4;
+                out.quads[j] = (word(ql + 4 * j) >> (sub % 4 / 2 * 4) & NIBBLES) | (word(qh + 4 * j) >> shift & PAIRS)
+                                                                                       << 4;
             for (int g = 0; g < 2; g++) out.scales[g] = static_cast<int8_t>(p[192 + 2 * sub + g]);
             break;
         }
@@ -280,10 +282,12 @@ template <Format format> void unpack_codes_row(const uint8_t* tile, int lane, in
     }
 }
 
-template <class T> void pack_plain_tile(const uint8_t* source, int64_t stride, int count, int64_t columns, uint8_t* tile) {
+template <class T>
+void pack_plain_tile(const uint8_t* source, int64_t stride, int count, int64_t columns, uint8_t* tile) {
     T* out = reinterpret_cast<T*>(tile);
     for (int lane = 0; lane < count; lane++)
-        for (int64_t k = 0; k < columns; k++) memcpy(out + k * TILE + lane, source + lane * stride + k * sizeof(T), sizeof(T));
+        for (int64_t k = 0; k < columns; k++)
+            memcpy(out + k * TILE + lane, source + lane * stride + k * sizeof(T), sizeof(T));
 }
 
 float plain_value(Format format, const uint8_t* p) {
@@ -354,7 +358,8 @@ void Matrix::pack(Pool& pool, std::shared_ptr<Arena> arena) {
         uint8_t* data = arena->take(static_cast<size_t>(count * bytes));
         for (int64_t t = 0; t < count; t++) {
             const int64_t left = part.rows - t * TILE;
-            job.tiles.push_back({data + t * bytes, part.format, static_cast<int32_t>(left < TILE ? left : TILE), column + t * TILE});
+            job.tiles.push_back(
+                {data + t * bytes, part.format, static_cast<int32_t>(left < TILE ? left : TILE), column + t * TILE});
             job.sources.push_back(part.data + t * TILE * row_bytes(part.format, columns_));
         }
         column += part.rows;
@@ -368,7 +373,8 @@ void Matrix::pack(Pool& pool, std::shared_ptr<Arena> arena) {
                 uint8_t* out = const_cast<uint8_t*>(tile.data);
                 const int64_t stride = row_bytes(tile.format, columns);
                 if (tile.format == F32) pack_plain_tile<uint32_t>(job.sources[t], stride, tile.count, columns, out);
-                else if (tile.format <= BF16) pack_plain_tile<uint16_t>(job.sources[t], stride, tile.count, columns, out);
+                else if (tile.format <= BF16)
+                    pack_plain_tile<uint16_t>(job.sources[t], stride, tile.count, columns, out);
                 else
                     with_format(tile.format, [&](auto format) {
                         pack_codes_tile<format()>(job.sources[t], stride, tile.count, columns, out);
@@ -390,7 +396,8 @@ void Matrix::read_row(int64_t row, float* out) const {
         }
         const Format format = part.format;
         const int lane = static_cast<int>(row % TILE);
-        const uint8_t* data = packed() ? tiles_[static_cast<size_t>(tile + row / TILE)].data : part.data + row * row_bytes(format, columns_);
+        const uint8_t* data = packed() ? tiles_[static_cast<size_t>(tile + row / TILE)].data
+                                       : part.data + row * row_bytes(format, columns_);
         if (format <= BF16) {
             const int size = plain_size(format);
             const int64_t step = packed() ? TILE * size : size, start = packed() ? lane * size : 0;

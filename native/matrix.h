@@ -35,7 +35,7 @@ struct Part {
 struct TileRef {
     const uint8_t* data;
     Format format;
-    int32_t count;  // output features, fewer than 16 in a part's last tile
+    int32_t count;   // output features, fewer than 16 in a part's last tile
     int64_t column;  // the first of them
 };
 

@@ -22,8 +22,9 @@ void pause() {
 #endif
 }
 
-constexpr int SPINS = 2000;                               // pauses before giving the core away: some 30 µs
-constexpr auto AWAKE = std::chrono::microseconds(500);  // how long an idle thread waits for the next step before it sleeps
+constexpr int SPINS = 2000;  // pauses before giving the core away: some 30 µs
+constexpr auto AWAKE =
+    std::chrono::microseconds(500);  // how long an idle thread waits for the next step before it sleeps
 
 }  // namespace
 

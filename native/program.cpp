@@ -26,7 +26,9 @@ struct Turns : Instruction {
         }
     }
 
-    int64_t units(const Program& program, const Step& step) const override { return program.ropes_.empty() ? 0 : step.rows; }
+    int64_t units(const Program& program, const Step& step) const override {
+        return program.ropes_.empty() ? 0 : step.rows;
+    }
     int64_t grain(const Program&, const Step&) const override { return 16; }
 
     void run(Program& program, const Step& step, int, int64_t begin, int64_t end) override {
@@ -78,7 +80,8 @@ QRow Program::q8_row(const Forms& forms, const Step& step, int thread, int64_t w
     const int64_t first = in.first[static_cast<size_t>(row)];
     uint8_t* base = at(forms.q8, step, thread);
     return {reinterpret_cast<QBlock*>(base) + first * blocks + (row - first), in.size[static_cast<size_t>(row)],
-            reinterpret_cast<Outliers*>(base + rows * blocks * static_cast<int64_t>(sizeof(QBlock)) + row * outliers_bytes(blocks))};
+            reinterpret_cast<Outliers*>(base + rows * blocks * static_cast<int64_t>(sizeof(QBlock)) +
+                                        row * outliers_bytes(blocks))};
 }
 
 void Program::reserve(const Step& step) {
@@ -117,7 +120,8 @@ std::string Program::check(const Step& s) const {
         if (s.starts[i] >= s.starts[i + 1]) return text("starts: sequence", i, " has no rows, of ", s.sequences);
     for (int64_t i = 0; i < s.rows; i++) {
         for (const Matrix* table : tables_)
-            if (s.ids[i] < 0 || s.ids[i] >= table->rows()) return text("token id", s.ids[i], " is outside the vocabulary of ", table->rows());
+            if (s.ids[i] < 0 || s.ids[i] >= table->rows())
+                return text("token id", s.ids[i], " is outside the vocabulary of ", table->rows());
         if (s.positions[i] < 0) return text("position", s.positions[i], " is below ", 0);
         if (!kv_) continue;
         if (s.positions[i] / kv_->block_size >= s.table_width)
@@ -127,9 +131,11 @@ std::string Program::check(const Step& s) const {
     }
     if (kv_)
         for (int64_t i = 0; i < s.sequences * s.table_width; i++)
-            if (s.tables[i] < 0 || s.tables[i] >= kv_->blocks) return text("block", s.tables[i], " is outside the cache's ", kv_->blocks);
+            if (s.tables[i] < 0 || s.tables[i] >= kv_->blocks)
+                return text("block", s.tables[i], " is outside the cache's ", kv_->blocks);
     for (int64_t i = 0; i < s.num_logits; i++)
-        if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.rows) return text("logit row", s.logit_rows[i], " is outside the step's ", s.rows);
+        if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.rows)
+            return text("logit row", s.logit_rows[i], " is outside the step's ", s.rows);
     return "";
 }
 
@@ -155,7 +161,8 @@ void Program::study(const Step& step) {
     cut_panels(kernels_->row_counts, 2 * step.num_logits, true, fine_panels_);
     row_sequence_.resize(static_cast<size_t>(step.rows));
     for (int64_t s = 0; s < step.sequences; s++)
-        for (int64_t r = step.starts[s]; r < step.starts[s + 1]; r++) row_sequence_[static_cast<size_t>(r)] = static_cast<int32_t>(s);
+        for (int64_t r = step.starts[s]; r < step.starts[s + 1]; r++)
+            row_sequence_[static_cast<size_t>(r)] = static_cast<int32_t>(s);
     shares_fresh_blocks_ = false;
     if (!kv_ || step.sequences < 2) return;
     block_owner_.resize(static_cast<size_t>(kv_->blocks), 0);
@@ -193,7 +200,8 @@ void Program::deal(const Step& step) {
         instruction.ends.resize(static_cast<size_t>(threads));
         for (int t = 0; t < threads; t++) {
             cursor(i, t).store(static_cast<int32_t>(instruction.cut(*this, units, t)), std::memory_order_relaxed);
-            instruction.ends[static_cast<size_t>(t)] = static_cast<int32_t>(t + 1 == threads ? units : instruction.cut(*this, units, t + 1));
+            instruction.ends[static_cast<size_t>(t)] =
+                static_cast<int32_t>(t + 1 == threads ? units : instruction.cut(*this, units, t + 1));
         }
         done(i).store(0, std::memory_order_relaxed);
     }

@@ -1,4 +1,5 @@
-// A model's step, recorded once: a list of instructions over slots of activations, run in one call by a pool of threads.
+// A model's step, recorded once: a list of instructions over slots of activations, run in one call by a pool of
+// threads.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -14,8 +15,8 @@
 namespace unspool {
 
 // An activation: rows in a slot of the program's memory. Slots are shared by activations whose lives do not overlap.
-// `narrow` ones have a row for each wanted row of logits, others one for each token. `copied` ones are computed by every
-// thread for itself when rows are few, which is cheaper than meeting at a barrier.
+// `narrow` ones have a row for each wanted row of logits, others one for each token. `copied` ones are computed by
+// every thread for itself when rows are few, which is cheaper than meeting at a barrier.
 struct Operand {
     int slot = -1;
     bool narrow = false;
@@ -24,8 +25,8 @@ struct Operand {
     explicit operator bool() const { return slot >= 0; }
 };
 
-// Both forms of an activation; either may be absent. Fine 8-bit rows are two rows: the values, then what rounding left of
-// them, as good as 16 bits.
+// Both forms of an activation; either may be absent. Fine 8-bit rows are two rows: the values, then what rounding left
+// of them, as good as 16 bits.
 struct Forms {
     Operand f32, q8;
     bool fine = false;
@@ -47,7 +48,7 @@ struct Step {
 struct AttentionShape {
     int layer, num_heads, num_kv_heads, head_dim;
     float scale;
-    int rope;  // index from Program::add_rope
+    int rope;    // index from Program::add_rope
     int window;  // 0: none
     float softcap;
     const float* q_norm;  // or null
@@ -55,8 +56,8 @@ struct AttentionShape {
     float norm_eps;
 };
 
-// Rows of 8-bit activations in panels of as many as a kernel takes at once: row r is in the panel of `size[r]` rows that
-// begins at `first[r]`.
+// Rows of 8-bit activations in panels of as many as a kernel takes at once: row r is in the panel of `size[r]` rows
+// that begins at `first[r]`.
 struct Panels {
     std::vector<int32_t> first, size;
 };
@@ -77,7 +78,7 @@ struct Instruction {
     virtual ~Instruction() = default;
     virtual void prepare(Program&, const Step&) {}  // by one thread, before the step
     virtual int64_t units(const Program&, const Step&) const = 0;
-    virtual int64_t grain(const Program&, const Step&) const { return 1; }  // units taken at once
+    virtual int64_t grain(const Program&, const Step&) const { return 1; }         // units taken at once
     virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // where a thread's share begins
     // Every thread does all units for itself, into copies of its own, and goes on at once.
     virtual bool copied(const Program&, const Step&) const { return false; }
@@ -113,15 +114,20 @@ public:
     int64_t output_rows(const Step& step) const { return output_.narrow ? step.num_logits : step.rows; }
     int64_t output_width() const { return output_width_; }
 
-    // For instructions -------------------------------------------------------------------------------------------------
+    // For instructions
+    // -------------------------------------------------------------------------------------------------
     static constexpr int64_t FEW = 4;  // rows that each thread norms for itself
 
     int64_t rows_of(Operand o, const Step& step) const { return o.narrow ? step.num_logits : step.rows; }
-    const Panels& panels(const Forms& forms) const { return forms.fine ? fine_panels_ : (forms.q8 ? forms.q8 : forms.f32).narrow ? narrow_panels_ : panels_; }
+    const Panels& panels(const Forms& forms) const {
+        return forms.fine ? fine_panels_ : (forms.q8 ? forms.q8 : forms.f32).narrow ? narrow_panels_ : panels_;
+    }
     QRow q8_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
     bool is_copied(Operand o, const Step& step) const { return o.copied && rows_of(o, step) <= FEW; }
     uint8_t* at(Operand o, const Step& step, int thread) const;
-    float* floats(Operand o, const Step& step, int thread) const { return reinterpret_cast<float*>(at(o, step, thread)); }
+    float* floats(Operand o, const Step& step, int thread) const {
+        return reinterpret_cast<float*>(at(o, step, thread));
+    }
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
     void want_scratch(int64_t bytes);
 
@@ -149,7 +155,9 @@ private:
     bool is_over(size_t instruction) const;
 
     // Of each instruction: where each thread's share has got to, and how many units are done.
-    std::atomic<int32_t>& cursor(size_t instruction, int thread) const { return claims_[instruction * claims_stride_ + static_cast<size_t>(thread)]; }
+    std::atomic<int32_t>& cursor(size_t instruction, int thread) const {
+        return claims_[instruction * claims_stride_ + static_cast<size_t>(thread)];
+    }
     std::atomic<int32_t>& done(size_t instruction) const { return cursor(instruction, pool_->threads()); }
 
     std::shared_ptr<Pool> pool_;

@@ -82,8 +82,8 @@ INLINE Range seen(const Queries& queries, int n, int split) {
     return {higher(start, queries.first[n]), lower(start + SPLIT, static_cast<int64_t>(queries.last[n]) + 1)};
 }
 
-// What will be read two blocks from now: keys of a split in turn, then its values, then the next split's. Blocks lie far
-// apart, and nothing but this asks for the next ones in time.
+// What will be read two blocks from now: keys of a split in turn, then its values, then the next split's. Blocks lie
+// far apart, and nothing but this asks for the next ones in time.
 INLINE const uint8_t* soon(const KvView& kv, const Queries& queries, Range all, int64_t key, bool is_value) {
     const int64_t first = all.low / kv.block_size, count = (all.high - 1) / kv.block_size - first + 1;
     int64_t block = key / kv.block_size - first + 2;
@@ -98,8 +98,8 @@ INLINE const uint8_t* soon(const KvView& kv, const Queries& queries, Range all, 
 }
 
 // Scores of G times sixteen keys for N queries.
-template <class E, int N, int G>
-void score(const typename E::type* keys, int64_t stride, const float* q, int head_dim, const uint8_t* ahead, float* out) {
+template <class E, int N, int G> void score(const typename E::type* keys, int64_t stride, const float* q, int head_dim,
+                                            const uint8_t* ahead, float* out) {
     F acc[G][N];
     UNROLL for (int g = 0; g < G; g++) UNROLL for (int n = 0; n < N; n++) acc[g][n] = zero();
     for (int d = 0; d < head_dim; d++) {
@@ -129,10 +129,12 @@ template <class Each> INLINE void in_pieces(int count, Each each) {
         else
 #endif
 #if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
-        if (left >= 6) each(Count<6>(), done), done += 6;
+            if (left >= 6)
+            each(Count<6>(), done), done += 6;
         else
 #endif
-        if (left >= 4) each(Count<4>(), done), done += 4;
+            if (left >= 4)
+            each(Count<4>(), done), done += 4;
         else if (left == 3) each(Count<3>(), done), done += 3;
         else if (left == 2) each(Count<2>(), done), done += 2;
         else each(Count<1>(), done), done += 1;
@@ -144,13 +146,14 @@ constexpr int at_once(int n, int most) {  // how many of a kind fit in the regis
 }
 
 // parts[n] += Σ weight · value over keys [from, to), in order; C times sixteen channels at once.
-template <class E, int N, int C>
-INLINE void weigh_channels(const KvView& kv, const Queries& queries, Range all, int64_t from, int64_t to, const float* weights, int c,
-                           float* parts) {
+template <class E, int N, int C> INLINE void weigh_channels(const KvView& kv, const Queries& queries, Range all,
+                                                            int64_t from, int64_t to, const float* weights, int c,
+                                                            float* parts) {
     using T = typename E::type;
     const int stride = kv.padded_dim + TILE;
     F acc[C][N];
-    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = load(parts + n * stride + c + i * TILE);
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] =
+        load(parts + n * stride + c + i * TILE);
     for (int64_t key = from; key < to;) {
         const int offset = static_cast<int>(key % kv.block_size);
         const int64_t left = kv.block_size - offset, run = left < to - key ? left : to - key;
@@ -168,25 +171,27 @@ INLINE void weigh_channels(const KvView& kv, const Queries& queries, Range all, 
         }
         key += run;
     }
-    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) store(parts + n * stride + c + i * TILE, acc[i][n]);
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++)
+        store(parts + n * stride + c + i * TILE, acc[i][n]);
 }
 
-template <class E, int N>
-void weigh(const KvView& kv, const Queries& queries, Range all, int64_t from, int64_t to, const float* weights, float* parts) {
+template <class E, int N> void weigh(const KvView& kv, const Queries& queries, Range all, int64_t from, int64_t to,
+                                     const float* weights, float* parts) {
     constexpr int C = at_once(N, 4);
     int c = 0;
-    for (; c + C * TILE <= kv.padded_dim; c += C * TILE) weigh_channels<E, N, C>(kv, queries, all, from, to, weights, c, parts);
+    for (; c + C * TILE <= kv.padded_dim; c += C * TILE)
+        weigh_channels<E, N, C>(kv, queries, all, from, to, weights, c, parts);
     if constexpr (C > 1)
         for (; c < kv.padded_dim; c += TILE) weigh_channels<E, N, 1>(kv, queries, all, from, to, weights, c, parts);
 }
 
-template <class E>
-INLINE void weigh_some(const KvView& kv, const Queries& queries, Range all, int from_query, int to_query, int64_t from,
-                       int64_t to, const float* weights, float* parts) {
+template <class E> INLINE void weigh_some(const KvView& kv, const Queries& queries, Range all, int from_query,
+                                          int to_query, int64_t from, int64_t to, const float* weights, float* parts) {
     if (from >= to) return;
     in_pieces(to_query - from_query, [&](auto n, int done) {
         const int q = from_query + done;
-        weigh<E, decltype(n)::value>(kv, queries, all, from, to, weights + q * SPLIT, parts + q * (kv.padded_dim + TILE));
+        weigh<E, decltype(n)::value>(kv, queries, all, from, to, weights + q * SPLIT,
+                                     parts + q * (kv.padded_dim + TILE));
     });
 }
 
@@ -214,7 +219,8 @@ void scores_of_split(const KvView& kv, const Queries& queries, Range all, float*
                 constexpr int N = decltype(n)::value;
                 const float* q = queries.q + done * kv.head_dim;
                 if constexpr (2 * N <= MOST) {
-                    if (groups == 2) return score<E, N, 2>(at, kv.block_size, q, kv.head_dim, ahead, out + done * SPLIT);
+                    if (groups == 2)
+                        return score<E, N, 2>(at, kv.block_size, q, kv.head_dim, ahead, out + done * SPLIT);
                 }
                 score<E, N, 1>(at, kv.block_size, q, kv.head_dim, ahead, out + done * SPLIT);
             });
@@ -222,26 +228,29 @@ void scores_of_split(const KvView& kv, const Queries& queries, Range all, float*
             gather_keys<E>(kv, queries, key, all.high - 1, keys);
             in_pieces(queries.count, [&](auto n, int done) {
                 const float* q = queries.q + done * kv.head_dim;
-                score<F32Element, decltype(n)::value, 1>(keys, TILE, q, kv.head_dim, reinterpret_cast<const uint8_t*>(keys), out + done * SPLIT);
+                score<F32Element, decltype(n)::value, 1>(keys, TILE, q, kv.head_dim,
+                                                         reinterpret_cast<const uint8_t*>(keys), out + done * SPLIT);
             });
         }
         for (int g = 0; g < groups; g++, key += TILE, out += TILE) {
             F scale = set1(queries.scale);
-            if constexpr (sizeof(T) == 1) scale = mul(scale, gather_scales(kv, queries, key, all.high - 1, key_bytes<E>(kv)));
+            if constexpr (sizeof(T) == 1)
+                scale = mul(scale, gather_scales(kv, queries, key, all.high - 1, key_bytes<E>(kv)));
             scale_scores(queries, scale, out);
         }
     }
 }
 
 // Scores become weights e^(score - maximum), zero for keys that the query does not see.
-template <class E>
-void softmax_of_split(const KvView& kv, const Queries& queries, Range all, int n, int split, float* weights, float* part) {
+template <class E> void softmax_of_split(const KvView& kv, const Queries& queries, Range all, int n, int split,
+                                         float* weights, float* part) {
     const Range range = seen(queries, n, split);
     const int64_t begin = all.low / TILE * TILE;
     float* row = weights + n * SPLIT;
     F most = set1(NEVER);
     for (int64_t key = begin; key < all.high; key += TILE) {
-        F s = keep(load(row + key % SPLIT), static_cast<int>(range.low - key), static_cast<int>(range.high - key), NEVER);
+        F s =
+            keep(load(row + key % SPLIT), static_cast<int>(range.low - key), static_cast<int>(range.high - key), NEVER);
         store(row + key % SPLIT, s);
         most = max(most, s);
     }
@@ -357,7 +366,8 @@ void store_kv(const KvView& kv, int64_t block, int offset, const float* key, con
         for (int c = 0; c < n; c += TILE) {
             uint16_t half[TILE];
             store_f16(half, load_n(key + c, n - c));
-            for (int i = 0; i < TILE && c + i < n; i++) reinterpret_cast<uint16_t*>(keys)[(c + i) * size + offset] = half[i];
+            for (int i = 0; i < TILE && c + i < n; i++)
+                reinterpret_cast<uint16_t*>(keys)[(c + i) * size + offset] = half[i];
             store_f16(reinterpret_cast<uint16_t*>(values) + offset * padded + c, load_n(value + c, n - c));
         }
     } else {

@@ -1,7 +1,8 @@
 // A tile of 16 output features times a panel of rows, for every weight format.
 //
 // An output element's sum has one order whatever the number of rows: block after block of K, for each block (or half
-// block, where 16 values share a scale) one fused multiply-add of the exact integer dot product, then one of the minimum.
+// block, where 16 values share a scale) one fused multiply-add of the exact integer dot product, then one of the
+// minimum.
 #include "kernels/table.h"
 
 #include "kernels/simd.h"
@@ -74,7 +75,9 @@ template <int N> INLINE VI vshift(VI a) {
 #endif
 
 // Shifts are of 16-bit words: what they carry over from the byte beside falls to the mask.
-template <int Q> INLINE VI nibble(const uint8_t* c) { return vand(vshift<(Q < 4 ? 0 : -4)>(vbytes(c + 64 * (Q % 4))), 15); }
+template <int Q> INLINE VI nibble(const uint8_t* c) {
+    return vand(vshift<(Q < 4 ? 0 : -4)>(vbytes(c + 64 * (Q % 4))), 15);
+}
 template <int Q, int TO> INLINE VI pair(const uint8_t* c) {
     return vand(vshift<TO - 2 * (Q % 4)>(vbytes(c + 64 * (Q / 4))), 3 << TO);
 }
@@ -120,8 +123,8 @@ template <int BITS> INLINE Words quad(const uint8_t* c, int q) {
 
 template <int BITS, int Q, int R> INLINE void dot_quad(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
     VI w = quad<BITS, Q>(c);
-    UNROLL for (int r = 0; r < R; r++)
-        dot[r] = _mm512_dpbusd_epi32(dot[r], w, _mm512_set1_epi32(reinterpret_cast<const quad_t*>(x[r].q)[Q]));
+    UNROLL for (int r = 0; r < R; r++) dot[r] =
+        _mm512_dpbusd_epi32(dot[r], w, _mm512_set1_epi32(reinterpret_cast<const quad_t*>(x[r].q)[Q]));
 }
 
 template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
@@ -206,8 +209,8 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
 
 #else
 
-// Products are added up in 16 bits, where a whole group's fit: 127 · (15 · 8, 31 · 8 or 63 · 4). Those of 8-bit codes do not:
-// their nibbles are multiplied apart.
+// Products are added up in 16 bits, where a whole group's fit: 127 · (15 · 8, 31 · 8 or 63 · 4). Those of 8-bit codes
+// do not: their nibbles are multiplied apart.
 template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
     constexpr int COUNT = GROUP / 4;
     Words v[R][COUNT];
@@ -304,7 +307,8 @@ template <Format FMT> INLINE F column(const uint8_t* tile, int k) {
     const uint8_t* scales = tile + scales_offset(S, b);
     if constexpr (S.super) {
         const uint8_t* head = tile + unit_offset(S, b);
-        F d = mul(load_f16(reinterpret_cast<const uint16_t*>(head)), load_i8(reinterpret_cast<const int8_t*>(scales) + g * TILE));
+        F d = mul(load_f16(reinterpret_cast<const uint16_t*>(head)),
+                  load_i8(reinterpret_cast<const int8_t*>(scales) + g * TILE));
         if constexpr (!S.min) return mul(d, value);
         F m = mul(load_f16(reinterpret_cast<const uint16_t*>(head) + TILE), load_u8(scales + (groups + g) * TILE));
         return sub(mul(d, value), m);

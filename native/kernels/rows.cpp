@@ -8,8 +8,7 @@ namespace unspool::KERNEL_ISA {
 void norm(const float* x, const float* weight, const float* residual, int n, float eps, float* out) {
     F sums[4] = {zero(), zero(), zero(), zero()};
     int i = 0;
-    for (; i + 64 <= n; i += 64)
-        UNROLL for (int j = 0; j < 4; j++) {
+    for (; i + 64 <= n; i += 64) UNROLL for (int j = 0; j < 4; j++) {
             F v = load(x + i + 16 * j);
             sums[j] = fma(v, v, sums[j]);
         }

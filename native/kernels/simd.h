@@ -49,9 +49,12 @@ INLINE F load_i8(const int8_t* p) {
 INLINE F load_u8(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+INLINE F load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 INLINE void store_f16(uint16_t* p, F a) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 INLINE F load_bf16(const uint16_t* p) {
     I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -110,7 +113,9 @@ INLINE __m256i load8_bits(const uint8_t* p, int shift, int mask) {
     __m256i bits = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm_cvtsi32_si128(shift));
     return _mm256_and_si256(bits, _mm256_set1_epi32(mask));
 }
-INLINE I load_bits(const uint8_t* p, int shift, int mask) { return {load8_bits(p, shift, mask), load8_bits(p + 32, shift, mask)}; }
+INLINE I load_bits(const uint8_t* p, int shift, int mask) {
+    return {load8_bits(p, shift, mask), load8_bits(p + 32, shift, mask)};
+}
 INLINE I ior(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 INLINE void store_i8(int8_t* p, I x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
@@ -123,7 +128,9 @@ INLINE __m256 load8_i8(const int8_t* p) {
 INLINE __m256 load8_u8(const uint8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
-INLINE __m256 load8_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+INLINE __m256 load8_f16(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 INLINE __m256 load8_bf16(const uint16_t* p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -190,7 +197,8 @@ INLINE F abs(F a) { return as_float(as_int(a) & 0x7FFFFFFF); }
 INLINE I iadd(I a, int b) { return a + b; }
 template <int N> INLINE I ishl(I a) { return a << N; }
 INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
-// To nearest, ties to even, for |a| < 2²²: adding 1.5 · 2²³ leaves the integer in the low bits. Others become something.
+// To nearest, ties to even, for |a| < 2²²: adding 1.5 · 2²³ leaves the integer in the low bits. Others become
+// something.
 INLINE I round_int(F a) { return as_int(a + 12582912.0f) - 0x4B400000; }
 INLINE int isum(I a) {
     int s = 0;

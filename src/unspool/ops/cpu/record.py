@@ -1,6 +1,6 @@
 """Recording: a model is called once with symbols for rows, and what it asks for is written down.
 
-A `Graph` has its nodes in the order they were asked for; `narrow` then puts off what only the wanted rows of logits need.
+A `Graph` has its nodes in the order they were asked for; `narrow` then computes late what only wanted rows need.
 """
 
 from __future__ import annotations
