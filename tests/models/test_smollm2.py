@@ -112,8 +112,8 @@ def test_the_native_body_is_closer_to_float32_than_llama_cpp(smollm2, isa, kv_dt
     agrees = ours.argmax(axis=1) == fixture["top_ids"][:, 0]
     margin = reference[:, 0] - reference[:, 1]
     assert agrees[margin > 0.2].all()
-    if kv_dtype == "f16":  # with near ties in one position of twelve, the share is luck for any other
-        assert agrees.mean() >= 0.988
+    # One position of twelve is a near tie in the prose, so a set of kernels that is no worse may have less luck there.
+    assert agrees.mean() >= (0.988 if (isa, kv_dtype) == ("auto", "f16") else 0.98)
 
 
 def test_the_native_body_has_the_greedy_tokens_where_the_margin_is_clear(smollm2) -> None:
