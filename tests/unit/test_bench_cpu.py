@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unspool.bench import bandwidth, cpu
+from unspool.bench import bandwidth, cpu, quiet
 from unspool.bench.export import export
 from unspool.bench.peer import Process
 from unspool.weights.checkpoint import Checkpoint
@@ -72,12 +72,38 @@ def test_a_ratio_is_the_median_of_rounds_not_the_ratio_of_medians() -> None:
     assert record.ratios(KNOWN) == {"decode-32": {"other": 10}}
 
 
-def test_the_share_of_the_bandwidth_is_taken_round_by_round() -> None:
-    record = cpu.Record(bandwidths=[10e9, 20e9, 30e9])
+def test_the_ceiling_is_the_fastest_round_for_neighbours_only_slow_reading() -> None:
+    record = cpu.Record(bandwidths=[33e9, 60e9, 34e9])
     assert record.share(10**8) is None
-    for rate in (50, 150, 60):
+    for rate in (300, 350, 360):
         record.add("decode-32", cpu.OURS, rate)
-    assert record.share(10**8) == pytest.approx(0.5)
+    assert record.share(10**8) == pytest.approx(35 / 60)
+
+
+def test_disturbed_measurements_are_counted() -> None:
+    record = cpu.Record()
+    for others in (0.0, 0.1, 0.9):
+        record.add("eight", cpu.OURS, 1, others)
+    assert record.disturbed == (1, 3)
+
+
+def test_the_time_of_others_is_read_from_the_kernels_counters() -> None:
+    stat = "cpu  100 20 30 9999 888 4 5 6 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+    assert quiet.busy_seconds(stat) == 165 / quiet.TICK
+    assert quiet.process_seconds("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0") == 300 / quiet.TICK
+
+
+@pytest.mark.parametrize(("noise", "kept", "tries"), [([0.9, 0.0], 2, 2), ([0.9, 0.4, 0.5], 2, 3), ([0.0], 1, 1)])
+def test_a_disturbed_measurement_is_made_again_and_the_least_disturbed_counts(
+    drivers: Path, monkeypatch: pytest.MonkeyPatch, noise: list[float], kept: int, tries: int
+) -> None:
+    seen = [(others, number) for number, others in enumerate(noise, 1)]
+    known = {"start": KNOWN["start"]}
+    bench = cpu.Bench([fake(cpu.OURS, 0.001)], known, vocab_size=5000, threads=2)
+    left = iter(seen)
+    monkeypatch.setattr(bench, "_once", lambda *_: next(left))
+    assert bench.run(1).values["start"][cpu.OURS] == [kept]
+    assert len(list(left)) == len(noise) - tries
 
 
 def test_engines_take_turns_and_see_the_same_prompts(drivers: Path) -> None:

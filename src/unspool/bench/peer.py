@@ -33,6 +33,10 @@ class Process:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environ
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, line: str) -> Any:
         stream = _open(self._process.stdin)
         stream.write(f"{line}\n")
