@@ -12,7 +12,6 @@ from unspool.config import EngineConfig
 from unspool.engine.plan import Plan
 from unspool.models.blocks import Decoder
 from unspool.ops import Batch, KVCache
-from unspool.sampling.pipeline import stages_on
 
 if TYPE_CHECKING:
     from unspool.engine.ahead import Draw, Flight
@@ -38,8 +37,9 @@ class DeviceRunner(Runner):
     """A runner whose device chooses tokens too, so that the engine can run ahead of it."""
 
     def can_draw(self, params: ResolvedParams) -> bool:
-        """Greedy choices and plain draws; whatever else shapes a row is the host's."""
-        return params.min_tokens == 0 and all(stage == "temperature" for stage in stages_on(params, None))
+        """Whether the device has all that shapes these draws; whatever it has not is the host's."""
+        can: bool = self._step.can_draw(params)
+        return can
 
     def launch(self, plan: Plan, draws: Sequence[Draw], sources: Sequence[int]) -> Flight:
         flight: Flight = self._step.launch(self._batch(plan), draws, np.array(sources, np.int32))

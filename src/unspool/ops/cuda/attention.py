@@ -4,7 +4,7 @@
 Keys come in tiles of KEYS positions that start at position 0. A tile's result for a query row (largest score, sum of
 weights, weighted values) starts from nothing, and tiles are merged from the first to the last:
 
-    m' = max(m, m_tile)    l' = l · 2^(m - m') + l_tile · 2^(m_tile - m')    likewise the values
+    m' = max(m, m_tile)    mass' = mass · 2^(m - m') + mass_tile · 2^(m_tile - m')    likewise the values
 
 So one program may walk all tiles, or each tile be a program of its own whose results the last one to arrive merges in
 order: the arithmetic is the same. A tile that a row does not see (later than its position, or before its window)
@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import ask_for_weights, let_next_start, load_quietly, prefetch_run, wait_for_previous
+from unspool.ops.cuda.exact import let_next_start, load_quietly, prefetch_runs, wait_for_previous
 from unspool.ops.cuda.linear import tanh
 
 
@@ -47,13 +47,13 @@ def attend_tile(
 
 
 @triton.jit
-def merge(m, l, acc, tile_m, tile_l, tile_acc):
+def merge(m, mass, acc, tile_m, tile_mass, tile_acc):
     """The state after one more tile. Nothing seen has m = -inf, and counts for nothing."""
     new = tl.maximum(m, tile_m)
     base = tl.where(new == float("-inf"), 0.0, new)
     old_part, tile_part = tl.exp2(m - base), tl.exp2(tile_m - base)
-    new_l = tl.fma(l, old_part, tile_l * tile_part)
-    return new, new_l, tl.fma(acc, old_part[:, None], tile_acc * tile_part[:, None])
+    new_mass = tl.fma(mass, old_part, tile_mass * tile_part)
+    return new, new_mass, tl.fma(acc, old_part[:, None], tile_acc * tile_part[:, None])
 
 
 @triton.jit
@@ -92,42 +92,45 @@ def ask_for_tile(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Bring a tile into the L2 cache while others are computed."""
-    block = tl.load(table + tile * (N // BLOCK_SIZE) + tl.arange(0, N // BLOCK_SIZE))
-    prefetch_run(kv + (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM), 4 * BLOCK_SIZE * HEAD_DIM)
+    lane = tl.arange(0, 128)
+    active = lane < N // BLOCK_SIZE
+    block = tl.load(table + tile * (N // BLOCK_SIZE) + lane, mask=active, other=0)
+    start = kv + (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM)
+    prefetch_runs(start, active, 4 * BLOCK_SIZE * HEAD_DIM)
 
 
 @triton.jit
-def load_partial(partial, partial_m, partial_l, kept, tile, end, rows, some, D: tl.constexpr):
+def load_partial(partial, partial_m, partial_mass, kept, tile, end, rows, some, D: tl.constexpr):
     """A tile's kept results for 16 rows; past the end, results that change nothing."""
     r, d = some + tl.arange(0, 16), tl.arange(0, D)
-    used = (r < rows) & (tile < end)
+    used = (r < rows) & (tile + tl.zeros_like(r) < end)
     at = (kept + tile * rows + r).to(tl.int64)
     acc = tl.load(partial + at[:, None] * D + d[None, :], mask=used[:, None], other=0.0, cache_modifier=".cg")
     m = tl.load(partial_m + at, mask=used, other=float("-inf"), cache_modifier=".cg")
-    l = tl.load(partial_l + at, mask=used, other=0.0, cache_modifier=".cg")
-    return m, l, acc
+    mass = tl.load(partial_mass + at, mask=used, other=0.0, cache_modifier=".cg")
+    return m, mass, acc
 
 
 @triton.jit
 def merge_partials(
-    partial, partial_m, partial_l, out, kept, begin, end, rows, some, first_row, head,
+    partial, partial_m, partial_mass, out, kept, begin, end, rows, some, first_row, head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """16 rows' tiles in order, loaded four at a time so that they wait for memory once."""
     r, d = some + tl.arange(0, 16), tl.arange(0, D)
     m = tl.full((16,), float("-inf"), tl.float32)
-    l = tl.zeros((16,), tl.float32)
+    mass = tl.zeros((16,), tl.float32)
     acc = tl.zeros((16, D), tl.float32)
     for tile in range(begin, end, 4):
-        m0, l0, acc0 = load_partial(partial, partial_m, partial_l, kept, tile, end, rows, some, D)
-        m1, l1, acc1 = load_partial(partial, partial_m, partial_l, kept, tile + 1, end, rows, some, D)
-        m2, l2, acc2 = load_partial(partial, partial_m, partial_l, kept, tile + 2, end, rows, some, D)
-        m3, l3, acc3 = load_partial(partial, partial_m, partial_l, kept, tile + 3, end, rows, some, D)
-        m, l, acc = merge(m, l, acc, m0, l0, acc0)
-        m, l, acc = merge(m, l, acc, m1, l1, acc1)
-        m, l, acc = merge(m, l, acc, m2, l2, acc2)
-        m, l, acc = merge(m, l, acc, m3, l3, acc3)
-    answer = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+        m0, mass0, acc0 = load_partial(partial, partial_m, partial_mass, kept, tile, end, rows, some, D)
+        m1, mass1, acc1 = load_partial(partial, partial_m, partial_mass, kept, tile + 1, end, rows, some, D)
+        m2, mass2, acc2 = load_partial(partial, partial_m, partial_mass, kept, tile + 2, end, rows, some, D)
+        m3, mass3, acc3 = load_partial(partial, partial_m, partial_mass, kept, tile + 3, end, rows, some, D)
+        m, mass, acc = merge(m, mass, acc, m0, mass0, acc0)
+        m, mass, acc = merge(m, mass, acc, m1, mass1, acc1)
+        m, mass, acc = merge(m, mass, acc, m2, mass2, acc2)
+        m, mass, acc = merge(m, mass, acc, m3, mass3, acc3)
+    answer = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
     at = ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP)[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + at, answer.to(tl.bfloat16), mask=(r < rows)[:, None] & (d < HEAD_DIM)[None, :])
 
@@ -142,15 +145,11 @@ def attention_kernel(
     positions,
     partial,  # float32 [kv head, capacity, D]
     partial_m,  # float32 [kv head, capacity]
-    partial_l,
+    partial_mass,
     arrivals,  # int32 [kv head, capacity], zero before and after
     capacity,
     scale,
     softcap,
-    next_w,
-    next_features,
-    next_width,
-    next_split_width,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -163,7 +162,6 @@ def attention_kernel(
     HEADER: tl.constexpr,  # where the step tells the items' number and place
     TABLE: tl.constexpr,  # where it tells the tables' place and width
     PARALLEL: tl.constexpr,
-    NEXT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -172,17 +170,12 @@ def attention_kernel(
     tables = step + tl.load(step + TABLE)
     width = tl.load(step + TABLE + 1)
     let_next_start(PDL)
-    if PDL and PARALLEL:
+    if PDL and PARALLEL:  # noqa: SIM102 (decided when this is compiled)
         # Only the newest keys and values come from the kernel before: ask for this program's first tile already.
         if tl.program_id(0) < count:
             item = items + tl.program_id(0) // KV_HEADS * ITEM
             table, head = tables + tl.load(item + 2) * width, tl.program_id(0) % KV_HEADS
             ask_for_tile(kv, table, tl.load(item + 3), head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N)
-    if next_w is not None:
-        ask_for_weights(
-            next_w, next_features, next_width, next_split_width, tl.program_id(0), tl.num_programs(0),
-            NEXT[0], NEXT[1], NEXT[2],
-        )  # fmt: skip
     wait_for_previous(PDL)
     m_range, d = tl.arange(0, M), tl.arange(0, D)
     token, member = m_range // GROUP, m_range % GROUP
@@ -193,11 +186,6 @@ def attention_kernel(
         first_row, num_rows = tl.load(item), tl.load(item + 1)
         table = tables + tl.load(item + 2) * width
         first_tile, end_tile, place = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
-        # The program's next item, for its first tile to be asked for in time; past the last one, this one again.
-        ahead = tl.minimum(work + tl.num_programs(0), count - 1)
-        next_item = items + ahead // KV_HEADS * ITEM
-        next_head, next_tile = ahead % KV_HEADS, tl.load(next_item + 3)
-        next_table = tables + tl.load(next_item + 2) * width
         live = token < num_rows
         row = first_row + token
         position = tl.load(positions + row, mask=live, other=-1)
@@ -215,7 +203,7 @@ def attention_kernel(
         rows = num_rows * GROUP
         kept = head * capacity + place
         m = tl.full((M,), float("-inf"), tl.float32)
-        l = tl.zeros((M,), tl.float32)
+        mass = tl.zeros((M,), tl.float32)
         acc = tl.zeros((M, D), tl.float32)
         full_end = first_tile
         if not PARALLEL:
@@ -225,27 +213,20 @@ def attention_kernel(
                 full_begin = tl.minimum(tl.maximum(tl.cdiv(last + 1 - WINDOW, N), first_tile), end_tile)
                 for tile in range(first_tile, full_begin):
                     k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
-                    tile_m, tile_l, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
-                    m, l, acc = merge(m, l, acc, tile_m, tile_l, tile_acc)
+                    tile_m, tile_mass, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
+                    m, mass, acc = merge(m, mass, acc, tile_m, tile_mass, tile_acc)
             full_end = tl.maximum(tl.minimum((first_position + 1) // N, end_tile), full_begin)
             for tile in range(full_begin, full_end):
                 k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
-                tile_m, tile_l, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, False)
-                m, l, acc = merge(m, l, acc, tile_m, tile_l, tile_acc)
+                tile_m, tile_mass, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, False)
+                m, mass, acc = merge(m, mass, acc, tile_m, tile_mass, tile_acc)
         for tile in range(full_end, end_tile):
-            if PDL and PARALLEL:
-                is_final = tile + 1 == end_tile
-                coming_table, coming_tile = table, tile + 1
-                if is_final:
-                    coming_table, coming_tile = next_table, next_tile
-                coming_head = tl.where(is_final, next_head, head)
-                ask_for_tile(kv, coming_table, coming_tile, coming_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N)
             k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
-            tile_m, tile_l, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
+            tile_m, tile_mass, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
             if is_kept:
-                keep(partial, partial_m, partial_l, kept + tile * rows, rows, tile_m, tile_l, tile_acc, M, D)
+                keep(partial, partial_m, partial_mass, kept + tile * rows, rows, tile_m, tile_mass, tile_acc, M, D)
             else:
-                m, l, acc = merge(m, l, acc, tile_m, tile_l, tile_acc)
+                m, mass, acc = merge(m, mass, acc, tile_m, tile_mass, tile_acc)
         if is_kept:
             if first_tile < end_tile:
                 tl.debug_barrier()
@@ -256,20 +237,20 @@ def attention_kernel(
                     tl.store(counter, 0)
                     for some in range(0, rows, 16):
                         merge_partials(
-                            partial, partial_m, partial_l, out, kept, begin, num_tiles, rows, some,
+                            partial, partial_m, partial_mass, out, kept, begin, num_tiles, rows, some,
                             first_row, head, GROUP, HEADS, HEAD_DIM, D,
                         )  # fmt: skip
         else:
-            answer = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+            answer = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
             tl.store(out + where, answer.to(tl.bfloat16), mask=inside)
 
 
 @triton.jit
-def keep(partial, partial_m, partial_l, place, rows, m, l, acc, M: tl.constexpr, D: tl.constexpr):
+def keep(partial, partial_m, partial_mass, place, rows, m, mass, acc, M: tl.constexpr, D: tl.constexpr):
     """A tile's results, for whoever arrives last."""
     m_range, d = tl.arange(0, M), tl.arange(0, D)
     used = m_range < rows
     mine = (place + m_range).to(tl.int64)
     tl.store(partial + mine[:, None] * D + d[None, :], acc, mask=used[:, None], cache_modifier=".cg")
     tl.store(partial_m + mine, m, mask=used, cache_modifier=".cg")
-    tl.store(partial_l + mine, l, mask=used, cache_modifier=".cg")
+    tl.store(partial_mass + mine, mass, mask=used, cache_modifier=".cg")

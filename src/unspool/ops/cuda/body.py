@@ -33,7 +33,7 @@ class CudaOps:
             check_device()
         self.kernel_set = kernel_set()
 
-    # Preparing a model ----------------------------------------------------------------------------------------------
+    # Preparing a model -----------------------------------------------------------------------------------------------
     def matrix(self, parts: Sequence[Weight]) -> DeviceMatrix:
         return make_matrix(parts, self.device)
 
@@ -52,7 +52,7 @@ class CudaOps:
             raise BackendError("a model must end in logits to run on the CUDA body")
         return CudaRunner(root, kv, self.device)
 
-    # Computing: recorded ----------------------------------------------------------------------------------------------
+    # Computing: recorded ---------------------------------------------------------------------------------------------
     def embed(self, batch: Batch, weight: DeviceMatrix, scale: float = 1.0) -> Node:
         return Embed(weight, scale)
 

@@ -20,9 +20,13 @@ class CudaKV:
         if engine.kv_dtype != "f16":
             raise RequestError(f"the CUDA body keeps f16 keys and values, not {engine.kv_dtype}", "kv_dtype")
         if KEYS % engine.block_size:
-            raise RequestError(f"block_size is {engine.block_size}; the CUDA body takes divisors of {KEYS}", "block_size")
+            raise RequestError(
+                f"block_size is {engine.block_size}; the CUDA body takes divisors of {KEYS}", "block_size"
+            )
         if config.head_dim % 16:
-            raise BackendError(f"heads of {config.head_dim} channels are not supported by the CUDA body; multiples of 16 are")
+            raise BackendError(
+                f"heads of {config.head_dim} channels are not supported by the CUDA body; multiples of 16 are"
+            )
         self.config, self.engine = config, engine
         self.block_size = engine.block_size
         self.num_blocks = num_blocks
@@ -34,8 +38,8 @@ class CudaKV:
             size = 2 * int(np.prod(shape)) / 2**30
             free = torch.cuda.mem_get_info()[0] / 2**30
             raise BackendError(
-                f"a KV cache of {num_blocks * engine.block_size:,} tokens takes {size:.1f} GiB; {free:.1f} GiB are free "
-                "on the GPU; set kv_tokens lower"
+                f"a KV cache of {num_blocks * engine.block_size:,} tokens takes {size:.1f} GiB; {free:.1f} GiB "
+                "are free on the GPU; set kv_tokens lower"
             ) from error
         self.block_bytes = self.data[:, 0].numel() * 2
 

@@ -71,36 +71,23 @@ def let_next_start(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch_run(pointers, size):
-    """Ask for `size` bytes from each pointer on to be brought into the L2 cache; for a few long runs."""
-    sizes = tl.full(pointers.shape, size, tl.int32)
-    asm: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l,r", [pointers.to(tl.int64), sizes], dtype=tl.int32, is_pure=False, pack=1)
+def prefetch_runs(pointers, active, size):
+    """Ask for `size` bytes from each active pointer on to be brought into the L2 cache.
 
-
-@triton.jit
-def prefetch_lines(pointers):
-    """Ask for the 128 bytes at each pointer; for many short runs, which would keep the copy engine from its work."""
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def ask_for_weights(
-    w, features, width, split_width, program, programs,
-    SPLITS: tl.constexpr, LINES: tl.constexpr, ROUNDS: tl.constexpr,
-):  # fmt: skip
-    """Bring what the next kernel's programs read first into the L2 cache, while this one has nothing more to read.
-
-    Its program p begins with 64 rows from row p // SPLITS · 64 on; LINES lines of 64 columns are asked for of each, by
-    these programs in turns.
+    The tensors must have an element for each of the program's threads, no fewer: what several threads hold alike, each
+    of them would ask for.
     """
-    for turn in tl.static_range(ROUNDS):
-        theirs = program + turn * programs
-        rows = theirs // SPLITS * 64 + tl.arange(0, 64)
-        columns = theirs % SPLITS * split_width + tl.arange(0, LINES) * 64
-        addresses = w + rows.to(tl.int64)[:, None] * width + columns[None, :]
-        prefetch_lines(tl.where((rows < features)[:, None], addresses, w))
+    sizes = tl.full(pointers.shape, size, tl.int32)
+    asm: tl.constexpr = """
+    {
+        .reg .pred wanted;
+        setp.ne.s32 wanted, $2, 0;
+        @wanted cp.async.bulk.prefetch.L2.global [$1], $3;
+        mov.u32 $0, 0;
+    }
+    """
+    args = [pointers.to(tl.int64), active.to(tl.int32), sizes]
+    tl.inline_asm_elementwise(asm, "=r,l,r,r", args, dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

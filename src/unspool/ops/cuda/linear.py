@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import ask_for_weights, inverse_rms, let_next_start, sum_of_squares, wait_for_previous
+from unspool.ops.cuda.exact import inverse_rms, let_next_start, prefetch_runs, sum_of_squares, wait_for_previous
 
 PAIR = tl.constexpr(16)  # rows of a weight tile in which j and j + 8 belong together
 GROUP = tl.constexpr(64)
@@ -78,6 +78,7 @@ def load_parts(parts, tokens, num_tokens, PARTS: tl.constexpr, PARTS_PADDED: tl.
 @triton.jit(do_not_specialize=["num_tokens", "norm_size"])
 def linear_kernel(
     w,  # descriptor [features, width]
+    w_pointer,
     x,  # descriptor [tokens, width]
     parts,  # [tokens, PARTS] sums of squares of the normed input's groups
     norm_size,
@@ -99,10 +100,6 @@ def linear_kernel(
     features,
     width,
     split_width,
-    next_w,
-    next_features,
-    next_width,
-    next_split_width,
     EPILOGUE: tl.constexpr,
     DETAIL: tl.constexpr,
     PARTS: tl.constexpr,
@@ -112,7 +109,8 @@ def linear_kernel(
     F: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
-    NEXT: tl.constexpr,  # the next linear layer's splits, lines a row, rounds; see ask_for_weights
+    OWN: tl.constexpr,  # bytes of each weight row that are asked for before the previous kernel has ended
+    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
@@ -124,54 +122,58 @@ def linear_kernel(
     tile_f, tile_t = place(tile, tiles_f, tiles_t)
     first_f, first_t = tile_f * F, tile_t * T
     begin = split * split_width
+    tokens = first_t + tl.arange(0, T)
+    is_last = True
+    if OWN > 0:
+        lane = tl.arange(0, THREADS)
+        addresses = w_pointer + (first_f + lane).to(tl.int64) * width + begin
+        prefetch_runs(addresses, (lane < F) & (first_f + lane < features), OWN)
+    weight, before, part = 0.0, 0.0, 0.0
+    EAGER: tl.constexpr = EPILOGUE == "stream" and F * T <= 4096  # few registers: have all here when the sum is done
+    if EAGER and next_weight is not None:
+        weight = load_row(next_weight, first_f, features, F)
     wait_for_previous(PDL)
 
-    tokens = first_t + tl.arange(0, T)
-    part = 0.0
     if PARTS > 0:
         part = load_parts(parts, tokens, num_tokens, PARTS, PARTS_PADDED)
         if T >= 64:  # many registers: keep the factors alone
             part = inverse_rms(part, norm_size, eps)
-    before = 0.0
-    if EPILOGUE == "stream" and F * T <= 4096:  # few registers: have it here when the sum is done
+    if EAGER:
         before = load_residual(residual, first_f, tokens, num_tokens, features, F)
-    is_last = True
-    if PARALLEL:
-        end = tl.minimum(begin + split_width, width)
-        total = product(w, x, first_f, first_t, begin, end, F, T, K)
-        let_next_start(PDL)
-        if next_w is not None:
-            ask_for_weights(
-                next_w, next_features, next_width, next_split_width, tl.program_id(0), tl.num_programs(0),
-                NEXT[0], NEXT[1], NEXT[2],
-            )  # fmt: skip
-        if SPLITS > 1:
-            own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
-            mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
-            tl.store(mine + split * (F * T), total, cache_modifier=".cg")
-            tl.debug_barrier()
-            is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
-            if is_last:
-                tl.store(arrivals + tile, 0)
-                total = tl.load(mine, cache_modifier=".cg")
-                for other in tl.static_range(1, SPLITS):
-                    total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
-    else:
-        end = tl.minimum(split_width, width)
-        total = product(w, x, first_f, first_t, 0, end, F, T, K)
-        for other in tl.static_range(1, SPLITS):
+    end = tl.minimum(begin + split_width, width)
+    total = product(w, x, first_f, first_t, begin, end, F, T, K)
+    if not PARALLEL:
+        for other in range(1, SPLITS):
             begin = other * split_width
             end = tl.minimum(begin + split_width, width)
             total = total + product(w, x, first_f, first_t, begin, end, F, T, K)
-        let_next_start(PDL)
+    let_next_start(PDL)
+    if PARALLEL and SPLITS > 1:
+        own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
+        mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
+        tl.store(mine + split * (F * T), total, cache_modifier=".cg")
+        tl.debug_barrier()
+        is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            tl.store(arrivals + tile, 0)
+            total = tl.load(mine, cache_modifier=".cg")
+            for other in tl.static_range(1, SPLITS):
+                total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
     if is_last:
         scale = 1.0
         if PARTS > 0:
             scale = part if T >= 64 else inverse_rms(part, norm_size, eps)
         finish(
-            total, scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, F * T > 4096, F, T,
+            total, scale, before, weight, bias, residual, out, scaled,
+            next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, not EAGER, F, T,
         )  # fmt: skip
+
+
+@triton.jit
+def load_row(vector, first_f, features, F: tl.constexpr):
+    columns = first_f + tl.arange(0, F)
+    return tl.load(vector + columns, mask=columns < features, other=0.0)
 
 
 @triton.jit
@@ -183,8 +185,8 @@ def load_residual(residual, first_f, tokens, num_tokens, features, F: tl.constex
 
 @triton.jit
 def finish(
-    total, scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
-    first_f, first_t, num_tokens, features,
+    total, scale, before, weight, bias, residual, out, scaled,
+    next_weight, next_parts, cos, sin, slots, kv, softcap, first_f, first_t, num_tokens, features,
     EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
@@ -196,17 +198,19 @@ def finish(
         if SCALED:
             first_scale, second_scale = tl.split(tl.permute(tl.reshape(scale, (2, T // 2, 1)), (1, 2, 0)))
         finish(
-            first, first_scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first, first_scale, before, weight, bias, residual, out, scaled,
+            next_weight, next_parts, cos, sin, slots, kv, softcap,
             first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
         )  # fmt: skip
         finish(
-            second, second_scale, before, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            second, second_scale, before, weight, bias, residual, out, scaled,
+            next_weight, next_parts, cos, sin, slots, kv, softcap,
             first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
         )  # fmt: skip
     elif EPILOGUE == "stream":
         finish_stream(
-            total, scale, before, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens,
-            features, SCALED, LOAD, F, T,
+            total, scale, before, weight, bias, residual, out, scaled, next_weight, next_parts,
+            first_f, tokens, num_tokens, features, SCALED, LOAD, F, T,
         )  # fmt: skip
     elif EPILOGUE == "gated":
         finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, F, T)
@@ -230,7 +234,7 @@ def finish_plain(
         y = y * scale
     columns = first_f + tl.arange(0, F)
     if bias is not None:
-        y = y + tl.load(bias + columns, mask=columns < features, other=0.0)[None, :]
+        y = y + load_row(bias, first_f, features, F)[None, :]
     if softcap is not None:
         y = softcap * tanh(y / softcap)
     inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
@@ -239,7 +243,8 @@ def finish_plain(
 
 @triton.jit
 def finish_stream(
-    total, scale, before, bias, residual, out, scaled, next_weight, next_parts, first_f, tokens, num_tokens, features,
+    total, scale, before, weight, bias, residual, out, scaled, next_weight, next_parts,
+    first_f, tokens, num_tokens, features,
     SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     y = tl.trans(total)
@@ -247,7 +252,7 @@ def finish_stream(
         y = y * scale
     columns = first_f + tl.arange(0, F)
     if bias is not None:
-        y = y + tl.load(bias + columns, mask=columns < features, other=0.0)[None, :]
+        y = y + load_row(bias, first_f, features, F)[None, :]
     inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
     place = tokens.to(tl.int64)[:, None] * features + columns[None, :]
     if LOAD:
@@ -255,7 +260,8 @@ def finish_stream(
     stream = before + y
     tl.store(out + place, stream, mask=inside)
     if next_weight is not None:
-        weight = tl.load(next_weight + columns, mask=columns < features, other=0.0)
+        if LOAD:
+            weight = load_row(next_weight, first_f, features, F)
         tl.store(scaled + place, (stream * weight[None, :]).to(tl.bfloat16), mask=inside)
         grouped = tl.reshape(tl.where(inside, stream, 0.0), (T, F // GROUP, GROUP))
         squares = tl.reshape(sum_of_squares(grouped, 2), (T, F // GROUP))
@@ -311,7 +317,7 @@ def finish_heads(
     if SCALED:
         total = total * tl.trans(scale)
     if bias is not None:
-        total = total + tl.load(bias + column, mask=column < features, other=0.0)[:, None]
+        total = total + load_row(bias, first_f, features, F)[:, None]
     if first_f < (HEADS + KV_HEADS) * HEAD_DIM:
         a, b = halves(total, F, T)
         pair = tl.arange(0, F // 2)

@@ -6,7 +6,7 @@ projection with residual, next norm's weight and sums of squares; gate and up wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,8 @@ from unspool.ops.cuda.tiles import split_width, splits_of, tile_of
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
-NOTHING_NEXT: dict[str, Any] = dict.fromkeys(("next_w", "next_features", "next_width", "next_split_width", "NEXT"))
-ATT = (2, 1, 3)
 MOST_PREFETCHED = 64  # rows; beyond, there is more to compute than to wait for
-# 128-byte lines of each weight row that a kernel asks for on behalf of the next one.
-LINES = {"heads": 8, "attention": 8, "stream": 8, "gated": 8}
+OWN_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Shared:
     arrivals: Tensor  # int32
     attention_partial: Tensor  # float32 [kv heads, capacity, D]
     attention_m: Tensor
-    attention_l: Tensor
+    attention_mass: Tensor
     attention_arrivals: Tensor
     handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
 
@@ -83,10 +80,8 @@ class Lowering:
             while self._released:
                 arena.give(self._released.pop())
         self.out = self._values[root].data
-        if has_dependent_launch() and rows <= MOST_PREFETCHED:
-            link(self.body)
 
-    # Looking ------------------------------------------------------------------------------------------------------------
+    # Looking ---------------------------------------------------------------------------------------------------------
     def _analyse(self) -> None:
         for node in self.order:
             for source in node.inputs:
@@ -117,7 +112,7 @@ class Lowering:
     def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
         self._launches.append(Launch(kernel, grid, args | {"PDL": has_dependent_launch()}, **options))
 
-    # One node -----------------------------------------------------------------------------------------------------------
+    # One node --------------------------------------------------------------------------------------------------------
     def _lower(self, node: Node) -> None:
         match node:
             case Embed():
@@ -257,14 +252,24 @@ class Lowering:
         label: str = "",
     ) -> None:
         """One linear layer with what follows it."""
-        features, width = matrix.features, matrix.planes.width
+        planes, features, width = matrix.planes, matrix.features, matrix.planes.width
         tile = tile_of(features, width, self.rows)
+        if matrix.format != "bf16" and tile.tokens > 128:
+            tile = replace(tile, tokens=128)  # decoding takes the registers
         splits = splits_of(features, width)
         tiles = -(-features // tile.features) * -(-self.rows // tile.tokens)
         parts = 0 if x.parts is None else x.parts.shape[1]
         names = ("scaled", "next_weight", "next_parts", "cos", "sin", "slots", "kv")
         args: dict[str, Any] = dict.fromkeys(names) | (more or {})
-        args |= {"parts": x.parts, "norm_size": matrix.width, "eps": x.eps, "bias": bias, "residual": residual, "out": out, "softcap": softcap}
+        args |= {
+            "parts": x.parts,
+            "norm_size": matrix.width,
+            "eps": x.eps,
+            "bias": bias,
+            "residual": residual,
+            "out": out,
+            "softcap": softcap,
+        }
         args |= {"partial": self.shared.partial, "arrivals": self.shared.arrivals, "num_tokens": self.rows}
         args |= {"features": features, "width": width, "split_width": split_width(width, splits)}
         args |= {"EPILOGUE": epilogue, "DETAIL": detail, "PARTS": parts, "PARTS_PADDED": next_power(max(parts, 1))}
@@ -275,18 +280,21 @@ class Lowering:
         options = {"warps": tile.warps, "stages": tile.stages, "label": label or epilogue} | cost
         rows = x.data[: max(self.rows, 16)]
         if matrix.format == "bf16":
-            w = descriptor(matrix.planes.codes, tile.features, tile.width)
-            args |= {"w": w, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width} | NOTHING_NEXT
+            w = descriptor(planes.codes, tile.features, tile.width)
+            args |= {"w": w, "w_pointer": planes.codes, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
+            own = OWN_BYTES if has_dependent_launch() and self.rows <= MOST_PREFETCHED else 0
+            args |= {"OWN": own, "THREADS": 32 * tile.warps}
             self._add(linear_kernel, grid, args, **options)
         else:
-            planes = matrix.planes
             args |= {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets}
             args |= {"x": descriptor(rows, tile.tokens, 64), "FORMAT": planes.format}
             self._add(quantized_kernel, grid, args, **options)
 
     def _check_partial(self, size: int, tiles: int, is_used: bool) -> None:
         if is_used and (size > self.shared.partial.numel() or tiles > self.shared.arrivals.numel()):
-            raise BackendError(f"a linear layer needs room for {size:,} partial sums; {self.shared.partial.numel():,} are there")
+            raise BackendError(
+                f"a linear layer needs room for {size:,} partial sums; {self.shared.partial.numel():,} are there"
+            )
 
     def _attend(self, node: Attend) -> None:
         spec, shared = node.spec, self.shared
@@ -303,19 +311,31 @@ class Lowering:
         tiles = None
         if kv.block_size == steps.KEYS and depth == spec.head_dim:
             tiles = descriptor(layer.view(-1, spec.head_dim), steps.KEYS, spec.head_dim)
-        args = {"q": q, "kv": layer, "kv_tiles": tiles, "out": out, "step": shared.step, "positions": self._at["positions"]}
-        args |= {"partial": shared.attention_partial, "partial_m": shared.attention_m, "partial_l": shared.attention_l}
+        args = {
+            "q": q,
+            "kv": layer,
+            "kv_tiles": tiles,
+            "out": out,
+            "step": shared.step,
+            "positions": self._at["positions"],
+        }
+        args |= {
+            "partial": shared.attention_partial,
+            "partial_m": shared.attention_m,
+            "partial_mass": shared.attention_mass,
+        }
         args |= {"arrivals": shared.attention_arrivals, "capacity": shared.attention_m.shape[1]}
         args |= {"scale": float(spec.scale), "softcap": spec.softcap, "HEADS": spec.num_heads}
         args |= {"KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth, "BLOCK_SIZE": kv.block_size}
-        args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "ITEM": steps.ITEM, "TABLE": steps.TABLES} | NOTHING_NEXT
+        args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "ITEM": steps.ITEM, "TABLE": steps.TABLES}
         few = {"HEADER": steps.FEW_ITEMS, "M": steps.FEW_ROWS, "PARALLEL": True}
-        self._add(attention_kernel, (multiprocessors() * ATT[0],), args | few, warps=4, stages=ATT[1], label="attention")
+        # Two programs a multiprocessor, each without a pipeline: one loads while the other computes.
+        self._add(attention_kernel, (2 * multiprocessors(),), args | few, warps=4, stages=1, label="attention")
         if self.rows > steps.FEW_ROWS // (spec.num_heads // spec.num_kv_heads):
             many = {"HEADER": steps.MANY_ITEMS, "M": steps.MANY_ROWS, "PARALLEL": False}
-            programs = (multiprocessors() * (1 if depth > 64 else 2),)
-            stages = ATT[2] if depth <= 128 else 1
-            self._add(attention_kernel, programs, args | many, warps=8, stages=stages, label="attention-prompt")
+            programs = multiprocessors() * (1 if depth > 64 else 2)
+            stages = 3 if tiles is not None and depth <= 128 else 2 if depth <= 128 else 1
+            self._add(attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt")
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv
@@ -352,22 +372,6 @@ class _Rotations:
         return {"cos": self.cos[index * self.rows :], "sin": self.sin[index * self.rows :]}
 
 
-def link(launches: list[Launch]) -> None:
-    """Tell kernels what the next linear layer will read first, for them to bring it into the cache at their end."""
-    coming: Launch | None = None
-    for launch in reversed(launches):
-        if coming is not None and "next_w" in launch.args and launch.label in LINES:
-            there = coming.args
-            lines = LINES[launch.label]
-            programs = min(coming.grid[0], multiprocessors())
-            rounds = -(-programs // launch.grid[0])
-            launch.args["next_w"] = there["w"].base
-            launch.args.update({f"next_{name}": there[name] for name in ("features", "width", "split_width")})
-            launch.args["NEXT"] = (there["SPLITS"], lines, rounds)
-        if launch.kernel is linear_kernel:
-            coming = launch
-
-
 def is_fusable(spec: AttentionSpec) -> bool:
     """Whether q, k and v can be rotated and stored where they are computed: pairs must come in eights, and a norm over
     a head needs the whole head."""
@@ -398,7 +402,9 @@ def gated_order(features: int) -> np.ndarray:
     """Rows j and j + 8 of every 16: gate and up of one feature."""
     half = features // 2
     if half % 8:
-        raise BackendError(f"a feed-forward layer of {half} features is not supported by the CUDA body; multiples of 8 are")
+        raise BackendError(
+            f"a feed-forward layer of {half} features is not supported by the CUDA body; multiples of 8 are"
+        )
     index = np.arange(half)
     order = np.empty(features, np.int64)
     place = index // 8 * 16 + index % 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,7 +43,9 @@ class DeviceMatrix:
         if self.order == order:
             return
         if self.order != "plain":
-            raise BackendError(f"{self.name} is used both as {self.order} and as {order}; the CUDA body keeps one order")
+            raise BackendError(
+                f"{self.name} is used both as {self.order} and as {order}; the CUDA body keeps one order"
+            )
         index = torch.from_numpy(rows.astype(np.int64)).to(self.planes.codes.device)
         self.planes = self.planes.select(index)
         self.order = order
@@ -71,20 +74,9 @@ def _planes(weight: Weight, device: torch.device) -> Planes:
 
 
 def upload(data: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Bytes to the device. The map is read-only, and torch warns of that; nothing here writes to it."""
+    """Bytes to the device."""
     if data.flags.writeable or device.type == "cpu":
         return torch.from_numpy(np.array(data)).to(device)
-    with _no_warning():
-        return torch.from_numpy(data).to(device)
-
-
-class _no_warning:
-    def __enter__(self) -> None:
-        import warnings
-
-        self._catch = warnings.catch_warnings()
-        self._catch.__enter__()
+    with warnings.catch_warnings():  # the map is read-only, and torch warns of that; nothing here writes to it
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-
-    def __exit__(self, *error: object) -> None:
-        self._catch.__exit__(*error)
+        return torch.from_numpy(data).to(device)

@@ -82,9 +82,7 @@ def take_apart(raw: Tensor, format: str, features: int, width: int) -> Planes:
     return _padded(name, codes, scales, offsets, width, padding)
 
 
-def _padded(
-    name: str, codes: Tensor, scales: Tensor, offsets: Tensor | None, width: int, padding: int
-) -> Planes:
+def _padded(name: str, codes: Tensor, scales: Tensor, offsets: Tensor | None, width: int, padding: int) -> Planes:
     groups = padding * scales.shape[1] // width
     codes = torch.nn.functional.pad(codes, (0, padding))
     scales = torch.nn.functional.pad(scales.half(), (0, groups))

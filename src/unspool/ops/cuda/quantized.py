@@ -55,8 +55,8 @@ def quantized_product(
 def quantized_kernel(
     codes, scales, offsets,
     x,  # descriptor [tokens, width]
-    parts, norm_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap, partial, arrivals,
-    num_tokens, features, width, split_width,
+    parts, norm_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+    partial, arrivals, num_tokens, features, width, split_width,
     FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, PARTS: tl.constexpr,
     PARTS_PADDED: tl.constexpr, SPLITS: tl.constexpr, PARALLEL: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
     PDL: tl.constexpr,
@@ -96,7 +96,19 @@ def quantized_kernel(
                     total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
     else:
         total = quantized_product(
-            codes, scales, offsets, x, first_f, first_t, 0, tl.minimum(split_width, width), features, width, FORMAT, F, T
+            codes,
+            scales,
+            offsets,
+            x,
+            first_f,
+            first_t,
+            0,
+            tl.minimum(split_width, width),
+            features,
+            width,
+            FORMAT,
+            F,
+            T,
         )
         for other in tl.static_range(1, SPLITS):
             begin = other * split_width
@@ -106,6 +118,6 @@ def quantized_kernel(
             )
     if is_last:
         finish(
-            total, part, 0.0, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            total, part, 0.0, 0.0, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
             first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, True, F, T,
         )  # fmt: skip

@@ -10,8 +10,6 @@ from unspool.config import Activation
 from unspool.ops import AttentionSpec
 from unspool.ops.cuda.matrix import DeviceMatrix
 
-Vector = Tensor
-
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -32,7 +30,7 @@ class Embed(Node):
 @dataclass(frozen=True, eq=False)
 class Norm(Node):
     x: Node
-    weight: Vector
+    weight: Tensor
     eps: float
     residual: Node | None
 
@@ -41,7 +39,7 @@ class Norm(Node):
 class Linear(Node):
     x: Node
     matrix: DeviceMatrix
-    bias: Vector | None
+    bias: Tensor | None
     residual: Node | None
 
 

@@ -1,4 +1,12 @@
-"""Steps on the device: every number of rows has a bucket, every bucket one CUDA graph, made when first needed."""
+"""Steps on the device: every number of rows has a bucket, every bucket one CUDA graph, made when first needed.
+
+    runner(batch)                                   one step, its logits on the host: what Ops.compile promises
+    flight = runner.launch(batch, draws, sources)   one step and the draws from its logits, queued; comes back at once
+    flight.tokens()                                 waits for it
+
+A row with a source takes that draw of the launch before. So a host plans one step ahead and reads one step behind, and
+a token never leaves the device between two steps.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +20,21 @@ from torch import Tensor
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
-from unspool.ops.cuda.choose import Chooser, CudaFlight
 from unspool.ops.cuda.launch import Arena, Launch, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.lower import Lowering, Shared
 from unspool.ops.cuda.record import Attend, Logits, in_order
+from unspool.ops.cuda.sampler import Clear, Rows, Sampled, SampleRows, SamplingRoom, can_draw, results_room
+from unspool.ops.cuda.sampling import RESULT
 
 if TYPE_CHECKING:
     from unspool.engine.ahead import Draw
+    from unspool.params import ResolvedParams
 
 # Rows of partial attention results, and room for linear layers' partial sums (float32).
 ATTENTION_ROWS = 16384
 PARTIAL_SUMS = 1 << 24
 ARRIVALS = 1 << 14
-RING = 4  # steps whose description the host may have under way
+RING = 4  # steps that the host may have under way
 
 
 def bucket_of(rows: int) -> int:
@@ -42,23 +52,18 @@ def bucket_of(rows: int) -> int:
 class Graph:
     """Launches, captured once and replayed; under the interpreter they just run."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    def __init__(self, launches: Sequence[Launch | Clear]) -> None:
         self.launches = launches
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self) -> None:
-        if is_interpreted():
-            for launch in self.launches:
-                launch.run()
+        if self._graph is not None:
+            self._graph.replay()
             return
-        if self._graph is None:
-            self._capture()
-        assert self._graph is not None
-        self._graph.replay()
-
-    def _capture(self) -> None:
-        for launch in self.launches:  # compiles whatever is new; what it computes is overwritten
+        for launch in self.launches:  # compiles whatever is new
             launch.run()
+        if is_interpreted():
+            return
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -67,106 +72,208 @@ class Graph:
         self._graph = graph
 
 
+class CudaFlight:
+    """A launched step. It must be read before RING further ones are launched."""
+
+    def __init__(self, words: Tensor, done: torch.cuda.Event | None) -> None:
+        self._words, self._done = words, done
+        self._result: Sampled | None = None
+
+    def result(self) -> Sampled:
+        """Everything that is known of the draws; waits for the device."""
+        if self._result is None:
+            if self._done is not None:
+                self._done.synchronize()
+            self._result = Sampled.of(self._words.numpy().reshape(-1, RESULT))
+        return self._result
+
+    def tokens(self) -> list[int]:
+        tokens: list[int] = self.result().tokens.tolist()
+        return tokens
+
+
 class CudaRunner:
-    """Runs one model over one KV cache."""
+    """Runs one model over one KV cache. Not thread-safe, like the engine that drives it."""
 
     def __init__(self, root: Logits, kv: CudaKV, device: torch.device) -> None:
         self.root, self.kv, self.device = root, kv, device
         self.vocab_size = root.matrix.features
-        specs = [node.spec for node in in_order(root) if isinstance(node, Attend)]
-        self.shape = steps.Shape(specs[0].num_heads, specs[0].num_kv_heads, 2 * multiprocessors(), ATTENTION_ROWS)
+        spec = next(node.spec for node in in_order(root) if isinstance(node, Attend))
+        capacity = 256 if is_interpreted() else ATTENTION_ROWS
+        self.shape = steps.Shape(spec.num_heads, spec.num_kv_heads, 2 * multiprocessors(), capacity)
+        self._depth = next_power(spec.head_dim)
         self._arena = Arena(device)
-        self._graphs: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
+        self._graphs: dict[tuple[object, ...], tuple[Graph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16, kv.engine.step_tokens)
+        self._rows = Rows()
+        self._room: SamplingRoom | None = None
+        self._results = torch.zeros(0, dtype=torch.int32, device=device)
+        self._counts = torch.zeros((1, 1), dtype=torch.int32, device=device)
         self._host: list[Tensor] = []
+        self._host_results: list[Tensor] = []
         self._sent: dict[int, torch.cuda.Event] = {}
+        self._copying = None if is_interpreted() else torch.cuda.Stream()
         self._turn = 0
-        self._chooser: Chooser | None = None
 
     def _make_shared(self, step_size: int, max_rows: int) -> Shared:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        spec = next(node.spec for node in in_order(self.root) if isinstance(node, Attend))
-        heads, depth = spec.num_kv_heads, next_power(spec.head_dim)
-        interpreted = is_interpreted()
-        capacity = self.shape.capacity if not interpreted else 256
-        self.shape = steps.Shape(self.shape.num_heads, heads, self.shape.programs, capacity)
+        heads, capacity = self.shape.num_kv_heads, self.shape.capacity
         return Shared(
             kv=self.kv,
             step=room(step_size, dtype=torch.int32),
-            sampled=room(max(max_rows, 1024), dtype=torch.int32),
-            partial=room(PARTIAL_SUMS if not interpreted else 1 << 18),
+            sampled=room(max(bucket_of(max_rows), 1024), dtype=torch.int32),
+            partial=room(1 << 18 if is_interpreted() else PARTIAL_SUMS),
             arrivals=room(ARRIVALS, dtype=torch.int32),
-            attention_partial=room(heads, capacity, depth),
+            attention_partial=room(heads, capacity, self._depth),
             attention_m=room(heads, capacity),
-            attention_l=room(heads, capacity),
+            attention_mass=room(heads, capacity),
             attention_arrivals=room(heads, capacity, dtype=torch.int32),
             handoff=room(max(bucket_of(max_rows), 16), self.root.matrix.width),
         )
 
-    # Steps ----------------------------------------------------------------------------------------------------------
+    # Steps -----------------------------------------------------------------------------------------------------------
     def __call__(self, batch: Batch) -> np.ndarray:
         """The step as Ops.compile promises it: float32 logits of the batch's logit rows, on the host."""
+        out = self._step(batch)
         if len(batch.logit_rows) == 0:
-            self.forward(batch)
             return np.zeros((0, self.vocab_size), np.float32)
-        out = self.forward(batch)
         return out[: len(batch.logit_rows)].cpu().numpy()
 
-    def launch(self, batch: Batch, draws: Sequence[Draw], sources: np.ndarray) -> CudaFlight:
-        """Queue a step and the draws from its logits; a row with a source takes that draw of the last launch."""
-        logits = self.forward(batch, sources)
-        if self._chooser is None or self._chooser.sampled is not self._shared.sampled:
-            self._chooser = Chooser(self._shared.sampled, self.vocab_size, self.device)
-        return self._chooser.choose(logits, draws)
+    def can_draw(self, params: ResolvedParams) -> bool:
+        return can_draw(params)
 
-    def forward(self, batch: Batch, sources: np.ndarray | None = None) -> Tensor:
-        """Queue a step; the logits' buffer comes back, valid until the next step."""
+    def launch(self, batch: Batch, draws: Sequence[Draw], sources: np.ndarray | None = None) -> CudaFlight:
+        """Queue a step and a draw from each row of its logits. Row r's token is `batch.ids[r]` or, where sources[r] is
+        not negative, that draw of the launch before this one."""
+        words, filtered = self._rows.words(draws)
+        return self.launch_words(batch, words, (filtered, False), sources)
+
+    def launch_rows(self, batch: Batch, rows: SampleRows, sources: np.ndarray | None = None) -> CudaFlight:
+        """The same for rows with penalties or with more to tell; see SampleRows."""
+        return self.launch_words(batch, rows.words(), (rows.is_filtered, rows.tells), sources)
+
+    def launch_words(
+        self, batch: Batch, words: np.ndarray, mode: tuple[bool, bool], sources: np.ndarray | None
+    ) -> CudaFlight:
+        self._step(batch, words, mode, sources)
+        turn, size = (self._turn - 1) % RING, len(words) * RESULT
+        start = turn * (len(self._results) // RING)
+        source, target = self._results[start : start + size], self._host_results[turn][:size]
+        if self._copying is None:
+            target.copy_(source)
+            return CudaFlight(target, None)
+        launched, done = torch.cuda.Event(), torch.cuda.Event()
+        launched.record()
+        with torch.cuda.stream(self._copying):  # beside the next step, not before it
+            self._copying.wait_event(launched)
+            target.copy_(source, non_blocking=True)
+            done.record()
+        return CudaFlight(target, done)
+
+    def _step(
+        self,
+        batch: Batch,
+        words: np.ndarray | None = None,
+        mode: tuple[bool, bool] | None = None,
+        sources: np.ndarray | None = None,
+    ) -> Tensor:
+        """Queue a step, sampled if there are words; the logits' buffer comes back, valid until the next step."""
         rows, logits = bucket_of(len(batch.ids)), bucket_of(max(len(batch.logit_rows), 1))
         take_all = len(batch.logit_rows) == len(batch.ids) and bool((np.diff(batch.logit_rows) == 1).all())
-        self._make_room(steps.size_of(batch, rows, logits), rows)
-        self._send(batch, rows, logits, sources)
         if take_all:
-            graph, out = self._layout("all", rows, rows)
+            logits = rows
+        self._make_room(steps.size_of(batch, rows, logits), rows, 0 if words is None else logits)
+        self._send(batch, rows, logits, words, sources)
+        if take_all:
+            graph, out = self._layout("all", rows, rows, mode)
             graph.run()
             return out
-        self._layout("body", rows, logits)[0].run()
+        self._layout("body", rows, logits, None)[0].run()
         if len(batch.logit_rows) == 0:
             return self._shared.handoff
-        graph, out = self._layout("tail", rows, logits)
+        graph, out = self._layout("tail", rows, logits, mode)
         graph.run()
         return out
 
-    def _layout(self, part: str, rows: int, logits: int) -> tuple[Graph, Tensor]:
-        key = (part, logits if part == "tail" else rows)
+    def _layout(self, part: str, rows: int, logits: int, mode: tuple[bool, bool] | None) -> tuple[Graph, Tensor]:
+        key = (part, logits if part == "tail" else rows, mode)
         if key not in self._graphs:
             made = Lowering(self.root, self._shared, self._arena, rows, logits, take_all=part == "all")
-            self._graphs[key] = (Graph(made.tail if part == "tail" else made.body), made.out)
+            launches: list[Launch | Clear] = list(made.tail if part == "tail" else made.body)
+            if mode is not None:
+                assert self._room is not None
+                sampled = (self._shared.sampled, self._results)
+                args = (made.out, logits, self._shared.step, self._counts, *sampled)
+                launches += self._room.launches(*args, filtered=mode[0], tells=mode[1])
+            self._graphs[key] = (Graph(launches), made.out)
         return self._graphs[key]
 
-    def _make_room(self, size: int, rows: int) -> None:
-        if size <= len(self._shared.step) and rows <= len(self._shared.handoff):
+    # Memory ----------------------------------------------------------------------------------------------------------
+    def _make_room(self, size: int, rows: int, sampled: int) -> None:
+        """Larger buffers where a step needs them; graphs know the old places and are made again."""
+        old = self._shared
+        fits = size <= len(old.step) and rows <= len(old.handoff)
+        if fits and (sampled == 0 or (self._room is not None and sampled <= self._room.rows)):
             return
         if not is_interpreted():
             torch.cuda.synchronize()
-        self._graphs.clear()  # they know the old places
+        self._graphs.clear()
         self._host.clear()
-        largest = next_power(max(size, len(self._shared.step)))
-        self._shared = self._make_shared(largest, max(rows, len(self._shared.handoff)))
+        if not fits:
+            last = old.sampled
+            self._shared = self._make_shared(next_power(max(size, len(old.step))), max(rows, len(old.handoff)))
+            self._shared.sampled[: len(last)] = last  # the next step may ask for them
+        if sampled and (self._room is None or sampled > self._room.rows):
+            self._room = SamplingRoom(sampled, self.vocab_size, self.device)
+            self._results = results_room(sampled, RING, self.device)
+            pinned = not is_interpreted()
+            self._host_results = [
+                torch.zeros(sampled * RESULT, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)
+            ]
 
-    def _send(self, batch: Batch, rows: int, logits: int, sources: np.ndarray | None) -> None:
+    def _send(self, batch: Batch, rows: int, logits: int, words: np.ndarray | None, sources: np.ndarray | None) -> None:
         step = self._shared.step
         if not self._host:
             pinned = not is_interpreted()
             self._host = [torch.zeros(len(step), dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
+            self._sent.clear()
         turn = self._turn % RING
         self._turn += 1
         if turn in self._sent:
             self._sent[turn].synchronize()  # the step that used this buffer has left it
-        size = steps.describe(self._host[turn].numpy(), batch, rows, logits, self.shape, sources)
+        size = steps.describe(
+            self._host[turn].numpy(),
+            batch,
+            rows,
+            logits,
+            self.shape,
+            sources=sources,
+            params=words,
+            results=turn * (len(self._results) // RING),
+        )
         step[:size].copy_(self._host[turn][:size], non_blocking=True)
         if not is_interpreted():
             self._sent.setdefault(turn, torch.cuda.Event()).record()
 
+    # Counts of tokens, for penalties ---------------------------------------------------------------------------------
+    def set_counts(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """What a request has seen so far. Sampling counts its own tokens on; call this when a request gets its slot,
+        and again when tokens are taken back."""
+        if slot >= len(self._counts) or self._counts.shape[1] != self.vocab_size:
+            self._grow_counts(slot + 1)
+        row = np.zeros(self.vocab_size, np.int64)
+        np.add.at(row, np.asarray(prompt, np.int64), 1 << 16)
+        np.add.at(row, np.asarray(output, np.int64), 1)
+        packed = np.minimum(row >> 16, 0x7FFF) << 16 | np.minimum(row & 0xFFFF, 0xFFFF)
+        self._counts[slot].copy_(torch.from_numpy(packed.astype(np.int32)))
 
+    def _grow_counts(self, slots: int) -> None:
+        if not is_interpreted():
+            torch.cuda.synchronize()
+        larger = torch.zeros((max(16, next_power(slots)), self.vocab_size), dtype=torch.int32, device=self.device)
+        if self._counts.shape[1] == self.vocab_size:
+            larger[: len(self._counts)] = self._counts
+        self._counts = larger
+        self._graphs.clear()  # they know the old place

@@ -1,6 +1,6 @@
 """A step as the device reads it: one array of int32, copied over in one go.
 
-    header | ids | positions | slots | sources | logit rows | items of the walk | items of prompts | tables
+    header | ids | positions | slots | sources | logit rows | items | items of prompts | tables | sampling parameters
     16       rows  rows        rows    rows      these lists where the header says
 
 The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
@@ -17,8 +17,9 @@ from unspool.ops import Batch
 
 HEADER = 16
 # Places in the header.
-FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS = 0, 2, 4, 6
+FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS = 0, 2, 4, 6, 7, 8
 ITEM = 7
+PARAMS = 16  # words of a row's sampling parameters
 KEYS = 128  # positions of a tile of keys: part of every answer's bits
 FEW_ROWS, MANY_ROWS = 64, 128  # query rows (tokens times heads of a group) of the two attention kernels' tiles
 TABLE_SLACK = KEYS  # entries past the last table that a kernel may read: zeros
@@ -47,11 +48,23 @@ def padded(rows: int) -> int:
 def size_of(batch: Batch, rows: int, logits: int) -> int:
     """An upper bound of what describe() writes."""
     tiles = int((batch.positions[batch.starts[1:] - 1] // KEYS + 1).sum()) if len(batch.ids) else 0
-    return HEADER + 4 * padded(rows) + logits + ITEM * (tiles + 2 * len(batch.ids)) + batch.tables.size + TABLE_SLACK
+    items = ITEM * (tiles + 2 * len(batch.ids))
+    return HEADER + 4 * padded(rows) + logits + items + batch.tables.size + TABLE_SLACK + PARAMS * logits
 
 
-def describe(out: np.ndarray, batch: Batch, rows: int, logits: int, shape: Shape, sources: np.ndarray | None) -> int:
-    """Write the step into `out`; its length comes back."""
+def describe(
+    out: np.ndarray,
+    batch: Batch,
+    rows: int,
+    logits: int,
+    shape: Shape,
+    *,
+    sources: np.ndarray | None = None,
+    params: np.ndarray | None = None,
+    results: int = 0,
+) -> int:
+    """Write the step into `out`; its length comes back. `params` are the rows' sampling parameters, `results` says
+    where theirs go."""
     live = len(batch.ids)
     at = places(rows)
     for name, values, filler in (
@@ -79,7 +92,21 @@ def describe(out: np.ndarray, batch: Batch, rows: int, logits: int, shape: Shape
     out[end : end + batch.tables.size] = batch.tables.reshape(-1)
     end += batch.tables.size
     out[end : end + TABLE_SLACK] = 0
-    return end + TABLE_SLACK
+    end += TABLE_SLACK
+    out[ROW_PARAMS], out[RESULTS] = end, results
+    if params is not None:
+        end += write_params(out[end:], params, logits)
+    return end
+
+
+def write_params(out: np.ndarray, params: np.ndarray, logits: int) -> int:
+    """The rows' parameters, and greedy ones for padding: their tokens go nowhere."""
+    size = params.shape[1]
+    out[: params.size] = params.reshape(-1)
+    padding = out[params.size : logits * size].reshape(-1, size)
+    padding[:] = 0
+    padding[:, 12] = -1  # no counts of tokens
+    return logits * size
 
 
 def divide(batch: Batch, shape: Shape) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ def splits_of(features: int, width: int) -> int:
     """Parts that K is summed in. Half of the multiprocessors can keep the memory busy, so that most need but one."""
     programs = -(-features // 64)
     splits = 1
-    while programs * splits < 64 and width // (splits * 2) >= 2048:
+    while programs < 64 and programs * splits < 128 and width // (splits * 2) >= 2048:
         splits *= 2
     return splits
 
@@ -38,7 +38,7 @@ def split_width(width: int, splits: int) -> int:
 
 def tile_of(features: int, width: int, tokens: int) -> Tile:
     splits = splits_of(features, width)
-    many = features >= 8192  # more tiles than multiprocessors: two programs share one
+    many = features >= 8192  # more tiles than multiprocessors
     if tokens <= 16:
         return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 5, True)
     if tokens <= 32:
@@ -46,7 +46,9 @@ def tile_of(features: int, width: int, tokens: int) -> Tile:
     if tokens <= 64:
         return Tile(128, 64, 128, 8, 4, True) if many else Tile(64, 64, 128, 4, 6, True)
     if tokens <= 128:
-        return Tile(256, 128, 64, 8, 4, True) if many else Tile(64, 128, 64, 4, 8, True)
+        return Tile(256, 128, 64, 8, 4, True) if many else Tile(64, 64, 128, 4, 6, True)
+    if tokens <= 256:
+        return Tile(128, 256, 64, 8, 4, True) if many else Tile(64, 128, 64, 4, 8, True)
     wide = -(-features // 128) * -(-tokens // 256) >= PROGRAMS
     if splits == 1 and wide:
         return Tile(128, 256, 64, 8, 4, False)

@@ -1,0 +1,176 @@
+"""Whole models on the CUDA body: near the reference, and the same bits however the rows come together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ops.cuda_setting import MARKS, ON_CARD
+from unspool.config import EngineConfig
+from unspool.models.registry import build
+from unspool.ops import Batch
+from unspool.ops.cuda import CudaOps
+from unspool.ops.reference import ReferenceOps
+from unspool.weights.random import SHAPES, random_checkpoint
+
+pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+Sequences = Sequence[tuple[int, Sequence[int], Sequence[int]]]  # (first position, tokens, blocks)
+
+
+def make_batch(sequences: Sequences, block_size: int, *, last: bool = False) -> Batch:
+    """Logits of every row, or of each sequence's last."""
+    counts = [len(tokens) for _, tokens, _ in sequences]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    positions = np.concatenate([np.arange(start, start + len(tokens)) for start, tokens, _ in sequences])
+    tables = np.zeros((len(sequences), max(len(blocks) for *_, blocks in sequences)), np.int32)
+    for table, (_, _, blocks) in zip(tables, sequences, strict=True):
+        table[: len(blocks)] = blocks
+    owner = np.repeat(np.arange(len(sequences)), counts)
+    return Batch(
+        ids=np.concatenate([tokens for _, tokens, _ in sequences]).astype(np.int32),
+        positions=positions.astype(np.int32),
+        slots=tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        starts=starts,
+        tables=tables,
+        logit_rows=(starts[1:] - 1 if last else np.arange(starts[-1])).astype(np.int32),
+    )
+
+
+def make_step(ops: Any, shape: str, format: str, block_size: int = 16, **changes: Any) -> Any:
+    config = replace(SHAPES[shape], **changes)
+    checkpoint = _checkpoint(shape, format, tuple(sorted(changes.items())))
+    model = build(config, checkpoint.weights, ops)
+    return ops.compile(model, ops.kv_cache(config, EngineConfig(block_size=block_size), 64))
+
+
+@cache
+def _checkpoint(shape: str, format: str, changes: tuple[tuple[str, Any], ...]) -> Any:
+    return random_checkpoint(replace(SHAPES[shape], **dict(changes)), format=format)
+
+
+def tokens_of(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 320, count)
+
+
+FAMILIES = ["tiny", "tiny-untied", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
+FORMATS = ["f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"]
+WIDE_FORMATS = ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+CASES = [(family, "bf16") for family in FAMILIES]
+CASES += [("tiny", format) for format in FORMATS] + [("tiny-wide", format) for format in WIDE_FORMATS]
+
+
+@pytest.mark.parametrize(("shape", "format"), CASES)
+def test_a_model_is_near_the_reference(shape: str, format: str) -> None:
+    """A prompt with a window behind it, then a decode among a draft: bf16's error, and no more."""
+    tokens = tokens_of(1, 40)
+    outs = []
+    for ops in (ReferenceOps(), CudaOps()):
+        step = make_step(ops, shape, format, num_layers=1 if format != "bf16" else SHAPES[shape].num_layers)
+        first = step(make_batch([(0, tokens[:6], [3]), (0, tokens[6:9], [5])], 16, last=True)).copy()
+        second = step(make_batch([(6, tokens[9:10], [3]), (3, tokens[10:13], [5])], 16)).copy()
+        outs.append(np.concatenate([first, second]))
+    expected, found = outs
+    assert np.isfinite(found).all()
+    assert np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
+
+
+def feed(step: Any, tokens: np.ndarray, sizes: Sequence[int], blocks: Sequence[int], block_size: int) -> np.ndarray:
+    out, at = [], 0
+    for size in sizes:
+        out.append(step(make_batch([(at, tokens[at : at + size], blocks)], block_size)).copy())
+        at += size
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize(("shape", "block_size"), [("tiny", 16), ("tiny", 128), ("tiny-mistral", 32)])
+def test_pieces_give_the_bits_of_the_whole(shape: str, block_size: int) -> None:
+    """Beyond one tile of keys: walked by one program, or kept apart and merged in order."""
+    step = make_step(CudaOps(), shape, "bf16", block_size, num_layers=1)
+    tokens = tokens_of(2, 136)
+    per = -(-136 // block_size)
+    whole = feed(step, tokens, [136], range(1, 1 + per), block_size)
+    pieces = feed(step, tokens, [3, 127, 1, 1, 4], range(20, 20 + per), block_size)
+    assert (whole == pieces).all()
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_crowd() -> None:
+    step = make_step(CudaOps(), "tiny", "q4_1", num_layers=1)
+    tokens = tokens_of(3, 60)
+    alone = [step(make_batch([(0, tokens[i : i + 1], [i])], 16))[0].copy() for i in range(3)]
+    crowd = step(make_batch([(0, tokens[i : i + 1], [10 + i]) for i in range(21)], 16))
+    assert all((crowd[i] == row).all() for i, row in enumerate(alone))
+
+
+def test_tokens_feed_the_next_step_on_the_device() -> None:
+    """Launched ahead = stepped plainly, with draws that filter among greedy ones."""
+    from unspool.ops.cuda.sampler import SampleRows
+    from unspool.sampling import draw, filters
+
+    plain, ahead = (make_step(CudaOps(), "tiny", "bf16", num_layers=1) for _ in range(2))
+    prompts = [tokens_of(4, 5), tokens_of(5, 3)]
+    blocks = ([1], [2])
+
+    def rows_at(step: int) -> SampleRows:
+        rows = SampleRows.greedy(2)
+        rows.temperature[1], rows.seed[1], rows.top_k[1], rows.top_p[1] = 0.8, 7, 40, 0.9
+        rows.position[:] = [len(prompt) + step for prompt in prompts]
+        return rows
+
+    start = make_batch([(0, p, b) for p, b in zip(prompts, blocks, strict=True)], 16, last=True)
+    flights = [ahead.launch_rows(start, rows_at(0))]
+    for step in range(1, 4):
+        sequences = [(len(p) + step - 1, [-1], b) for p, b in zip(prompts, blocks, strict=True)]
+        flights.append(ahead.launch_rows(make_batch(sequences, 16), rows_at(step), np.array([0, 1], np.int32)))
+        if step > 1:
+            flights[step - 2].tokens()
+    found = [flight.tokens() for flight in flights]
+
+    logits = plain(start)
+    for step in range(4):
+        row = filters.top_p(filters.top_k(filters.temperature(logits[1], 0.8), 40), 0.9)
+        expected = [draw.greedy(logits[0]), draw.draw(row, 7, len(prompts[1]) + step)]
+        assert found[step] == expected
+        sequences = [(len(p) + step, [t], b) for p, t, b in zip(prompts, expected, blocks, strict=True)]
+        logits = plain(make_batch(sequences, 16))
+
+
+def test_a_step_in_the_air_outlives_larger_ones() -> None:
+    """Buffers grow with the batch; what was launched before is still there to be read."""
+    from unspool.ops.cuda.sampler import SampleRows
+
+    step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
+    small = step.launch_rows(make_batch([(0, [7], [1])], 16), SampleRows.greedy(1))
+    large = step.launch_rows(make_batch([(0, [7 + i], [2 + i]) for i in range(3)], 16), SampleRows.greedy(3))
+    alone = int(step(make_batch([(0, [7], [9])], 16))[0].argmax())
+    assert small.tokens() == [alone]
+    assert large.tokens()[0] == alone
+
+
+def test_blocks_can_be_copied_read_and_written() -> None:
+    ops = CudaOps()
+    kv = ops.kv_cache(SHAPES["tiny"], EngineConfig(block_size=16), 4)
+    kv.data.normal_()
+    kv.copy_block(1, 2)
+    assert kv.read_block(2) == kv.read_block(1) != kv.read_block(3)
+    kv.write_block(3, kv.read_block(1))
+    assert kv.read_block(3) == kv.read_block(1)
+    assert len(kv.read_block(0)) == kv.block_bytes
+
+
+@pytest.mark.skipif(not ON_CARD, reason="the matrix unit's own order of addition is on a card alone")
+@pytest.mark.parametrize("shape", ["llama-8b", "llama-1b"])
+def test_every_number_of_rows_gives_the_same_bits_at_real_widths(shape: str) -> None:
+    step = make_step(CudaOps(), shape, "bf16", 128, num_layers=1, vocab_size=4096)
+    tokens = tokens_of(6, 600)
+    whole = feed(step, tokens, [600], range(1, 6), 128)
+    sizes = [1, 1, 2, 7, 16, 33, 128, 200, 1, 64, 100, 24, 1, 9]
+    pieces = feed(step, tokens, sizes, range(10, 15), 128)
+    assert (whole[: len(pieces)] == pieces).all()
+    crowd = [(0, tokens_of(7, 4096), range(20, 52)), (587, tokens[587:588], range(10, 15))]
+    assert (step(make_batch(crowd, 128, last=True))[1] == whole[587]).all()
