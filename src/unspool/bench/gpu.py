@@ -1,0 +1,235 @@
+"""Decoding, prefill and many requests at once on one NVIDIA GPU, with random weights at a named shape.
+
+    unspool bench gpu                                  Llama-8B's shape, bf16
+    unspool bench gpu --random llama-1b --only decode
+    unspool bench kernels --random llama-8b            every kernel's share of the card's limits
+
+`decode` runs the engine as it serves: tokens chosen on the device, one step ahead of the host; milliseconds a token,
+beside the floor (a step's bytes at the card's measured read bandwidth). `prefill` computes prompts of 4,096 tokens;
+`serve` answers 256 requests of 512 tokens with 256 tokens each; `laws` asks one prompt alone and among random
+neighbours and counts the different answers. Kernels are compiled when first needed and kept on disk: a second run
+starts warm. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unspool.config import EngineConfig, ModelConfig
+from unspool.weights.checkpoint import Checkpoint
+from unspool.weights.shapes import SHAPES, tensor_shapes
+from unspool.weights.weight import Weight, encode_weight
+
+if TYPE_CHECKING:
+    from unspool.engine.engine import Engine
+
+BLOCK_SIZE = 128  # a block is a tile of keys: the copy engine brings it in one piece
+MEASURES = ("decode", "prefill", "serve", "laws")
+
+
+def shared_checkpoint(config: ModelConfig) -> Checkpoint:
+    """Random bf16 weights of a shape. Matrices of one width share their numbers on the host, never on the device: what
+    is timed is the reading of bytes, and sixteen gigabytes of them take long to draw."""
+    rng = np.random.default_rng(0)
+    shapes = tensor_shapes(config)
+    largest: dict[int, int] = {}
+    for shape in shapes.values():
+        if len(shape) == 2:
+            largest[shape[1]] = max(largest.get(shape[1], 0), math.prod(shape))
+    pools = {width: _pool(rng, size, 1 / math.sqrt(width)) for width, size in largest.items()}
+    weights: dict[str, Weight] = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            weights[name] = encode_weight(name, np.ones(shape, np.float32))
+        else:
+            weights[name] = Weight(name, "bf16", shape, pools[shape[1]][: 2 * math.prod(shape)])
+
+    def no_tokenizer() -> Any:
+        raise NotImplementedError("random weights have no tokenizer")
+
+    return Checkpoint(Path("random"), "random", config, weights, no_tokenizer, None, {}, ())
+
+
+def _pool(rng: np.random.Generator, size: int, deviation: float) -> np.ndarray:
+    drawn = (deviation * rng.standard_normal(min(size, 8_388_617), np.float32)).view(np.uint32) >> 16
+    return np.resize(drawn.astype(np.uint16), size).view(np.uint8)
+
+
+def make_engine(checkpoint: Checkpoint, *, kv_tokens: int, step_tokens: int) -> Engine:
+    from unspool.engine.engine import Engine
+
+    engine = EngineConfig(
+        device="cuda",
+        block_size=BLOCK_SIZE,
+        kv_tokens=kv_tokens,
+        step_tokens=step_tokens,
+        chunk_tokens=step_tokens,
+        prefix_cache=False,
+    )
+    return Engine(checkpoint, engine)
+
+
+# Work ---------------------------------------------------------------------------------------------------------------
+def answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, **params: Any) -> tuple[float, list[float]]:
+    """Seconds for all of it, and when each step's events came."""
+    from unspool.params import SamplingParams
+
+    asked = SamplingParams(max_tokens=tokens, temperature=params.pop("temperature", 0), ignore_eos=True, **params)
+    for prompt in prompts:
+        engine.add(prompt, asked)
+    start = time.perf_counter()
+    times = []
+    while engine.has_work:
+        if engine.step():
+            times.append(time.perf_counter() - start)
+    return time.perf_counter() - start, times
+
+
+def prompt_of(seed: int, length: int, vocab_size: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
+
+
+def decode(engine: Engine, batch: int, context: int, tokens: int) -> float:
+    """Milliseconds a step, the prompts left out: the median time between two steps' tokens."""
+    vocab_size = engine.checkpoint.config.vocab_size
+    prompts = [prompt_of(i, context, vocab_size) for i in range(batch)]
+    _, times = answer(engine, prompts, tokens)
+    gaps = [b - a for a, b in zip(times[-tokens + 8 :], times[-tokens + 9 :], strict=False)]
+    return 1000 * statistics.median(gaps)
+
+
+def decode_rows(engine: Engine, read_bandwidth: float) -> dict[str, Any]:
+    out = {}
+    for batch, tokens in ((1, 128), (8, 64), (32, 64), (128, 48)):
+        answer(engine, [prompt_of(i, 512, 1000) for i in range(batch)], 4)  # compiles and captures
+        took = decode(engine, batch, 512, tokens)
+        floor = 1000 * step_bytes(engine.checkpoint.config, batch, 512 + tokens // 2) / read_bandwidth
+        out[str(batch)] = {"ms": took, "floor_ms": floor}
+        print(f"decode, batch {batch:4d}, 512-token prompts   {took:7.3f} ms a step   floor {floor:.3f}", flush=True)
+    return out
+
+
+def prefill(engine: Engine, prompts: int, length: int) -> float:
+    """Prompt tokens a second, one answered token each."""
+    work = [prompt_of(i, length, engine.checkpoint.config.vocab_size) for i in range(prompts)]
+    seconds, _ = answer(engine, work, 1)
+    return prompts * length / seconds
+
+
+def serve(engine: Engine, requests: int, length: int, tokens: int) -> float:
+    """Answered tokens a second, everything asked at once."""
+    work = [prompt_of(i, length, engine.checkpoint.config.vocab_size) for i in range(requests)]
+    seconds, _ = answer(engine, work, tokens)
+    return requests * tokens / seconds
+
+
+def laws(engine: Engine, rounds: int) -> int:
+    """Different answers to one prompt, alone and among neighbours of random lengths, greedy and drawn."""
+    from unspool.params import SamplingParams
+
+    rng = random.Random(0)
+    vocab_size = engine.checkpoint.config.vocab_size
+    prompt = prompt_of(99, 333, vocab_size)
+    seen: dict[float, set[tuple[int, ...]]] = {0.0: set(), 1.0: set()}
+    for round in range(rounds):
+        ids = {}
+        for temperature in seen:
+            asked = SamplingParams(max_tokens=32, temperature=temperature, seed=1, ignore_eos=True)
+            ids[engine.add(prompt, asked)] = temperature
+        for i in range(0 if round == 0 else rng.choice([1, 5, 30, 120, 253])):
+            some = SamplingParams(max_tokens=rng.randint(1, 60), temperature=1, seed=i, ignore_eos=True)
+            engine.add(prompt_of(1000 * round + i, rng.randint(1, 900), vocab_size), some)
+        told: dict[str, list[int]] = {id: [] for id in ids}
+        while engine.has_work:
+            for event in engine.step():
+                if event.request in told:
+                    told[event.request] += [token.id for token in getattr(event, "tokens", ())]
+        for id, tokens in told.items():
+            seen[ids[id]].add(tuple(tokens))
+    return sum(len(answers) for answers in seen.values())
+
+
+# The card -----------------------------------------------------------------------------------------------------------
+def step_bytes(config: ModelConfig, batch: int, context: int) -> int:
+    """What one step of decoding must read: every weight once (of an embedding that is not the head, its rows alone),
+    and the keys and values of every sequence."""
+    weights = 2 * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    if not config.tied_embeddings:
+        weights -= 2 * config.vocab_size * config.hidden_size
+    return weights + batch * context * 4 * config.num_layers * config.num_kv_heads * config.head_dim
+
+
+def read_bandwidth() -> float:
+    """Bytes a second that a sum over 8 GiB reads; the best of ten."""
+    import torch
+
+    data = torch.ones(1 << 31, dtype=torch.float32, device="cuda")
+    best = min(event_seconds(lambda: data.sum()) for _ in range(10))
+    return float(data.numel() * 4 / best)
+
+
+def event_seconds(work: Callable[[], Any]) -> float:
+    import torch
+
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end) / 1000)
+
+
+def versions() -> dict[str, str]:
+    import torch
+    import triton
+
+    from unspool.version import VERSION
+
+    card = torch.cuda.get_device_name()
+    return {"unspool": VERSION, "torch": torch.__version__, "triton": triton.__version__, "card": card}
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="unspool bench gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--random", default="llama-8b", choices=sorted(SHAPES), help="the shape of the weights")
+    parser.add_argument("--only", action="append", choices=MEASURES, help="one of the measures; repeatable (all)")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of `laws` (12)")
+    options = parser.parse_args(argv)
+    wanted = options.only or MEASURES
+    config = SHAPES[options.random]
+    result: dict[str, Any] = {"benchmark": "gpu", "shape": options.random, **versions()}
+    bandwidth = result["read_bandwidth"] = read_bandwidth()
+    print(f"{result['card']}: reads {bandwidth / 1e12:.2f} TB/s", flush=True)
+    checkpoint = shared_checkpoint(config)
+    start = time.perf_counter()
+    engine = make_engine(checkpoint, kv_tokens=262_144, step_tokens=8192)
+    answer(engine, [prompt_of(0, 37, config.vocab_size)], 2)
+    result["ready_seconds"] = time.perf_counter() - start
+    print(f"weights loaded and two tokens answered in {result['ready_seconds']:.1f} s", flush=True)
+    if "decode" in wanted:
+        result["decode"] = decode_rows(engine, bandwidth)
+    if "prefill" in wanted:
+        prefill(engine, 2, 4096)
+        result["prefill_tokens_per_second"] = prefill(engine, 16, 4096)
+        print(f"prefill, 16 × 4,096 tokens: {result['prefill_tokens_per_second']:,.0f} tokens/s", flush=True)
+    if "serve" in wanted:
+        serve(engine, 256, 512, 4)
+        result["serve_tokens_per_second"] = serve(engine, 256, 512, 256)
+        print(f"256 requests of 512 in, 256 out: {result['serve_tokens_per_second']:,.0f} tokens/s", flush=True)
+    if "laws" in wanted:
+        result["answers"] = laws(engine, options.rounds)
+        print(f"different answers to one prompt, greedy and drawn: {result['answers']} (2 is right)", flush=True)
+    print(json.dumps(result))
+    return 0

@@ -1,0 +1,149 @@
+"""Every kernel of a step against the card's limits: bytes a second and operations a second, by number of rows.
+
+    unspool bench kernels --random llama-8b --rows 1 --rows 128 --rows 4096
+
+A kind of kernel is timed over all layers in one CUDA graph, so that weights come from memory, never from the cache,
+and the gaps between launches are those of a real step. The floor is the larger of bytes over the measured read
+bandwidth and operations over the measured rate of a large matrix product. `step` is the whole step; what it takes
+beyond the sum of its floors is what the kernels and the gaps between them cost. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unspool.bench.gpu import BLOCK_SIZE, event_seconds, read_bandwidth, shared_checkpoint, versions
+from unspool.config import EngineConfig, ModelConfig
+from unspool.models.registry import build
+from unspool.ops import Batch
+from unspool.weights.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from unspool.ops.cuda.launch import Launch
+    from unspool.ops.cuda.runner import CudaRunner
+
+
+def matrix_rate() -> float:
+    """Operations a second of an 8192³ bf16 product by torch; the best of ten."""
+    import torch
+
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return 2 * 8192**3 / min(event_seconds(lambda: a @ b) for _ in range(10))
+
+
+def make_step(config: ModelConfig) -> CudaRunner:
+    from unspool.ops.cuda.body import CudaOps
+
+    ops = CudaOps()
+    model = build(config, shared_checkpoint(config).weights, ops)
+    engine = EngineConfig(block_size=BLOCK_SIZE, step_tokens=4096)
+    return ops.compile(model, ops.kv_cache(config, engine, 131_072 // BLOCK_SIZE))
+
+
+def batch_of(rows: int, context: int) -> Batch:
+    """Decodes at a context where rows are few, one prompt where they are many."""
+    if rows > 256:
+        counts, start = [rows], 0
+    else:
+        counts, start = [1] * rows, context
+    blocks = -(-(start + counts[0]) // BLOCK_SIZE)
+    tables = np.arange(len(counts) * blocks, dtype=np.int32).reshape(len(counts), blocks)
+    positions = np.concatenate([np.arange(start, start + count) for count in counts]).astype(np.int32)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return Batch(
+        ids=np.zeros(rows, np.int32),
+        positions=positions,
+        slots=tables[owner, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
+        starts=starts,
+        tables=tables,
+        logit_rows=np.arange(rows, dtype=np.int32) if rows <= 256 else np.array([rows - 1], np.int32),
+    )
+
+
+def seconds_of(launches: Sequence[Launch], repeats: int) -> float:
+    """The median time of a graph of these launches."""
+    from unspool.ops.cuda.runner import Graph
+
+    graph = Graph(launches)
+    for _ in range(3):
+        graph.run()
+    return statistics.median(event_seconds(graph.run) for _ in range(repeats))
+
+
+def attention_cost(step: CudaRunner, rows: int, context: int) -> tuple[int, int]:
+    """Bytes of keys and values that one layer reads, and operations."""
+    config = step.kv.config
+    seen = rows * context if rows <= 256 else rows * rows // 2
+    read = rows * context if rows <= 256 else rows
+    per_token = 4 * config.num_kv_heads * config.head_dim
+    return read * per_token, 4 * seen * config.num_heads * config.head_dim
+
+
+def measure(step: CudaRunner, rows: int, context: int, limits: tuple[float, float]) -> list[dict[str, Any]]:
+    batch = batch_of(rows, context)
+    step(batch)  # lays the step out, compiles it and leaves its description on the device
+    launches = step.launches_of(rows)
+    kinds: dict[tuple[str, int, int], list[Launch]] = {}
+    for launch in launches:
+        shape = (launch.args.get("features", 0), launch.args.get("width", 0))
+        kinds.setdefault((launch.label, *shape), []).append(launch)
+    repeats = 20 if rows <= 256 else 5
+    table: list[dict[str, Any]] = []
+    for (label, features, width), some in kinds.items():
+        took = seconds_of(some, repeats) / len(some)
+        size, operations = some[0].bytes, some[0].flops
+        if label.startswith("attention"):
+            size, operations = attention_cost(step, rows, context)
+        floor = max(size / limits[0], operations / limits[1])
+        table.append(
+            {
+                "rows": rows,
+                "kernel": label,
+                "shape": [features, width],
+                "count": len(some),
+                "microseconds": 1e6 * took,
+                "terabytes_per_second": size / took / 1e12,
+                "teraflops": operations / took / 1e12,
+                "floor_microseconds": 1e6 * floor,
+            }
+        )
+    whole = seconds_of(launches, repeats)
+    floor = sum(row["count"] * row["floor_microseconds"] for row in table)
+    table.append({"rows": rows, "kernel": "step", "microseconds": 1e6 * whole, "floor_microseconds": floor})
+    return table
+
+
+def show(table: Sequence[dict[str, Any]]) -> None:
+    print(f"{'rows':>5} {'kernel':<18} {'shape':>14} {'×':>4} {'µs':>9} {'floor':>9} {'TB/s':>6} {'TFLOP/s':>8}")
+    for row in table:
+        shape = "×".join(map(str, row["shape"])) if any(row.get("shape", ())) else ""
+        rates = f"{row['terabytes_per_second']:6.2f} {row['teraflops']:8.1f}" if "count" in row else ""
+        times = f"{row['microseconds']:9.2f} {row['floor_microseconds']:9.2f}"
+        print(f"{row['rows']:5d} {row['kernel']:<18} {shape:>14} {row.get('count', ''):>4} {times} {rates}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="unspool bench kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--random", default="llama-8b", choices=sorted(SHAPES), help="the shape of the weights")
+    parser.add_argument("--rows", type=int, action="append", help="rows of a step; repeatable (1, 8, 32, 128, 4096)")
+    parser.add_argument("--context", type=int, default=512, help="tokens before each decoded one (512)")
+    options = parser.parse_args(argv)
+    limits = (read_bandwidth(), matrix_rate())
+    print(f"limits: {limits[0] / 1e12:.2f} TB/s read, {limits[1] / 1e12:.0f} TFLOP/s", flush=True)
+    step = make_step(SHAPES[options.random])
+    table = []
+    for rows in options.rows or (1, 8, 32, 128, 4096):
+        found = measure(step, rows, options.context, limits)
+        show(found)
+        table += found
+    print(json.dumps({"benchmark": "kernels", "shape": options.random, **versions(), "kernels": table}))
+    return 0
