@@ -41,7 +41,7 @@ test-slow: $(TESTING) $(STAMPS)/install
 
 # Where there is a GPU there is a torch that fits it: take the interpreter that has it, install and build nothing.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(PYTEST)
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(wildcard tests/ops/test_cuda_*.py) $(PYTEST)
 
 lint: $(TESTING)
 	$(BIN)/ruff check src tests scripts
