@@ -106,7 +106,7 @@ def test_a_disturbed_measurement_is_made_again_and_the_least_disturbed_counts(
     assert len(list(left)) == len(noise) - tries
 
 
-def test_engines_take_turns_and_see_the_same_prompts(drivers: Path) -> None:
+def test_a_run_visits_every_engine_in_every_round(drivers: Path) -> None:
     known = {name: KNOWN[name] for name in ("decode-32", "prefill-512", "eight", "start", "memory")}
     bench = cpu.Bench([fake(cpu.OURS, 0.001), fake("other", 0.004)], known, vocab_size=5000, threads=2)
     record = bench.run(3)
@@ -120,6 +120,20 @@ def test_engines_take_turns_and_see_the_same_prompts(drivers: Path) -> None:
     assert "4.00×" in printed
     assert "eight requests at once" in printed
     assert json.loads(json.dumps(cpu.report(record, known, 10**8)))["decode_share_of_bandwidth"] == pytest.approx(10)
+
+
+def test_no_prompt_is_used_twice_not_even_to_try_again(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def once(engine: cpu.Engine, process: Process, row: cpu.Row, prompts: list[list[int]]) -> tuple[float, float]:
+        seen.extend(tuple(prompt) for prompt in prompts)
+        return 1.0, 1.0  # disturbed
+
+    known = {"prefill-512": KNOWN["prefill-512"], "eight": KNOWN["eight"]}
+    bench = cpu.Bench([fake(cpu.OURS, 0.001), fake("other", 0.001)], known, vocab_size=5000, threads=2)
+    monkeypatch.setattr(bench, "_once", once)
+    bench.run(2)
+    assert len(seen) == len(set(seen)) == 2 * 2 * cpu.TRIES * (1 + 8)
 
 
 def test_there_is_room_for_the_widest_row() -> None:

@@ -231,11 +231,11 @@ class Bench:
         self.record.bandwidths.append(bandwidth.measure(self.threads, seconds=1.0).bytes_per_second)
         turn = number % len(self.engines)
         for name, row in self.rows.items():
-            prompts = self._prompts(row)
             for engine in self.engines[turn:] + self.engines[:turn]:
                 tries: list[tuple[float, float]] = []
                 while len(tries) < TRIES and (not tries or tries[-1][0] > QUIET_CORES):
                     time.sleep(SETTLE_SECONDS)
+                    prompts = self._prompts(row)  # never one that was seen: engines keep the prefixes they computed
                     tries.append(self._once(engine, alive.get(engine.name), row, prompts))
                 others, value = min(tries)  # the least disturbed, whatever it says
                 self.record.add(name, engine.name, value, others)
