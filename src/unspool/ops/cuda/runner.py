@@ -185,7 +185,7 @@ class CudaRunner:
         if take_all:
             logits = rows
         self._make_room(steps.size_of(batch, rows, logits), rows, 0 if words is None else logits)
-        self._send(batch, rows, logits, words, sources)
+        self._send(batch, rows, logits, words, sources, take_all=take_all)
         if take_all:
             graph, out = self._layout("all", rows, rows, mode)
             graph.run()
@@ -240,7 +240,16 @@ class CudaRunner:
                 torch.zeros(sampled * RESULT, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)
             ]
 
-    def _send(self, batch: Batch, rows: int, logits: int, words: np.ndarray | None, sources: np.ndarray | None) -> None:
+    def _send(
+        self,
+        batch: Batch,
+        rows: int,
+        logits: int,
+        words: np.ndarray | None,
+        sources: np.ndarray | None,
+        *,
+        take_all: bool,
+    ) -> None:
         step = self._shared.step
         if not self._host:
             pinned = not is_interpreted()
@@ -256,6 +265,7 @@ class CudaRunner:
             rows,
             logits,
             self.shape,
+            take_all=take_all,
             sources=sources,
             params=words,
             results=turn * (len(self._results) // RING),
