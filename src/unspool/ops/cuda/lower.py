@@ -54,6 +54,7 @@ class Shared:
     attention_m: Tensor
     attention_mass: Tensor
     attention_arrivals: Tensor
+    has_walk: bool
     handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
 
 
@@ -334,7 +335,7 @@ class Lowering:
         programs = (multiprocessors() * (1 if depth > 64 else 2),)
         stages = 3 if tiles is not None and depth <= 128 else 2 if depth <= 128 else 1
         walk = {"PARALLEL": False, "THREADS": 0}
-        if self.rows >= steps.WALK_FROM:
+        if shared.has_walk and self.rows >= steps.WALK_FROM:
             walked = walk | {"HEADER": steps.WALKED_ITEMS, "M": steps.FEW_ROWS}
             self._add(attention_kernel, programs, args | walked, warps=4, stages=stages, label="attention-walk")
         if not self.take_all and self.rows > steps.FEW_ROWS // (spec.num_heads // spec.num_kv_heads):

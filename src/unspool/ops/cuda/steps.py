@@ -36,6 +36,7 @@ class Shape:
     num_kv_heads: int
     programs: int  # that the device runs at once
     capacity: int  # rows of partial results
+    has_walk: bool = True  # a kernel for sequences that one program walks; it pays where the copy engine can feed it
 
 
 def places(rows: int) -> dict[str, int]:
@@ -91,7 +92,7 @@ def describe(
     if take_all:  # such a step has no kernel for prompts: whoever wants all their logits has few of them, mostly
         few, many = np.concatenate([few, many]), many[:0]
     walked = few[:0]
-    if rows >= WALK_FROM:
+    if shape.has_walk and rows >= WALK_FROM:
         is_walked = few[:, 5] < 0
         few, walked = few[~is_walked], few[is_walked]
     for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many), (WALKED_ITEMS, walked)):
@@ -143,7 +144,7 @@ def _few_items(
     # Every program gets about as many tiles: a short sequence is walked by one, a long one divided among several.
     total = int(tiles.sum()) * shape.num_kv_heads
     share = max(1, -(-total // shape.programs))
-    if len(sequences) * shape.num_kv_heads >= WALK_PROGRAMS:
+    if shape.has_walk and len(sequences) * shape.num_kv_heads >= WALK_PROGRAMS:
         share = max(share, WALK_TILES)
     apart = tiles > share
     needed = np.where(apart, tiles * rows * group, 0)
