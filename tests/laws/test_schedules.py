@@ -141,6 +141,10 @@ class World:
         events = [self.arrive, self.arrive, self.fork, self.rewind, self.abort] + [self.step] * 8
         for _ in range(num_events):
             self.rng.choice(events)()
+        self.drain()
+
+    def drain(self) -> None:
+        """Everyone is served, whatever happened before, and nothing is left behind."""
         for _ in range(20_000):
             if not self.live:
                 break
