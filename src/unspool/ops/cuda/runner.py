@@ -210,6 +210,13 @@ class CudaRunner:
             self._graphs[key] = (Graph(launches), made.out)
         return self._graphs[key]
 
+    def launches_of(self, rows: int) -> list[Launch]:
+        """The kernels of a step of so many rows that was run for its logits, for those who measure them."""
+        whole: tuple[object, ...] = ("all", bucket_of(rows), None)
+        keys = [whole] if whole in self._graphs else [("body", bucket_of(rows), None), ("tail", 1, None)]
+        launches = [launch for key in keys for launch in self._graphs[key][0].launches]
+        return [launch for launch in launches if isinstance(launch, Launch)]
+
     # Memory ----------------------------------------------------------------------------------------------------------
     def _make_room(self, size: int, rows: int, sampled: int) -> None:
         """Larger buffers where a step needs them; graphs know the old places and are made again."""
