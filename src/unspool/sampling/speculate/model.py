@@ -105,8 +105,9 @@ class ModelDrafter:
         for line, row in zip(lines, logits, strict=True):
             line.known.tokens = list(line.tokens)
             self._choose(line, row)
-        taken = (self._clock() - begun) / len(lines)
-        self._seconds = taken if not self._seconds else 0.9 * self._seconds + 0.1 * taken
+        if all(len(work.tokens) == 1 for work in plan):  # catching up on a prompt says nothing of what a guess costs
+            taken = (self._clock() - begun) / len(lines)
+            self._seconds = taken if not self._seconds else 0.9 * self._seconds + 0.1 * taken
         return True
 
     def _choose(self, line: Line, row: np.ndarray) -> None:
