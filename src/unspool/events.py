@@ -43,15 +43,6 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens that a step chose for a choice, before they are text."""
-
-    request: str
-    choice: int
-    tokens: tuple[Token, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Text:
     """Text that is final, and the tokens whose text is thereby wholly out."""
 
