@@ -99,11 +99,12 @@ def test_pieces_give_the_bits_of_the_whole(shape: str, block_size: int) -> None:
     assert (whole == pieces).all()
 
 
-def test_a_row_has_the_same_bits_alone_and_in_a_crowd() -> None:
-    step = make_step(CudaOps(), "tiny", "q4_1", num_layers=1)
+@pytest.mark.parametrize("block_size", [16, 128])  # 128: a kernel of its own walks the crowd
+def test_a_row_has_the_same_bits_alone_and_in_a_crowd(block_size: int) -> None:
+    step = make_step(CudaOps(), "tiny", "q4_1", block_size, num_layers=1)
     tokens = tokens_of(3, 60)
-    alone = [step(make_batch([(0, tokens[i : i + 1], [i])], 16))[0].copy() for i in range(3)]
-    crowd = step(make_batch([(0, tokens[i : i + 1], [10 + i]) for i in range(21)], 16))
+    alone = [step(make_batch([(0, tokens[i : i + 1], [i])], block_size))[0].copy() for i in range(3)]
+    crowd = step(make_batch([(0, tokens[i : i + 1], [10 + i]) for i in range(21)], block_size))
     assert all((crowd[i] == row).all() for i, row in enumerate(alone))
 
 

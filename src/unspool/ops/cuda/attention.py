@@ -89,10 +89,10 @@ def load_tile(
 @triton.jit
 def ask_for_tile(
     kv, table, tile, head,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Bring a tile into the L2 cache while others are computed."""
-    lane = tl.arange(0, 128)
+    lane = tl.arange(0, THREADS)
     active = lane < N // BLOCK_SIZE
     block = tl.load(table + tile * (N // BLOCK_SIZE) + lane, mask=active, other=0)
     start = kv + (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM)
@@ -162,6 +162,7 @@ def attention_kernel(
     HEADER: tl.constexpr,  # where the step tells the items' number and place
     TABLE: tl.constexpr,  # where it tells the tables' place and width
     PARALLEL: tl.constexpr,
+    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -175,7 +176,7 @@ def attention_kernel(
         if tl.program_id(0) < count:
             item = items + tl.program_id(0) // KV_HEADS * ITEM
             table, head = tables + tl.load(item + 2) * width, tl.program_id(0) % KV_HEADS
-            ask_for_tile(kv, table, tl.load(item + 3), head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N)
+            ask_for_tile(kv, table, tl.load(item + 3), head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N, THREADS)
     wait_for_previous(PDL)
     m_range, d = tl.arange(0, M), tl.arange(0, D)
     token, member = m_range // GROUP, m_range % GROUP

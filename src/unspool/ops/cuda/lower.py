@@ -54,6 +54,7 @@ class Shared:
     attention_m: Tensor
     attention_mass: Tensor
     attention_arrivals: Tensor
+    has_walk: bool
     handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
 
 
@@ -328,14 +329,18 @@ class Lowering:
         args |= {"scale": float(spec.scale), "softcap": spec.softcap, "HEADS": spec.num_heads}
         args |= {"KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth, "BLOCK_SIZE": kv.block_size}
         args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "ITEM": steps.ITEM, "TABLE": steps.TABLES}
-        few = {"HEADER": steps.FEW_ITEMS, "M": steps.FEW_ROWS, "PARALLEL": True}
+        few = {"HEADER": steps.FEW_ITEMS, "M": steps.FEW_ROWS, "PARALLEL": True, "THREADS": 128}
         # Two programs a multiprocessor, each without a pipeline: one loads while the other computes.
         self._add(attention_kernel, (2 * multiprocessors(),), args | few, warps=4, stages=1, label="attention")
-        if self.rows > steps.FEW_ROWS // (spec.num_heads // spec.num_kv_heads):
-            many = {"HEADER": steps.MANY_ITEMS, "M": steps.MANY_ROWS, "PARALLEL": False}
-            programs = multiprocessors() * (1 if depth > 64 else 2)
-            stages = 3 if tiles is not None and depth <= 128 else 2 if depth <= 128 else 1
-            self._add(attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt")
+        programs = (multiprocessors() * (1 if depth > 64 else 2),)
+        stages = 3 if tiles is not None and depth <= 128 else 2 if depth <= 128 else 1
+        walk = {"PARALLEL": False, "THREADS": 0}
+        if shared.has_walk and self.rows >= steps.WALK_FROM:
+            walked = walk | {"HEADER": steps.WALKED_ITEMS, "M": steps.FEW_ROWS}
+            self._add(attention_kernel, programs, args | walked, warps=4, stages=stages, label="attention-walk")
+        if not self.take_all and self.rows > steps.FEW_ROWS // (spec.num_heads // spec.num_kv_heads):
+            many = walk | {"HEADER": steps.MANY_ITEMS, "M": steps.MANY_ROWS}
+            self._add(attention_kernel, programs, args | many, warps=8, stages=stages, label="attention-prompt")
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv

@@ -100,8 +100,9 @@ class CudaRunner:
         self.vocab_size = root.matrix.features
         spec = next(node.spec for node in in_order(root) if isinstance(node, Attend))
         capacity = 256 if is_interpreted() else ATTENTION_ROWS
-        self.shape = steps.Shape(spec.num_heads, spec.num_kv_heads, 2 * multiprocessors(), capacity)
         self._depth = next_power(spec.head_dim)
+        has_walk = kv.block_size == steps.KEYS and self._depth == spec.head_dim <= 128
+        self.shape = steps.Shape(spec.num_heads, spec.num_kv_heads, 2 * multiprocessors(), capacity, has_walk)
         self._arena = Arena(device)
         self._graphs: dict[tuple[object, ...], tuple[Graph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16, kv.engine.step_tokens)
@@ -130,6 +131,7 @@ class CudaRunner:
             attention_m=room(heads, capacity),
             attention_mass=room(heads, capacity),
             attention_arrivals=room(heads, capacity, dtype=torch.int32),
+            has_walk=self.shape.has_walk,
             handoff=room(max(bucket_of(max_rows), 16), self.root.matrix.width),
         )
 
@@ -185,7 +187,7 @@ class CudaRunner:
         if take_all:
             logits = rows
         self._make_room(steps.size_of(batch, rows, logits), rows, 0 if words is None else logits)
-        self._send(batch, rows, logits, words, sources)
+        self._send(batch, rows, logits, words, sources, take_all=take_all)
         if take_all:
             graph, out = self._layout("all", rows, rows, mode)
             graph.run()
@@ -240,7 +242,16 @@ class CudaRunner:
                 torch.zeros(sampled * RESULT, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)
             ]
 
-    def _send(self, batch: Batch, rows: int, logits: int, words: np.ndarray | None, sources: np.ndarray | None) -> None:
+    def _send(
+        self,
+        batch: Batch,
+        rows: int,
+        logits: int,
+        words: np.ndarray | None,
+        sources: np.ndarray | None,
+        *,
+        take_all: bool,
+    ) -> None:
         step = self._shared.step
         if not self._host:
             pinned = not is_interpreted()
@@ -256,6 +267,7 @@ class CudaRunner:
             rows,
             logits,
             self.shape,
+            take_all=take_all,
             sources=sources,
             params=words,
             results=turn * (len(self._results) // RING),

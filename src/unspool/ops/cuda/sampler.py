@@ -198,7 +198,8 @@ class SamplingRoom:
         def add(kernel: Any, label: str, **args: Any) -> None:
             out.append(Launch(kernel, grid, common | args, warps=8, label=label))
 
-        add(prepare_kernel, "prepare", logits=logits, x_out=self.values, counts=counts, FILTERED=filtered)
+        if filtered:
+            add(prepare_kernel, "prepare", logits=logits, x_out=self.values, counts=counts)
         for weights in (False, True) if filtered else ():
             for shift in range(28, -1, -4):
                 add(digit_kernel, "digit", x_in=self.values, SHIFT=shift, WEIGHTS=weights)

@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False
 """From logits to tokens on the device, bit for bit as sampling/ does it on the CPU, rows independent of each other.
 
-    prepare   bias-free stages that touch single tokens: penalties, temperature; the row's largest values
+    prepare   penalties and temperature; the row's largest values (where nothing filters, the draw does this too)
     top-k     eight passes find the k-th best logit, four bits of it at a time, then which of its equals stay
     top-p     the same over weights: a token's weight is an integer, so their sums are exact in any order
     draw      min-p, noise, the best of the survivors
@@ -124,18 +124,8 @@ def arrive(state, chunks):
 
 
 @triton.jit
-def prepare_kernel(
-    logits, x_out, step, state, counts, vocab_size, PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr,
-    FILTERED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Penalties and temperature; the largest logit before and after."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * (STATE + tl.num_programs(1))
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = token < vocab_size
+def prepared(logits, params, state, counts, row, token, inside, vocab_size):
+    """Logits after penalties and temperature; the row's state learns the largest raw one, and of NaN and infinity."""
     x = tl.load(logits + row * vocab_size + token, mask=inside, other=float("-inf"))
     is_bad = (x != x) | (x == float("inf"))
     tl.atomic_max(state + BEST_RAW, tl.max(tl.where(is_bad, 0, ordered(x))))
@@ -146,9 +136,25 @@ def prepare_kernel(
     temperature = as_float(params)
     if temperature > 0:
         x = tl.div_rn(x, tl.zeros_like(x) + temperature)
+    return x
+
+
+@triton.jit
+def prepare_kernel(
+    logits, x_out, step, state, counts, vocab_size,
+    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What the filters look at, and its largest."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    params = step + tl.load(step + PARAMS_AT) + row * 16
+    state += row * (STATE + tl.num_programs(1))
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocab_size
+    x = prepared(logits, params, state, counts, row, token, inside, vocab_size)
     tl.store(x_out + row * vocab_size + token, x, mask=inside)
-    if FILTERED:
-        tl.atomic_max(state + BEST, tl.max(tl.where(is_bad, 0, ordered(x))))
+    tl.atomic_max(state + BEST, tl.max(tl.where((x != x) | (x == float("inf")), 0, ordered(x))))
 
 
 @triton.jit
@@ -312,7 +318,10 @@ def draw_kernel(
     state += row * (STATE + chunks)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
-    x = tl.load(x_in + row * vocab_size + token, mask=inside, other=float("-inf"))
+    if FILTERED:
+        x = tl.load(x_in + row * vocab_size + token, mask=inside, other=float("-inf"))
+    else:
+        x = prepared(logits, params, state, counts, row, token, inside, vocab_size)
     score = x
     if as_float(params) > 0:
         alive = inside & (x > float("-inf"))
@@ -348,7 +357,8 @@ def draw_kernel(
         out = results + tl.load(step + RESULT_AT) + row * 8
         tl.store(out, code)
         tl.store(out + 1, tl.load(logits + row * vocab_size + chosen).to(tl.int32, bitcast=True))
-        tl.store(out + 2, unordered(tl.load(state + BEST_RAW)).to(tl.int32, bitcast=True))
+        best = tl.load(state + BEST_RAW, cache_modifier=".cg")
+        tl.store(out + 2, unordered(best).to(tl.int32, bitcast=True))
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """A step as the device reads it: one array of int32, copied over in one go.
 
-    header | ids | positions | slots | sources | logit rows | items | items of prompts | tables | sampling parameters
+    header | ids | positions | slots | sources | logit rows | items, three lists | tables | sampling parameters
     16       rows  rows        rows    rows      these lists where the header says
 
 The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
@@ -17,11 +17,14 @@ from unspool.ops import Batch
 
 HEADER = 16
 # Places in the header.
-FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS = 0, 2, 4, 6, 7, 8
+FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS, WALKED_ITEMS = 0, 2, 4, 6, 7, 8, 9
 ITEM = 7
 PARAMS = 16  # words of a row's sampling parameters
 KEYS = 128  # positions of a tile of keys: part of every answer's bits
-FEW_ROWS, MANY_ROWS = 64, 128  # query rows (tokens times heads of a group) of the two attention kernels' tiles
+FEW_ROWS, MANY_ROWS = 64, 128  # query rows (tokens times heads of a group) of the attention kernels' tiles
+# From so many rows on, sequences that one program can walk get a kernel whose pipeline is made for that.
+WALK_FROM = 8
+WALK_TILES, WALK_PROGRAMS = 8, 32  # walked rather than divided: so short, among so many
 TABLE_SLACK = KEYS  # entries past the last table that a kernel may read: zeros
 
 
@@ -33,6 +36,7 @@ class Shape:
     num_kv_heads: int
     programs: int  # that the device runs at once
     capacity: int  # rows of partial results
+    has_walk: bool = True  # a kernel for sequences that one program walks; it pays where the copy engine can feed it
 
 
 def places(rows: int) -> dict[str, int]:
@@ -59,6 +63,7 @@ def describe(
     logits: int,
     shape: Shape,
     *,
+    take_all: bool = False,
     sources: np.ndarray | None = None,
     params: np.ndarray | None = None,
     results: int = 0,
@@ -83,8 +88,14 @@ def describe(
     out[start : start + len(batch.logit_rows)] = batch.logit_rows
     out[start + len(batch.logit_rows) : start + logits] = 0
     end = start + logits
-    few, many = divide(batch, shape)
-    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many)):
+    few, many = divide(batch, shape, FEW_ROWS if take_all else MANY_ROWS)
+    if take_all:  # such a step has no kernel for prompts: whoever wants all their logits has few of them, mostly
+        few, many = np.concatenate([few, many]), many[:0]
+    walked = few[:0]
+    if shape.has_walk and rows >= WALK_FROM:
+        is_walked = few[:, 5] < 0
+        few, walked = few[~is_walked], few[is_walked]
+    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many), (WALKED_ITEMS, walked)):
         out[place], out[place + 1] = len(items), end
         out[end : end + items.size] = items.reshape(-1)
         end += items.size
@@ -109,7 +120,7 @@ def write_params(out: np.ndarray, params: np.ndarray, logits: int) -> int:
     return logits * size
 
 
-def divide(batch: Batch, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+def divide(batch: Batch, shape: Shape, many_rows: int = MANY_ROWS) -> tuple[np.ndarray, np.ndarray]:
     """Attention's items: of sequences with few rows, and of those with many. No choice made here changes a bit."""
     group = shape.num_heads // shape.num_kv_heads
     starts = batch.starts.astype(np.int64)
@@ -117,7 +128,7 @@ def divide(batch: Batch, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     sequences = np.flatnonzero(counts > 0)
     is_few = counts[sequences] <= FEW_ROWS // group
     few = _few_items(batch, sequences[is_few], starts, counts, group, shape)
-    many = [_prompt_items(batch, s, int(starts[s]), int(counts[s]), MANY_ROWS // group) for s in sequences[~is_few]]
+    many = [_prompt_items(batch, s, int(starts[s]), int(counts[s]), many_rows // group) for s in sequences[~is_few]]
     if not many:
         return few, np.zeros((0, ITEM), np.int32)
     # The longest first: programs take items as they come free.
@@ -133,6 +144,8 @@ def _few_items(
     # Every program gets about as many tiles: a short sequence is walked by one, a long one divided among several.
     total = int(tiles.sum()) * shape.num_kv_heads
     share = max(1, -(-total // shape.programs))
+    if shape.has_walk and len(sequences) * shape.num_kv_heads >= WALK_PROGRAMS:
+        share = max(share, WALK_TILES)
     apart = tiles > share
     needed = np.where(apart, tiles * rows * group, 0)
     place = np.cumsum(needed) - needed

@@ -46,7 +46,8 @@ def tile_of(features: int, width: int, tokens: int) -> Tile:
     if tokens <= 64:
         return Tile(128, 64, 128, 8, 4, True) if many else Tile(64, 64, 128, 4, 6, True)
     if tokens <= 128:
-        return Tile(256, 128, 64, 8, 4, True) if many else Tile(64, 64, 128, 4, 6, True)
+        fewest = Tile(64, 64, 128, 4, 6, True) if features < 6144 else Tile(64, 128, 64, 4, 8, True)
+        return Tile(256, 128, 64, 8, 4, True) if many else fewest
     if tokens <= 256:
         return Tile(128, 256, 64, 8, 4, True) if many else Tile(64, 128, 64, 4, 8, True)
     wide = -(-features // 128) * -(-tokens // 256) >= PROGRAMS

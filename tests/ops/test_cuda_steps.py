@@ -1,0 +1,122 @@
+"""How a step is described to the device: every row meets every tile of keys that it sees, exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from unspool.ops import Batch
+from unspool.ops.cuda import steps
+from unspool.ops.cuda.steps import ITEM, KEYS, Shape
+
+SHAPE = Shape(num_heads=8, num_kv_heads=2, programs=264, capacity=16384)
+
+
+def batch_of(sequences: list[tuple[int, int]], wanted: str = "last") -> Batch:
+    """Sequences as (first position, rows)."""
+    starts = np.concatenate([[0], np.cumsum([rows for _, rows in sequences])]).astype(np.int32)
+    positions = np.concatenate([np.arange(start, start + rows) for start, rows in sequences]).astype(np.int32)
+    rows = len(positions)
+    return Batch(
+        ids=np.arange(rows, dtype=np.int32),
+        positions=positions,
+        slots=np.arange(rows, dtype=np.int64) + 5,
+        starts=starts,
+        tables=np.arange(len(sequences) * 40, dtype=np.int32).reshape(-1, 40),
+        logit_rows=(starts[1:] - 1 if wanted == "last" else np.arange(rows)).astype(np.int32),
+    )
+
+
+def described(batch: Batch, rows: int, logits: int, shape: Shape = SHAPE, **more: object) -> np.ndarray:
+    out = np.full(steps.size_of(batch, rows, logits) + 100, -99, np.int32)
+    size = steps.describe(out, batch, rows, logits, shape, **more)
+    assert size <= steps.size_of(batch, rows, logits)
+    assert (out[size:] == -99).all(), "nothing is written past what was promised"
+    return out[:size]
+
+
+def items_of(step: np.ndarray, place: int) -> np.ndarray:
+    count, start = step[place : place + 2]
+    return step[start : start + count * ITEM].reshape(count, ITEM)
+
+
+def meetings(items: np.ndarray) -> list[tuple[int, int]]:
+    return [
+        (row, tile)
+        for first, count, _, begin, end, _, _ in items.tolist()
+        for row in range(first, first + count)
+        for tile in range(begin, end)
+    ]
+
+
+MIXES = {
+    "one decode": [(512, 1)],
+    "a long one": [(100_000, 1)],
+    "a crowd": [(40 * i, 1) for i in range(100)],
+    "a long one among short ones": [(20_000, 1)] + [(10, 1)] * 40,
+    "drafts": [(700, 5), (3, 2), (0, 16)],
+    "prompts and decodes": [(0, 300), (512, 1), (64, 129), (1000, 17)],
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("take_all", [False, True])
+@pytest.mark.parametrize("has_walk", [False, True])
+def test_every_row_meets_its_tiles_once(mix: str, take_all: bool, has_walk: bool) -> None:
+    batch = batch_of(MIXES[mix], "all" if take_all else "last")
+    rows = -(-len(batch.ids) // 8) * 8
+    step = described(batch, rows, rows, replace(SHAPE, has_walk=has_walk), take_all=take_all)
+    few, many, walked = (items_of(step, place) for place in (steps.FEW_ITEMS, steps.MANY_ITEMS, steps.WALKED_ITEMS))
+    found = meetings(few) + meetings(many) + meetings(walked)
+    # A program computes an item's rows together, so earlier ones may meet a tile that they do not see.
+    assert len(found) == len(set(found))
+    assert {(r, t) for r, p in enumerate(batch.positions.tolist()) for t in range(p // KEYS + 1)} <= set(found)
+    group = SHAPE.num_heads // SHAPE.num_kv_heads
+    assert (few[:, 1] * group <= steps.FEW_ROWS).all()
+    assert (walked[:, 1] * group <= steps.FEW_ROWS).all()
+    assert (many[:, 1] * group <= steps.MANY_ROWS).all()
+    assert len(many) == 0 or not take_all
+    assert len(walked) == 0 or has_walk
+    assert (walked[:, 5] == -1).all()
+    assert (many[:, 5] == -1).all()
+
+
+def test_kept_results_never_share_a_place() -> None:
+    items = items_of(described(batch_of([(100_000, 1), (3000, 3), (900, 1)]), 8, 8), steps.FEW_ITEMS)
+    group = SHAPE.num_heads // SHAPE.num_kv_heads
+    kept = [
+        place + tile * rows * group + r
+        for _, rows, _, begin, end, place, _ in items.tolist()
+        for tile in range(begin, end)
+        for r in range(rows * group)
+        if place >= 0
+    ]
+    assert kept
+    assert len(kept) == len(set(kept))
+    assert max(kept) < SHAPE.capacity
+    counters = {(sequence, counter) for _, _, sequence, _, _, _, counter in items.tolist()}
+    assert len(counters) == len({counter for _, counter in counters}), "each sequence counts its arrivals apart"
+
+
+def test_what_does_not_fit_is_walked() -> None:
+    items = items_of(described(batch_of([(100_000, 1)]), 1, 1, replace(SHAPE, capacity=100)), steps.FEW_ITEMS)
+    assert items.tolist() == [[0, 1, 0, 0, 100_000 // KEYS + 1, -1, 0]]
+
+
+def test_padding_is_kept_nowhere_and_tables_end_in_zeros() -> None:
+    batch = batch_of([(5, 1), (9, 1), (2, 1)])
+    params = np.arange(3 * 16, dtype=np.int32).reshape(3, 16)
+    step = described(batch, 8, 8, params=params, sources=np.array([2, -1, 0], np.int32), results=77)
+    at = steps.places(8)
+    assert step[at["slots"] : at["slots"] + 8].tolist() == [5, 6, 7, -1, -1, -1, -1, -1]
+    assert step[at["sources"] : at["sources"] + 8].tolist() == [2, -1, 0, -1, -1, -1, -1, -1]
+    assert all(place % 4 == 0 for place in at.values()), "aligned for every number of rows"
+    start, width = step[steps.TABLES : steps.TABLES + 2]
+    assert (step[start : start + 3 * width] == batch.tables.reshape(-1)).all()
+    assert (step[start + 3 * width : start + 3 * width + steps.TABLE_SLACK] == 0).all()
+    rows = step[step[steps.ROW_PARAMS] :].reshape(8, 16)
+    assert (rows[:3] == params).all()
+    assert (rows[3:, 12] == -1).all(), "padding counts no tokens"
+    assert step[steps.RESULTS] == 77
