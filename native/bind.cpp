@@ -207,6 +207,8 @@ void bind_building(nb::class_<Program>& program) {
 
 void bind_program(nb::module_& m) {
     m.def("supports", &supports);
+    // Of packed tiles; the same for every instruction set so far.
+    m.def("layout_version", [](const std::string& isa) { return (void)kernels_of(isa), LAYOUT_VERSION; }, "isa"_a);
     m.def("q8_row_bytes", [](int64_t width) { return q8_row_bytes(width / BLOCK); });
     nb::class_<Pool>(m, "Pool").def_prop_ro("threads", &Pool::threads);
     m.def("shared_pool", &Pool::shared);

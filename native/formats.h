@@ -36,6 +36,7 @@ constexpr Scheme SCHEMES[NUM_FORMATS] = {
 //     4 bits: vector j holds quad j in its low nibbles and quad j + 4 in the high ones
 //     2 bits: vector j holds quads 4j to 4j + 3 from the lowest bits up;  1 bit: one vector, quad q in bit q
 //     8 bits: vector q holds quad q;  3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2
+constexpr int LAYOUT_VERSION = 1;  // raised with every change of it: packed tiles may be kept in files
 constexpr int blocks_per_unit(const Scheme& s) { return s.super ? SUPER / BLOCK : s.min ? 1 : 2; }
 constexpr int scale_bytes_per_block(const Scheme& s) {
     return s.super ? BLOCK / s.group * TILE * (s.min ? 2 : 1) : TILE * 2 * (s.min ? 2 : 1);
