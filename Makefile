@@ -3,7 +3,7 @@
 
 PYTHON  ?= python3
 VENV    ?= .venv
-EXTRAS  ?= server otel test dev
+EXTRAS  ?= server otel test dev interpreter
 PROMPT  ?= Why is the sky blue?
 BENCH   ?= bandwidth startup load
 # Arguments for pytest, as in `make test PYTEST="tests/unit -x"`.
