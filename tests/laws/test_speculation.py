@@ -14,7 +14,7 @@ from unspool.engine.engine import Engine
 from unspool.errors import RequestError
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
 from unspool.sampling.speculate.lookup import SuffixAutomaton
-from unspool.sampling.speculate.pace import Acceptance, Costs, draft_length
+from unspool.sampling.speculate.pace import Costs, Marks, Record, draft_length
 from unspool.weights.random import SHAPES, random_checkpoint
 
 
@@ -79,8 +79,8 @@ def test_early_exit_through_every_layer_is_always_right(tiny, make_crowd, make_j
     """A drafter that is the model itself, with the same noise, is never wrong, at temperature 1 either."""
     checkpoint, rng = tiny("tiny", "q4_1"), random.Random(4)
     crowd = make_crowd(checkpoint, kv_tokens=256, speculate=f"early-exit:{checkpoint.config.num_layers}")
-    eager(crowd.engine)
-    for _ in range(4):
+    crowd.engine.speculation.fixed_length = 5
+    for _ in range(6):
         crowd.alone(make_job(rng, checkpoint.config.vocab_size, [], 30))
     total = crowd.engine.speculation.total
     assert total.accepted == total.drafted >= 20
@@ -214,13 +214,49 @@ def test_the_automaton_knows_the_longest_repeated_suffix(tokens: list[int]) -> N
 
 def test_length_follows_chance_and_cost() -> None:
     flat, steep = Costs([(1, 1.0), (17, 1.1)]), Costs([(1, 1.0), (17, 17.0)])
-    free = lambda count: 0.0  # noqa: E731
-    assert draft_length(0.9, 1, 16, flat, free) >= 8
-    assert draft_length(0.9, 1, 3, flat, free) == 3
-    assert draft_length(0.05, 1, 16, Costs([(1, 1.0), (17, 3.0)]), free) == 0
-    assert draft_length(0.9, 1, 16, steep, free) == 0
-    assert draft_length(0.9, 1, 16, flat, lambda count: count * 1.0) == 0
-    chance = Acceptance()
-    for _ in range(50):
-        chance.observe(False)
-    assert chance.chance < 0.01
+    assert draft_length([0.9] * 16, 1, 16, flat) >= 8
+    assert draft_length([0.9] * 16, 1, 3, flat) == 3
+    assert draft_length([0.9, 0.9, 0.0, 0.9], 1, 16, flat) == 2
+    assert draft_length([0.05] * 16, 1, 16, Costs([(1, 1.0), (17, 3.0)])) == 0
+    assert draft_length([0.9] * 16, 1, 16, steep) == 0
+    assert draft_length([], 1, 16, flat) == 0
+    # Where time is worth more, fewer guesses are worth it; in a crowd that fills the machine, none.
+    sloped = Costs([(1, 1.0), (17, 3.0)])
+    assert 0 < draft_length([0.8] * 16, 1, 16, sloped, speed=2.0) < draft_length([0.8] * 16, 1, 16, sloped)
+    assert draft_length([0.8] * 16, 16, 16, Costs([(1, 1.0), (8, 1.2), (64, 8.0)])) == 0
+
+
+def test_costs_follow_what_steps_take() -> None:
+    costs = Costs([(1, 1.0), (2, 1.1), (4, 1.3)])
+    assert costs(3) == pytest.approx(1.2)
+    for _ in range(300):
+        costs.observe(1, 2.0)
+        costs.observe(4, 4.0)
+        costs.observe_ahead(1, 1.8)
+    assert costs(1) == pytest.approx(2.0, rel=0.05)
+    assert costs(4) == pytest.approx(4.0, rel=0.05)
+    assert costs.plain(1) == pytest.approx(1.8, rel=0.05)
+
+
+def test_marks_and_records_learn() -> None:
+    marks, record = Marks((0.5, 0.9)), Record()
+    assert marks.chance(7) == 0.9
+    for _ in range(100):
+        marks.observe(0, was_right=False)
+        record.observe(0.9, was_right=False)
+    assert marks.chance(0) < 0.05
+    assert marks.chance(1) == 0.9
+    assert record.trust < 0.1
+
+
+def test_a_costly_drafter_that_does_not_pay_is_tried_ever_less() -> None:
+    record = Record()
+    tried = 0
+    for _ in range(1000):
+        if record.may_try():
+            record.observe_round(1, 1.5)
+            tried += 1
+    assert 1 < tried < 12
+    for _ in range(30):
+        record.observe_round(4, 2.0)
+    assert record.speed > 1.5

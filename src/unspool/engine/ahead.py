@@ -9,7 +9,8 @@ void and nobody is told. Order on the device is order of launching, so a block t
 written by its new owner last.
 
 A request that needs the host to choose (a constraint, a penalty, logprobs, …) makes the engine step plainly while it
-runs; a draft is checked by the device but read at once, since the next plan depends on it.
+runs. A draft is checked by the device but read at once, since the next plan depends on it; while no draft is likely to
+pay, the engine runs ahead and drafters only look on.
 """
 
 from __future__ import annotations
@@ -66,33 +67,39 @@ class InFlight:
     plan: Plan
     flight: Flight
     index: dict[int, int]  # request: which of the draws is its first
+    is_ahead: bool  # counted as done, with placeholders; else it has drafts, and its outcome decides
+    begun: float
 
 
 class Ahead:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._last: InFlight | None = None
+        self._read: float | None = None  # when the last step was read, if it was run ahead of
 
     def step(self) -> None:
         engine = self._engine
         on_device = self._device_can_draw()
-        if engine.speculation.drafters or not on_device:
+        is_ahead = not self._wants_drafts()
+        if not (on_device and is_ahead):
             self.settle()
         if not on_device:
             engine.step_plainly()
             return
-        engine.draft()
+        begun = engine.speculation.now()
+        if not is_ahead:
+            engine.draft()
         plan = engine.scheduler.plan()
         last, self._last = self._last, None
         if plan:
             engine.mark_started(plan)
             try:
-                self._last = self._launch(plan, last)
+                self._last = self._launch(plan, last, is_ahead, begun)
             except Exception as error:
                 engine.fail_all(plan, error)
         if last is not None:
             self._settle(last)
-        if self._last is not None and (engine.speculation.drafters or not plan):
+        if self._last is not None and not (is_ahead and plan):
             self.settle()
 
     def settle(self) -> None:
@@ -104,8 +111,16 @@ class Ahead:
     def _device_can_draw(self) -> bool:
         return all(branch.on_device for _, branch in self._engine.branches.values())
 
+    def _wants_drafts(self) -> bool:
+        engine = self._engine
+        if not engine.speculation.drafters:
+            return False
+        running = [request for request in engine.scheduler.running if not request.is_paused]
+        rows = sum(min(request.num_left, engine.config.chunk_tokens) for request in running)
+        return engine.speculation.is_due([engine.branches[r.number][1] for r in running], max(1, rows))
+
     # Launching ------------------------------------------------------------------------------------------------------
-    def _launch(self, plan: Plan, last: InFlight | None) -> InFlight:
+    def _launch(self, plan: Plan, last: InFlight | None, is_ahead: bool, begun: float) -> InFlight:
         engine = self._engine
         draws: list[Draw] = []
         index: dict[int, int] = {}
@@ -125,14 +140,13 @@ class Ahead:
         runner = engine.runner
         assert isinstance(runner, AheadRunner)
         flight = runner.launch(plan, draws, sources)
-        self._commit(plan)
-        return InFlight(plan, flight, index)
+        if is_ahead:
+            self._commit(plan)
+        return InFlight(plan, flight, index, is_ahead, begun)
 
     def _commit(self, plan: Plan) -> None:
         """Count the step as done, with placeholders. A draft's outcome is not guessed: it is read before planning."""
         engine = self._engine
-        if engine.speculation.drafters:
-            return
         engine.scheduler.commit(plan, {work.request: [PENDING] for work in plan.works if work.num_samples})
         for work in plan.works:
             if work.num_samples:
@@ -148,6 +162,7 @@ class Ahead:
         except Exception as error:
             engine.fail_all(last.plan, error)
             return
+        self._time(last)
         chosen: dict[int, list[int]] = {}
         after: list[Callable[[], None]] = []
         for work in last.plan.works:
@@ -162,12 +177,23 @@ class Ahead:
                 except SamplingError as error:  # one request's failure is its own
                     after.append(partial(engine.fail, group, branch, error))
                     continue
-                if not engine.speculation.drafters:
+                if last.is_ahead:
                     engine.scheduler.settle(branch.request, position, chosen[work.request][0])
-        if engine.speculation.drafters:
+        if not last.is_ahead:
             engine.scheduler.commit(last.plan, chosen)
         for act in after:
             act()
+
+    def _time(self, last: InFlight) -> None:
+        """Tell speculation what a step takes: one that was waited for, or from reading one to reading the next."""
+        speculation = self._engine.speculation
+        if speculation.drafters:
+            now = speculation.now()
+            if not last.is_ahead:
+                speculation.observe(last.plan, now - last.begun)
+            elif self._read is not None:
+                speculation.observe(last.plan, now - self._read, is_ahead=True)
+            self._read = now if last.is_ahead else None
 
 
 def _checked(tokens: Sequence[int], first: int) -> Iterator[Choice]:

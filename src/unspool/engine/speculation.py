@@ -6,18 +6,22 @@ Drafts are tokens still to compute, nothing more: the scheduler plans them, the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from unspool.engine.ahead import AheadRunner, Draw
 from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
-from unspool.sampling.speculate import Drafter, Sight
+from unspool.params import SamplingParams
+from unspool.sampling.speculate import Draft, Drafter, Sight
 from unspool.sampling.speculate.lookup import Lookup
 from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
-from unspool.sampling.speculate.pace import MOST, Acceptance, Costs, draft_length
+from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Marks, Record, draft_length
 
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
@@ -25,8 +29,11 @@ if TYPE_CHECKING:
     from unspool.engine.branch import Branch
     from unspool.engine.engine import Engine
     from unspool.params import ResolvedParams
+    from unspool.sampling.pipeline import Sampler
 
-MEASURED_ROWS = (1, 2, 3, 4, 6, 9, 13, 17)
+MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
+PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
+FIRST_SPEED = 1.15  # of drafting, before any was tried: good enough to try
 
 
 @dataclass
@@ -63,7 +70,10 @@ class Guess:
     """A draft that was proposed: `sent` of it were given to the model to check."""
 
     tokens: list[int]
+    marks: list[int]
     sent: int
+    rows: int  # of the step, without it
+    seconds: float  # that proposing it took
 
 
 class Speculation:
@@ -77,86 +87,168 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.drafters = drafters
+        self.fixed_length: int | None = None  # every draft's, for those who measure; None: as many as pay
         self.total = Tally()
+        self.now = clock
         self._tallies: dict[int, Tally] = {}
-        self._chances: dict[int, Acceptance] = {}
+        self._records: dict[int, Record] = {}
         self._guesses: dict[int, Guess] = {}
-        self._runner, self._blocks, self._clock = runner, blocks, clock
-        self._costs: Costs | None = None
+        self._marks: dict[str, Marks] = {}
+        self._speeds: dict[str, float] = {}  # what drafting with each came to lately
+        self._runner, self._blocks = runner, blocks
+        self._costs = measure(runner, blocks, clock) if drafters else None
+
+    @property
+    def costs(self) -> Costs:
+        if self._costs is None:
+            self._costs = measure(self._runner, self._blocks, self.now)
+        return self._costs
+
+    # Before a step --------------------------------------------------------------------------------------------------
+    def is_due(self, branches: Sequence[Branch], num_rows: int) -> bool:
+        """Whether the coming step shall have drafts, for which all tokens must be known.
+
+        Drafters that cost nothing look on meanwhile: their guesses are compared, not sent.
+        """
+        due = False
+        for branch in branches:
+            drafter = self._drafter_of(branch)
+            if drafter is None or branch.request.num_left != 1:
+                continue
+            if drafter.seconds(1) > 0:
+                due |= self.fixed_length is not None or self._is_worth_asking(branch, drafter, num_rows, 1)
+                continue
+            guess = self._look(drafter, [branch], [MOST], num_rows, 1)[0]
+            self._guesses[branch.request.number] = guess
+            due |= self._length(branch, guess, num_rows) > 0
+        return due
 
     def draft(self, branches: Sequence[Branch], num_rows: int) -> None:
         """Give each branch that decodes and wants it a draft. `num_rows` is what the step has without drafts."""
-        wanting = [branch for branch in branches if self._drafter_of(branch) and branch.request.num_left == 1]
-        if not wanting:
-            return
-        if self._costs is None:
-            self._costs = self._measure()
         by_drafter: dict[str, list[Branch]] = {}
-        for branch in wanting:
-            by_drafter.setdefault(self._drafter_of(branch) or "", []).append(branch)
-        for name, group in by_drafter.items():
-            num_rows = self._draft_with(self.drafters[name], group, num_rows)
-
-    def _drafter_of(self, branch: Branch) -> str | None:
-        name = branch.speculate
-        return name if name in self.drafters else None
-
-    def _draft_with(self, drafter: Drafter, branches: Sequence[Branch], num_rows: int) -> int:
-        assert self._costs is not None
-        lengths = []
         for branch in branches:
-            chance = self._chances.setdefault(branch.request.number, Acceptance()).chance
-            room = branch.max_output - len(branch.output) - 1
-            length = draft_length(chance, num_rows, room, self._costs, drafter.seconds)
-            lengths.append(length)
-            num_rows += length
-        # A free drafter guesses one token even where none is sent, to learn from; a costly one tries now and then.
-        asked = [
-            max(length, int(self._may_peek(drafter, branch))) for length, branch in zip(lengths, branches, strict=True)
-        ]
+            if self._drafter_of(branch) is not None and branch.request.num_left == 1:
+                by_drafter.setdefault(branch.speculate or "", []).append(branch)
+        for name, group in by_drafter.items():
+            drafter = self.drafters[name]
+            counts = [self._most_asked(branch, drafter, num_rows, len(group)) for branch in group]
+            for branch, guess in zip(group, self._look(drafter, group, counts, num_rows, len(group)), strict=True):
+                guess.sent = self._length(branch, guess, num_rows)
+                branch.request.draft = guess.tokens[: guess.sent]
+                self._guesses[branch.request.number] = guess
+                num_rows += guess.sent
+
+    def _drafter_of(self, branch: Branch) -> Drafter | None:
+        return self.drafters.get(branch.speculate) if branch.speculate is not None else None
+
+    def _most_asked(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int) -> int:
+        room = branch.max_output - len(branch.output) - 1
+        if self.fixed_length is not None:
+            return min(self.fixed_length, room)
+        if drafter.seconds(1) > 0 and not self._is_worth_asking(branch, drafter, num_rows, num_others):
+            return 0
+        return min(MOST, room)
+
+    def _is_worth_asking(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int) -> bool:
+        return self._record(branch).may_try() and self._goes_on(branch, drafter, num_rows, num_others, ())
+
+    def _look(
+        self, drafter: Drafter, branches: Sequence[Branch], counts: Sequence[int], num_rows: int, num_others: int
+    ) -> list[Guess]:
+        """What a drafter proposes, as far as it makes sense. A token that is not one spoils the whole draft."""
         sights = [
-            Sight(b.request.number, b.request.tokens, b.request.num_prompt, b.request.blocks, b.sampler)
-            for b in branches
+            Sight(
+                request.number,
+                request.tokens[: -request.num_pending] if request.num_pending else request.tokens,
+                request.num_prompt,
+                request.blocks,
+                branch.sampler,
+                partial(self._goes_on, branch, drafter, num_rows, num_others),
+            )
+            for branch in branches
+            for request in (branch.request,)
         ]
-        for branch, length, tokens in zip(branches, lengths, drafter.propose(sights, asked), strict=True):
+        begun = self.now()
+        drafts = drafter.propose(sights, counts)
+        seconds = (self.now() - begun) / len(sights) if drafter.seconds(1) > 0 else 0.0
+        guesses = []
+        for branch, draft in zip(branches, drafts, strict=True):
+            tokens, marks = list(draft[:MOST]), draft.marks[:MOST] if isinstance(draft, Draft) else list(range(MOST))
             vocab_size = branch.sampler.vocab_size
-            sane = [token for token in tokens[:MOST] if isinstance(token, int) and 0 <= token < vocab_size]
-            sent = sane[:length] if len(sane) == len(tokens[:MOST]) else []
-            branch.request.draft = sent
-            self._guesses[branch.request.number] = Guess(sane, len(sent))
-        return num_rows
+            if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
+                tokens = []
+            guesses.append(Guess(tokens, marks, 0, num_rows, seconds))
+        return guesses
 
-    def _may_peek(self, drafter: Drafter, branch: Branch) -> bool:
-        return drafter.seconds(1) == 0 or len(branch.output) % 16 == 0
+    def _goes_on(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int, marks: Sequence[int]) -> bool:
+        """Whether one more guess of a costly drafter promises more than it costs; others draft as far, as it seems."""
+        if self.fixed_length is not None:
+            return True
+        known, record, costs = self._marks_of(drafter), self._record(branch), self.costs
+        reach = math.prod(self._chance(known, record, mark) for mark in marks)
+        promise = reach * min(known.typical * record.trust, SUREST)
+        rows = num_rows + len(marks) * num_others
+        row = min((costs(rows + more) - costs(rows)) / more for more in (1, 2))
+        rate = num_rows / costs.plain(num_rows) * max(1.0, record.speed)
+        return promise > rate * (row + drafter.seconds(1))
 
+    def _length(self, branch: Branch, guess: Guess, num_rows: int) -> int:
+        room = branch.max_output - len(branch.output) - branch.request.num_pending - 1
+        if self.fixed_length is not None:
+            return max(0, min(self.fixed_length, room, len(guess.tokens)))
+        drafter = self._drafter_of(branch)
+        assert drafter is not None
+        known, record = self._marks_of(drafter), self._record(branch)
+        chances = [self._chance(known, record, mark) for mark, _ in zip(guess.marks, guess.tokens, strict=False)]
+        return draft_length(chances, num_rows, room, self.costs, record.speed)
+
+    # After a step ---------------------------------------------------------------------------------------------------
     def learn(self, branch: Branch, chosen: Sequence[int]) -> None:
         """The model chose; compare with what was guessed."""
-        guess = self._guesses.pop(branch.request.number, None)
-        if guess is None:
+        guess, drafter = self._guesses.pop(branch.request.number, None), self._drafter_of(branch)
+        if guess is None or drafter is None:
             return
-        chance = self._chances[branch.request.number]
+        known, record = self._marks_of(drafter), self._record(branch)
         accepted = 0
-        for token, guessed in zip(chosen, guess.tokens, strict=False):
-            chance.observe(token == guessed)
+        for token, guessed, mark in zip(chosen, guess.tokens, guess.marks, strict=False):
+            record.observe(known.chance(mark), token == guessed)
+            known.observe(mark, token == guessed)
             if token != guessed:
                 break
             accepted += 1
+        accepted = min(accepted, guess.sent)
+        if guess.sent or guess.seconds:
+            plain = self.costs.plain(guess.rows)
+            taken = self.costs(guess.rows + guess.sent) - plain + guess.seconds
+            record.observe_round(1 + accepted, 1 + taken / plain * guess.rows)
+            speed = self._speeds.get(drafter.name, FIRST_SPEED)
+            self._speeds[drafter.name] = speed + 0.05 * (record.speed - speed)
         if guess.sent:
-            accepted = min(accepted, guess.sent, len(chosen))
-            saved = self._saved(branch, guess.sent, accepted)
+            saved = accepted * plain / guess.rows - taken
             self._tallies.setdefault(branch.request.number, Tally()).add(guess.sent, accepted, saved)
             self.total.add(guess.sent, accepted, saved)
 
-    def _saved(self, branch: Branch, sent: int, accepted: int) -> float:
-        assert self._costs is not None
-        drafter = self.drafters[self._drafter_of(branch) or ""]
-        return accepted * self._costs(1) - (self._costs(1 + sent) - self._costs(1)) - drafter.seconds(sent)
-
-    def observe(self, plan: Plan, seconds: float) -> None:
+    def observe(self, plan: Plan, seconds: float, *, is_ahead: bool = False) -> None:
         """A step that only decoded: its rows and its time keep the costs true."""
         if self._costs is not None and all(work.num_samples == len(work.tokens) for work in plan.works):
-            self._costs.observe(plan.num_tokens, seconds)
+            (self._costs.observe_ahead if is_ahead else self._costs.observe)(plan.num_tokens, seconds)
 
+    # Estimates ------------------------------------------------------------------------------------------------------
+    def _chance(self, known: Marks, record: Record, mark: int) -> float:
+        return min(known.chance(mark) * record.trust, SUREST)
+
+    def _marks_of(self, drafter: Drafter) -> Marks:
+        if drafter.name not in self._marks:
+            self._marks[drafter.name] = Marks(getattr(drafter, "priors", PRIORS))
+        return self._marks[drafter.name]
+
+    def _record(self, branch: Branch) -> Record:
+        number = branch.request.number
+        if number not in self._records:
+            self._records[number] = Record(self._speeds.get(branch.speculate or "", FIRST_SPEED))
+        return self._records[number]
+
+    # Requests -------------------------------------------------------------------------------------------------------
     def choose(self, params: ResolvedParams, config: EngineConfig) -> str | None:
         """The drafter for a request: what it asks for, else the engine's own."""
         if params.speculate == "off" or params.beam is not None:
@@ -173,34 +265,54 @@ class Speculation:
 
     def forget(self, branch: Branch) -> None:
         number = branch.request.number
-        self._chances.pop(number, None)
+        self._records.pop(number, None)
         self._guesses.pop(number, None)
         self._tallies.pop(number, None)
         for drafter in self.drafters.values():
             drafter.forget(number)
 
-    def _measure(self) -> Costs:
-        """Time steps of a few rows on a block that nobody holds."""
-        if self._blocks.num_free == 0:
-            return Costs([(1, 1.0), (2, 2.0)])  # nothing to measure on: drafts do not pay
-        block = self._blocks.allocate()
-        points: list[tuple[int, float]] = []
-        try:
-            for rows in MEASURED_ROWS:
-                tokens = (0,) * min(rows, self._blocks.block_size)
-                plan = Plan((Work(0, 0, tokens, (block,), len(tokens), len(tokens)),))
-                times = []
-                for _ in range(3):
-                    start = self._clock()
-                    self._runner.run(plan)
-                    times.append(self._clock() - start)
-                if not points or len(tokens) > points[-1][0]:
-                    points.append((len(tokens), max(min(times), 1e-9)))
-        finally:
-            self._blocks.release([block])
-        return Costs(points) if len(points) > 1 else Costs([(1, 1.0), (2, 2.0)])
+
+# The machine --------------------------------------------------------------------------------------------------------
+def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.perf_counter, rounds: int = 3) -> Costs:
+    """What steps of a few rows take, on blocks that nobody holds, with the choice where the device makes it."""
+    size = blocks.block_size
+    taken = [blocks.allocate() for _ in range(min(blocks.num_free, -(-MEASURED_ROWS[-1] // size)))]
+    points: list[tuple[int, float]] = []
+    try:
+        for rows in MEASURED_ROWS:
+            if rows <= len(taken) * size:
+                points.append((rows, _step_seconds(runner, rows, taken, clock, rounds)))
+    finally:
+        blocks.release(taken)
+    return Costs(points) if len(points) > 1 else Costs([(1, 1.0), (2, 2.0)])  # nothing known: drafts do not pay
 
 
+def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Callable[[], float], rounds: int) -> float:
+    """The best of a few; the first one may have to prepare what others find."""
+    plan = Plan((Work(0, 0, (0,) * rows, tuple(blocks), rows, rows),))
+    draws = None
+    if isinstance(runner, AheadRunner):
+        sampler = _greedy_sampler(runner.model.config.vocab_size)
+        draws = [Draw(sampler, position) for position in range(1, rows + 1)]
+    times = []
+    for _ in range(rounds):
+        start = clock()
+        if isinstance(runner, AheadRunner) and draws is not None:
+            runner.launch(plan, draws, [-1] * rows).tokens()
+        else:
+            runner.run(plan)
+        times.append(clock() - start)
+    return max(min(times), 1e-9)
+
+
+def _greedy_sampler(vocab_size: int) -> Sampler:
+    from unspool.sampling.pipeline import Sampler
+
+    params = SamplingParams(temperature=0).resolve({}, vocab_size=vocab_size)
+    return Sampler(params, prompt_ids=(0,), vocab_size=vocab_size, end_ids=frozenset())
+
+
+# Drafters -----------------------------------------------------------------------------------------------------------
 def make_drafters(engine: Engine) -> dict[str, Drafter]:
     """The drafters that an engine's configuration names; the first is the one that requests get."""
     name = engine.config.speculate

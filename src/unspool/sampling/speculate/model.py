@@ -4,13 +4,18 @@ The drafter samples with the target's own sampler, forked: the same parameters, 
 keyed by seed, position and token, the same noise. Two models that roughly agree on the probabilities then mostly agree
 on the draw, even at temperature 1.
 
+A guess is as sure as the draft model is: its probability is the guess's mark, and drafting ends where one more guess
+would not pay.
+
 It keeps keys and values in blocks of its own. What it has computed of a request is kept as long as there is room and
 the tokens still begin that way.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +25,8 @@ import numpy as np
 from unspool.cache.blocks import Blocks
 from unspool.engine.plan import Plan, Work
 from unspool.errors import EngineError, RequestError
-from unspool.sampling.speculate import Sight
+from unspool.sampling import native
+from unspool.sampling.speculate import Draft, Sight
 
 if TYPE_CHECKING:
     from unspool.engine.runner import Runner
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
 STEP_ROWS = 512  # of prompts that are caught up on, in one call
+SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # where the next mark begins
 
 
 @dataclass
@@ -46,26 +53,29 @@ class Line:
     tokens: list[int]  # the request's, then the draft's
     sampler: Sampler
     left: int
-    draft: list[int] = field(default_factory=list)
+    goes_on: Callable[[Sequence[int]], bool]
+    draft: Draft = field(default_factory=Draft)
 
 
 class ModelDrafter:
+    priors = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)  # by mark
+
     def __init__(self, name: str, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.name, self._runner, self._clock = name, runner, clock
         self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
         self._known: dict[int, Known] = {}  # least recently used first
         self._seconds = 0.0  # of one drafted token, measured
 
-    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[list[int]]:
+    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
         lines = {
-            sight.number: Line(self._recall(sight), list(sight.tokens), sight.sampler.fork(), count)
+            sight.number: Line(self._recall(sight), list(sight.tokens), sight.sampler.fork(), count, sight.goes_on)
             for sight, count in zip(sights, counts, strict=True)
             if count
         }
         while True:
             active = [line for line in lines.values() if line.left]
             if not active or not self._step(active):
-                return [lines[sight.number].draft if sight.number in lines else [] for sight in sights]
+                return [lines[sight.number].draft if sight.number in lines else Draft() for sight in sights]
 
     def seconds(self, count: int) -> float:
         return self._seconds * count if self._seconds else 1e-6 * count  # never free: it is a model
@@ -111,15 +121,19 @@ class ModelDrafter:
         return True
 
     def _choose(self, line: Line, row: np.ndarray) -> None:
+        row = _fitted(row, line.sampler.vocab_size)
         try:
-            token = line.sampler.choose(_fitted(row, line.sampler.vocab_size), len(line.tokens)).token
+            token = line.sampler.choose(row, len(line.tokens)).token
             line.sampler.accept(token)
         except EngineError:  # the draft model sees no way on; the target will judge for itself
             line.left = 0
             return
         line.tokens.append(token)
         line.draft.append(token)
+        line.draft.marks.append(bisect_right(SURENESS, _probability(row, token)))
         line.left -= 1
+        if line.left and not line.goes_on(line.draft.marks):
+            line.left = 0
 
     def _catch_up(self, line: Line) -> bool:
         """Compute what the target already has, up to the last few tokens, in steps of bounded size."""
@@ -145,6 +159,11 @@ class ModelDrafter:
             return False
         known.blocks += [self._blocks.allocate() for _ in range(missing)]
         return True
+
+
+def _probability(row: np.ndarray, token: int) -> float:
+    stats, _, _ = native.describe(row, token, 0, native.body())
+    return math.exp(stats.logprob(row[token]))
 
 
 def _fitted(row: np.ndarray, vocab_size: int) -> np.ndarray:

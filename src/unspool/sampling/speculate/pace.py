@@ -1,18 +1,24 @@
-"""How many tokens to draft: as many as pay, by what is known of this request and of this machine.
+"""How many tokens to draft: as many as pay, by what is known of the guesses, of the request and of this machine.
 
-A step over r rows takes cost(r) seconds. A draft of k tokens, each right with chance p, yields p + p² + … + p^k tokens
-more and costs cost(r + k) - cost(r) + drafting(k) seconds more. The length is the k with the best rate of tokens,
-0 included. p is learnt from every guess, also those that were not sent to be checked: so it costs nothing to notice
-that a text has begun to repeat itself, or has ceased to.
+A step over r rows takes cost(r) seconds and plain decoding makes r tokens of it. A draft whose first i guesses are all
+right with chance c_i yields c_1 + … + c_k tokens more and takes cost(r + k) - cost(r) seconds more, which are worth
+tokens too: those seconds times the rate at which tokens come otherwise. The length is the k with the largest gain, 0
+included.
+
+A guess's chance is what guesses that looked as sure came to (its mark's, over all requests), times how far this
+request bears such estimates out. All guesses teach, also those that were not sent to be checked: so it costs nothing to
+notice that a text has begun to repeat itself, or has ceased to.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 MOST = 16  # tokens in one draft
-MARGIN = 1.02  # a draft must promise at least this much, for the estimates are rough
+MARGIN = 1.02  # seconds count for a little more than they seem, for the estimates are rough
+SUREST = 0.99
+MARKS = 32
 
 
 class Costs:
@@ -22,9 +28,14 @@ class Costs:
         self._rows = [rows for rows, _ in points]
         self._seconds = [seconds for _, seconds in points]
         self._drift = 1.0  # what steps take now against what was measured: contexts grow, neighbours come
+        self._ahead = 1.0  # a step that the host runs ahead of, against one that it waits for
 
     def __call__(self, rows: int) -> float:
         return self._at(rows) * self._drift
+
+    def plain(self, rows: int) -> float:
+        """A step without drafts, as it would be run."""
+        return self(rows) * self._ahead
 
     def _at(self, rows: int) -> float:
         index = min(max(bisect_left(self._rows, rows), 1), len(self._rows) - 1)
@@ -32,27 +43,90 @@ class Costs:
         return s0 + (s1 - s0) * (rows - r0) / (r1 - r0)
 
     def observe(self, rows: int, seconds: float) -> None:
-        self._drift += 0.05 * (seconds / self._at(rows) - self._drift)
+        ratio = _tamed(seconds / self(rows))
+        self._drift *= 1 + 0.05 * (ratio - 1)
+        index = bisect_left(self._rows, rows)
+        if index < len(self._rows) and self._rows[index] == rows:
+            self._seconds[index] *= 1 + 0.05 * (ratio - 1)
+
+    def observe_ahead(self, rows: int, seconds: float) -> None:
+        self._ahead *= 1 + 0.05 * (_tamed(seconds / self.plain(rows)) - 1)
+        self._ahead = min(self._ahead, 1.0)
 
 
-class Acceptance:
-    """The chance that a request's next guess is right, from its last few dozen guesses."""
-
-    def __init__(self, prior: float = 0.5) -> None:
-        self.chance = prior
-
-    def observe(self, was_right: bool) -> None:
-        self.chance += 0.12 * (was_right - self.chance)
+def _tamed(ratio: float) -> float:
+    """One step that was interrupted says little."""
+    return min(max(ratio, 0.5), 2.0)
 
 
-def draft_length(chance: float, rows: int, most: int, costs: Costs, drafting: Callable[[int], float]) -> int:
-    """The length with the best rate of tokens for a step that has `rows` rows without this request's draft."""
-    best, best_rate = 0, rows / costs(rows) * MARGIN
-    expected, power = float(rows), 1.0
-    for count in range(1, min(most, MOST) + 1):
-        power *= chance
-        expected += power
-        rate = expected / (costs(rows + count) + drafting(count))
-        if rate > best_rate:
-            best, best_rate = count, rate
+class Marks:
+    """How often a drafter's guesses of each mark were right."""
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._chances = [priors[min(mark, len(priors) - 1)] for mark in range(MARKS)]
+        self._weights = [8.0] * MARKS  # what the prior counts for, in guesses
+        self.typical = sum(priors) / len(priors)  # of the guesses made lately
+
+    def chance(self, mark: int) -> float:
+        return self._chances[min(max(mark, 0), MARKS - 1)]
+
+    def observe(self, mark: int, was_right: bool) -> None:
+        mark = min(max(mark, 0), MARKS - 1)
+        self._weights[mark] = min(self._weights[mark] + 1, 200.0)
+        self._chances[mark] += (was_right - self._chances[mark]) / self._weights[mark]
+        self.typical += 0.02 * (was_right - self.typical)
+
+
+class Record:
+    """What came of one request's guesses: whether estimates hold for it, and whether drafting has paid."""
+
+    def __init__(self, speed: float = 1.0) -> None:
+        self._right = self._expected = 0.0
+        self._tokens, self._steps = speed, 1.0  # lately made; in the time of so many plain steps
+        self._pause = 8
+        self._left = 0  # tokens before a costly drafter is tried again
+
+    @property
+    def trust(self) -> float:
+        return (self._right + 1.0) / (self._expected + 1.0)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second against plain decoding's, by the estimated costs."""
+        return self._tokens / self._steps
+
+    def observe(self, chance: float, was_right: bool) -> None:
+        self._right = 0.93 * self._right + was_right
+        self._expected = 0.93 * self._expected + chance
+
+    def observe_round(self, num_tokens: int, steps: float) -> None:
+        """A round of drafting and checking made so many tokens in the time of so many plain steps."""
+        self._tokens += 0.1 * (num_tokens - self._tokens)
+        self._steps += 0.1 * (steps - self._steps)
+        if self.speed < 1:
+            self._pause = min(2 * self._pause, 256)
+            self._left = self._pause
+        else:
+            self._pause = 8
+
+    def may_try(self) -> bool:
+        """Whether a drafter that costs time is to be asked now: not for a while after it has not paid."""
+        self._left -= 1
+        return self._left < 0
+
+
+def draft_length(chances: Sequence[float], rows: int, most: int, costs: Costs, speed: float = 1.0) -> int:
+    """The length with the largest gain for a step that has `rows` rows without it; `chances` are the guesses' own, each
+    given that those before it are right."""
+    rate = rows / costs.plain(rows) * max(1.0, speed) * MARGIN
+    base = costs.plain(rows)
+    best, best_gain, gain, reach = 0, 0.0, 0.0, 1.0
+    for count, chance in enumerate(chances[: min(most, MOST)], 1):
+        reach *= chance
+        gain += reach
+        net = gain - rate * (costs(rows + count) - base)
+        if net > best_gain:
+            best, best_gain = count, net
+        if reach < 0.02:
+            break
     return best
