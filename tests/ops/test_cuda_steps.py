@@ -9,7 +9,7 @@ import pytest
 
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
-from unspool.ops.cuda.steps import ITEM, KEYS, Shape
+from unspool.ops.cuda.steps import ITEM, KEYS, SPLIT, Shape
 
 SHAPE = Shape(num_heads=8, num_kv_heads=2, programs=264, capacity=16384)
 
@@ -63,41 +63,37 @@ MIXES = {
 
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("take_all", [False, True])
-@pytest.mark.parametrize("has_walk", [False, True])
-def test_every_row_meets_its_tiles_once(mix: str, take_all: bool, has_walk: bool) -> None:
+@pytest.mark.parametrize("group", [1, 4, 7, 32])
+def test_every_row_meets_its_tiles_once(mix: str, take_all: bool, group: int) -> None:
     batch = batch_of(MIXES[mix], "all" if take_all else "last")
     rows = -(-len(batch.ids) // 8) * 8
-    step = described(batch, rows, rows, replace(SHAPE, has_walk=has_walk), take_all=take_all)
-    few, many, walked = (items_of(step, place) for place in (steps.FEW_ITEMS, steps.MANY_ITEMS, steps.WALKED_ITEMS))
-    found = meetings(few) + meetings(many) + meetings(walked)
+    shape = replace(SHAPE, num_heads=2 * group)
+    step = described(batch, rows, rows, shape, take_all=take_all)
+    few, many = (items_of(step, place) for place in (steps.FEW_ITEMS, steps.MANY_ITEMS))
+    found = meetings(few) + meetings(many)
     # A program computes an item's rows together, so earlier ones may meet a tile that they do not see.
     assert len(found) == len(set(found))
     assert {(r, t) for r, p in enumerate(batch.positions.tolist()) for t in range(p // KEYS + 1)} <= set(found)
-    group = SHAPE.num_heads // SHAPE.num_kv_heads
-    assert (few[:, 1] * group <= steps.FEW_ROWS).all()
-    assert (walked[:, 1] * group <= steps.FEW_ROWS).all()
-    assert (many[:, 1] * group <= steps.MANY_ROWS).all()
+    assert (few[:, 1] * group <= shape.decode_rows).all()
+    assert (many[:, 1] * group <= shape.prompt_rows).all()
     assert len(many) == 0 or not take_all
-    assert len(walked) == 0 or has_walk
-    assert (walked[:, 5] == -1).all()
     assert (many[:, 5] == -1).all()
 
 
 def test_kept_results_never_share_a_place() -> None:
-    items = items_of(described(batch_of([(100_000, 1), (3000, 3), (900, 1)]), 8, 8), steps.FEW_ITEMS)
-    group = SHAPE.num_heads // SHAPE.num_kv_heads
+    items = items_of(described(batch_of([(100_000, 1), (3000, 11), (900, 1)]), 16, 16), steps.FEW_ITEMS)
+    assert all(end - begin <= SPLIT for _, _, _, begin, end, place, _ in items.tolist() if place >= 0)
     kept = [
-        place + tile * rows * group + r
-        for _, rows, _, begin, end, place, _ in items.tolist()
-        for tile in range(begin, end)
-        for r in range(rows * group)
+        place + begin // SPLIT * rows * SHAPE.group + r
+        for _, rows, _, begin, _, place, _ in items.tolist()
+        for r in range(rows * SHAPE.group)
         if place >= 0
     ]
     assert kept
     assert len(kept) == len(set(kept))
     assert max(kept) < SHAPE.capacity
-    counters = {(sequence, counter) for _, _, sequence, _, _, _, counter in items.tolist()}
-    assert len(counters) == len({counter for _, counter in counters}), "each sequence counts its arrivals apart"
+    counters = {(first, counter) for first, _, _, _, _, _, counter in items.tolist()}
+    assert len(counters) == len({counter for _, counter in counters}), "each piece counts its arrivals apart"
 
 
 def test_what_does_not_fit_is_walked() -> None:

@@ -43,7 +43,7 @@ def make_step(config: ModelConfig) -> CudaRunner:
     ops = CudaOps()
     model = build(config, shared_checkpoint(config).weights, ops)
     engine = EngineConfig(block_size=BLOCK_SIZE, step_tokens=4096)
-    return ops.compile(model, ops.kv_cache(config, engine, 131_072 // BLOCK_SIZE))
+    return ops.compile(model, ops.kv_cache(config, engine, 262_144 // BLOCK_SIZE))
 
 
 def batch_of(rows: int, context: int) -> Batch:

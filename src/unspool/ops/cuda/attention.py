@@ -1,19 +1,25 @@
 # mypy: disallow-untyped-defs=False
 """Attention over paged keys and values, for any mix of prompts, decodes and drafts.
 
-Keys come in tiles of KEYS positions that start at position 0. A tile's result for a query row (largest score, sum of
-weights, weighted values) starts from nothing, and tiles are merged from the first to the last:
+Keys come in splits of SPLIT tiles of KEYS positions, all counted from position 0. A split starts from nothing and goes
+through its tiles in order; splits are merged from the first to the last:
 
-    m' = max(m, m_tile)    mass' = mass · 2^(m - m') + mass_tile · 2^(m_tile - m')    likewise the values
+    tile    m' = max(m, scores)   w = f16(2^(scores - m'))   mass' = mass · 2^(m - m') + w · 1   acc' likewise, w · v
+    merge   m' = max(m, m_split)   mass' = mass · 2^(m - m') + mass_split · 2^(m_split - m')   acc' likewise
 
-So one program may walk all tiles, or each tile be a program of its own whose results the last one to arrive merges in
+So one program may walk all splits, or each split be a program of its own whose results the last one to arrive merges in
 order: the arithmetic is the same. A tile that a row does not see (later than its position, or before its window)
-has the weight 0 and changes nothing.
+has the weight 0 and changes nothing. The sum of weights is a product with ones: the matrix unit adds in one order.
+
+There are two kernels, and they agree bit by bit, since a sum of the matrix unit depends on neither side's width and not on
+which side is which. *Decodes* put keys on its M side and the few query rows on its N side, so that little is computed
+for nothing and memory is what counts. *Prompts* put the query rows on the M side, where a row's largest score is found
+within a warp.
 
 Work comes as items, seven numbers each: first row, number of rows, sequence, first tile, end tile, place, counter. An
-item's rows are its tokens times the heads that share a key head; they fill the matrix unit's M side, as many tokens
-as fit. At a place of -1 the item is all there is to its tokens: the program walks its tiles and writes the answer. Else
-the item is some of several tiles whose results are kept at place + tile · rows, and counted by the counter.
+item's rows are its tokens times the heads that share a key head. At a place of -1 the item is all there is to its
+tokens: the program walks its tiles and writes the answer. Else it is one of several splits, whose results are kept at
+place + split · rows, and counted by the counter.
 """
 
 from __future__ import annotations
@@ -26,34 +32,33 @@ from unspool.ops.cuda.linear import tanh
 
 
 @triton.jit
-def attend_tile(
-    query, k, v, key, position, scale, softcap, WINDOW: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
-    """One tile's largest score (in base 2), sum of weights and weighted values for each row, from nothing."""
-    scores = tl.dot(query, k.T)
+def weigh(scores, seen, m, scale, softcap, AXIS: tl.constexpr):
+    """One more tile, its keys along AXIS: the largest score so far (in base 2), what everything before it is worth
+    now, and the tile's weights."""
     factor = scale * 1.4426950408889634
     if softcap is not None:
         scores = softcap * tanh(scores * scale / softcap)
         factor = 1.4426950408889634
-    if MASKED:
-        seen = key[None, :] <= position[:, None]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+    if seen is not None:
         scores = tl.where(seen, scores, float("-inf"))
-    m = tl.max(scores, 1) * factor
-    base = tl.where(m == float("-inf"), 0.0, m) if MASKED else m
-    weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
-    return m, tl.sum(weights, 1), tl.dot(weights.to(tl.float16), v)
+    new = tl.maximum(m, tl.max(scores, AXIS) * factor)
+    base = tl.where(new == float("-inf"), 0.0, new) if seen is not None else new
+    weights = tl.exp2(tl.fma(scores, factor, -tl.expand_dims(base, AXIS)))
+    return new, tl.exp2(m - base), weights.to(tl.float16)
 
 
 @triton.jit
-def merge(m, mass, acc, tile_m, tile_mass, tile_acc):
-    """The state after one more tile. Nothing seen has m = -inf, and counts for nothing."""
-    new = tl.maximum(m, tile_m)
+def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
+    """The state after one more split. Nothing seen has m = -inf, and counts for nothing."""
+    new = tl.maximum(m, split_m)
     base = tl.where(new == float("-inf"), 0.0, new)
-    old_part, tile_part = tl.exp2(m - base), tl.exp2(tile_m - base)
-    new_mass = tl.fma(mass, old_part, tile_mass * tile_part)
-    return new, new_mass, tl.fma(acc, old_part[:, None], tile_acc * tile_part[:, None])
+    old, late = tl.expand_dims(tl.exp2(m - base), AXIS), tl.expand_dims(tl.exp2(split_m - base), AXIS)
+    return new, tl.fma(mass, old, split_mass * late), tl.fma(acc, old, split_acc * late)
+
+
+@triton.jit
+def answer_of(mass, acc, AXIS: tl.constexpr):
+    return acc / tl.expand_dims(tl.where(mass == 0.0, 1.0, mass), AXIS)
 
 
 @triton.jit
@@ -66,16 +71,17 @@ def load_tile(
 
     A table may be read past its end for the same reason; whoever makes it puts zeros there.
     """
-    if kv_tiles is not None:  # a block is a tile: the copy engine brings it
-        block = load_quietly(table + tile) if QUIET else tl.load(table + tile)
-        row = (block * KV_HEADS + head) * (2 * N)
+    if kv_tiles is not None:  # a tile lies within a block: the copy engine brings it
+        PARTS: tl.constexpr = BLOCK_SIZE // N
+        block = load_quietly(table + tile // PARTS) if QUIET else tl.load(table + tile // PARTS)
+        row = (block * KV_HEADS + head) * (2 * BLOCK_SIZE) + tile % PARTS * N
         k = kv_tiles.load([row, 0])
-        v = kv_tiles.load([row + N, 0])
+        v = kv_tiles.load([row + BLOCK_SIZE, 0])
     else:
-        n, d = tl.arange(0, N), tl.arange(0, D)
-        block = tl.load(table + tile * (N // BLOCK_SIZE) + n // BLOCK_SIZE)
+        place, d = tile * N + tl.arange(0, N), tl.arange(0, D)
+        block = tl.load(table + place // BLOCK_SIZE)
         head_start = (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM)
-        source = kv + (head_start + n % BLOCK_SIZE * HEAD_DIM)[:, None] + d[None, :]
+        source = kv + (head_start + place % BLOCK_SIZE * HEAD_DIM)[:, None] + d[None, :]
         if D == HEAD_DIM:
             k = tl.load(source)
             v = tl.load(source + BLOCK_SIZE * HEAD_DIM)
@@ -87,59 +93,75 @@ def load_tile(
 
 
 @triton.jit
-def ask_for_tile(
-    kv, table, tile, head,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr, THREADS: tl.constexpr,
+def read_item(items, index, exists):
+    """An item's seven numbers; of one that is not there, zeros."""
+    item = items + index * 7
+    first_row = tl.load(item, mask=exists, other=0)
+    num_rows = tl.load(item + 1, mask=exists, other=0)
+    sequence = tl.load(item + 2, mask=exists, other=0)
+    first_tile = tl.load(item + 3, mask=exists, other=0)
+    end_tile = tl.load(item + 4, mask=exists, other=0)
+    place = tl.load(item + 5, mask=exists, other=0)
+    counter = tl.load(item + 6, mask=exists, other=0)
+    return first_row, num_rows, sequence, first_tile, end_tile, place, counter
+
+
+@triton.jit
+def ask_for_tiles(
+    kv, table, first_tile, end_tile, head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr,
+    THREADS: tl.constexpr,
 ):  # fmt: skip
-    """Bring a tile into the L2 cache while others are computed."""
+    """Bring a split's blocks into the L2 cache."""
     lane = tl.arange(0, THREADS)
-    active = lane < N // BLOCK_SIZE
-    block = tl.load(table + tile * (N // BLOCK_SIZE) + lane, mask=active, other=0)
+    first, end = first_tile * N // BLOCK_SIZE, tl.cdiv(tl.minimum(end_tile, first_tile + SPLIT) * N, BLOCK_SIZE)
+    active = first + lane < end
+    block = tl.load(table + first + lane, mask=active, other=0)
     start = kv + (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM)
     prefetch_runs(start, active, 4 * BLOCK_SIZE * HEAD_DIM)
 
 
 @triton.jit
-def load_partial(partial, partial_m, partial_mass, kept, tile, end, rows, some, D: tl.constexpr):
-    """A tile's kept results for 16 rows; past the end, results that change nothing."""
-    r, d = some + tl.arange(0, 16), tl.arange(0, D)
-    used = (r < rows) & (tile + tl.zeros_like(r) < end)
-    at = (kept + tile * rows + r).to(tl.int64)
+def load_partial(partial, partial_m, partial_mass, kept, split, end, rows, T: tl.constexpr, D: tl.constexpr):
+    """A split's kept results; past the end, results that change nothing."""
+    r, d = tl.arange(0, T), tl.arange(0, D)
+    used = (r < rows) & (split + tl.zeros_like(r) < end)
+    at = (kept + split * rows + r).to(tl.int64)
     acc = tl.load(partial + at[:, None] * D + d[None, :], mask=used[:, None], other=0.0, cache_modifier=".cg")
     m = tl.load(partial_m + at, mask=used, other=float("-inf"), cache_modifier=".cg")
     mass = tl.load(partial_mass + at, mask=used, other=0.0, cache_modifier=".cg")
-    return m, mass, acc
+    return m, mass[:, None], acc
 
 
 @triton.jit
 def merge_partials(
-    partial, partial_m, partial_mass, out, kept, begin, end, rows, some, first_row, head,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    partial, partial_m, partial_mass, out, kept, begin, end, rows, first_row, head,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """16 rows' tiles in order, loaded four at a time so that they wait for memory once."""
-    r, d = some + tl.arange(0, 16), tl.arange(0, D)
-    m = tl.full((16,), float("-inf"), tl.float32)
-    mass = tl.zeros((16,), tl.float32)
-    acc = tl.zeros((16, D), tl.float32)
-    for tile in range(begin, end, 4):
-        m0, mass0, acc0 = load_partial(partial, partial_m, partial_mass, kept, tile, end, rows, some, D)
-        m1, mass1, acc1 = load_partial(partial, partial_m, partial_mass, kept, tile + 1, end, rows, some, D)
-        m2, mass2, acc2 = load_partial(partial, partial_m, partial_mass, kept, tile + 2, end, rows, some, D)
-        m3, mass3, acc3 = load_partial(partial, partial_m, partial_mass, kept, tile + 3, end, rows, some, D)
-        m, mass, acc = merge(m, mass, acc, m0, mass0, acc0)
-        m, mass, acc = merge(m, mass, acc, m1, mass1, acc1)
-        m, mass, acc = merge(m, mass, acc, m2, mass2, acc2)
-        m, mass, acc = merge(m, mass, acc, m3, mass3, acc3)
-    answer = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+    """An item's splits in order, loaded four at a time so that they wait for memory once."""
+    r, d = tl.arange(0, T), tl.arange(0, D)
+    m = tl.full((T,), float("-inf"), tl.float32)
+    mass = tl.zeros((T, 1), tl.float32)
+    acc = tl.zeros((T, D), tl.float32)
+    for split in range(begin, end, 4):
+        m0, mass0, acc0 = load_partial(partial, partial_m, partial_mass, kept, split, end, rows, T, D)
+        m1, mass1, acc1 = load_partial(partial, partial_m, partial_mass, kept, split + 1, end, rows, T, D)
+        m2, mass2, acc2 = load_partial(partial, partial_m, partial_mass, kept, split + 2, end, rows, T, D)
+        m3, mass3, acc3 = load_partial(partial, partial_m, partial_mass, kept, split + 3, end, rows, T, D)
+        m, mass, acc = merge(m, mass, acc, m0, mass0, acc0, 1)
+        m, mass, acc = merge(m, mass, acc, m1, mass1, acc1, 1)
+        m, mass, acc = merge(m, mass, acc, m2, mass2, acc2, 1)
+        m, mass, acc = merge(m, mass, acc, m3, mass3, acc3, 1)
+    answer = answer_of(tl.max(mass, 1), acc, 1)
     at = ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP)[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + at, answer.to(tl.bfloat16), mask=(r < rows)[:, None] & (d < HEAD_DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["capacity"])
-def attention_kernel(
+def decode_attention_kernel(
     q,  # f16 [row, heads, head_dim]
     kv,  # f16 [block, kv head, key or value, slot, head_dim], of one layer
-    kv_tiles,  # a descriptor of the same, [rows of head_dim], where a block is a tile
+    kv_tiles,  # a descriptor of the same, [rows of head_dim], where a tile lies within a block
     out,  # bf16 [row, heads, head_dim]
     step,  # int32: the step's description, see steps.py
     positions,
@@ -153,105 +175,184 @@ def attention_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    D: tl.constexpr,  # HEAD_DIM up to a power of two
+    D: tl.constexpr,  # HEAD_DIM up to a power of two that the matrix unit takes on its M side
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    M: tl.constexpr,
+    T: tl.constexpr,  # query rows
     N: tl.constexpr,
-    ITEM: tl.constexpr,
-    HEADER: tl.constexpr,  # where the step tells the items' number and place
+    SPLIT: tl.constexpr,
+    ITEMS: tl.constexpr,  # where the step tells the items' number and place
     TABLE: tl.constexpr,  # where it tells the tables' place and width
-    PARALLEL: tl.constexpr,
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    count = tl.load(step + HEADER) * KV_HEADS
-    items = step + tl.load(step + HEADER + 1)
+    # The step's description was there before the last kernel: whatever can be read of it is read while that one ends.
+    count = tl.load(step + ITEMS) * KV_HEADS
+    items = step + tl.load(step + ITEMS + 1)
     tables = step + tl.load(step + TABLE)
     width = tl.load(step + TABLE + 1)
+    first = tl.program_id(0)
+    first_row, num_rows, sequence, first_tile, end_tile, place, counter = read_item(
+        items, first // KV_HEADS, first < count
+    )
     let_next_start(PDL)
-    if PDL and PARALLEL:  # noqa: SIM102 (decided when this is compiled)
-        # Only the newest keys and values come from the kernel before: ask for this program's first tile already.
-        if tl.program_id(0) < count:
-            item = items + tl.program_id(0) // KV_HEADS * ITEM
-            table, head = tables + tl.load(item + 2) * width, tl.program_id(0) % KV_HEADS
-            ask_for_tile(kv, table, tl.load(item + 3), head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N, THREADS)
-    wait_for_previous(PDL)
-    m_range, d = tl.arange(0, M), tl.arange(0, D)
-    token, member = m_range // GROUP, m_range % GROUP
-    in_head = d < HEAD_DIM
-    for work in range(tl.program_id(0), count, tl.num_programs(0)):
-        item = items + work // KV_HEADS * ITEM
+    if PDL:
+        # Only the newest keys and values come from the kernel before.
+        table = tables + sequence * width
+        ask_for_tiles(
+            kv, table, first_tile, end_tile, first % KV_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N, SPLIT, THREADS
+        )
+    if first < count or count == 0:  # who has nothing to do makes room for the next kernel, if another waits
+        wait_for_previous(PDL)
+    t, d = tl.arange(0, T), tl.arange(0, D)
+    ones = tl.full((64, N), 1.0, tl.float16)
+    for work in range(first, count, tl.num_programs(0)):
+        following = work + tl.num_programs(0)
+        next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_counter = read_item(
+            items, following // KV_HEADS, following < count
+        )
         head = work % KV_HEADS
-        first_row, num_rows = tl.load(item), tl.load(item + 1)
-        table = tables + tl.load(item + 2) * width
-        first_tile, end_tile, place = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
-        live = token < num_rows
-        row = first_row + token
+        table = tables + sequence * width
+        live = t < num_rows * GROUP
+        row = first_row + t // GROUP
+        where = (row.to(tl.int64) * HEADS + head * GROUP + t % GROUP)[:, None] * HEAD_DIM + d[None, :]
+        inside = live[:, None] & (d < HEAD_DIM)[None, :]
+        query = tl.load(q + where, mask=inside, other=0.0)
         position = tl.load(positions + row, mask=live, other=-1)
-        first_position, last = tl.load(positions + first_row), tl.load(positions + first_row + num_rows - 1)
+        last = tl.max(position, 0)
         begin = 0  # the first tile that any of these rows sees
         if WINDOW > 0:
-            begin = tl.maximum(first_position + 1 - WINDOW, 0) // N
+            begin = tl.maximum(tl.load(positions + first_row) + 1 - WINDOW, 0) // N
             first_tile = tl.maximum(first_tile, begin)
-        where = (row.to(tl.int64) * HEADS + head * GROUP + member)[:, None] * HEAD_DIM + d[None, :]
-        inside = live[:, None] & in_head[None, :]
-        query = tl.load(q + where, mask=inside, other=0.0)
-        is_kept = False
-        if PARALLEL:
-            is_kept = place >= 0
-        rows = num_rows * GROUP
-        kept = head * capacity + place
-        m = tl.full((M,), float("-inf"), tl.float32)
-        mass = tl.zeros((M,), tl.float32)
-        acc = tl.zeros((M, D), tl.float32)
-        full_end = first_tile
-        if not PARALLEL:
-            # Tiles that every row sees whole need no mask; they are most of a long prompt's.
-            full_begin = first_tile
-            if WINDOW > 0:
-                full_begin = tl.minimum(tl.maximum(tl.cdiv(last + 1 - WINDOW, N), first_tile), end_tile)
-                for tile in range(first_tile, full_begin):
-                    k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
-                    tile_m, tile_mass, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
-                    m, mass, acc = merge(m, mass, acc, tile_m, tile_mass, tile_acc)
-            full_end = tl.maximum(tl.minimum((first_position + 1) // N, end_tile), full_begin)
-            for tile in range(full_begin, full_end):
-                k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
-                tile_m, tile_mass, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, False)
-                m, mass, acc = merge(m, mass, acc, tile_m, tile_mass, tile_acc)
-        for tile in range(full_end, end_tile):
+        whole_m = tl.full((T,), float("-inf"), tl.float32)
+        whole_mass = tl.zeros((64, T), tl.float32)
+        whole_acc = tl.zeros((D, T), tl.float32)
+        m, mass, acc = whole_m, whole_mass, whole_acc
+        for tile in range(first_tile, end_tile):
+            if tile % SPLIT == 0 and tile > first_tile:
+                whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
+                m = tl.full((T,), float("-inf"), tl.float32)
+                mass = tl.zeros((64, T), tl.float32)
+                acc = tl.zeros((D, T), tl.float32)
             k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
-            tile_m, tile_mass, tile_acc = attend_tile(query, k, v, key, position, scale, softcap, WINDOW, True)
-            if is_kept:
-                keep(partial, partial_m, partial_mass, kept + tile * rows, rows, tile_m, tile_mass, tile_acc, M, D)
-            else:
-                m, mass, acc = merge(m, mass, acc, tile_m, tile_mass, tile_acc)
-        if is_kept:
-            if first_tile < end_tile:
-                tl.debug_barrier()
-                counter = arrivals + head * capacity + tl.load(item + 6)
-                num_tiles = tl.cdiv(last + 1, N)
-                arrived = tl.atomic_add(counter, end_tile - first_tile, sem="acq_rel") + end_tile - first_tile
-                if arrived == num_tiles - begin:
-                    tl.store(counter, 0)
-                    for some in range(0, rows, 16):
-                        merge_partials(
-                            partial, partial_m, partial_mass, out, kept, begin, num_tiles, rows, some,
-                            first_row, head, GROUP, HEADS, HEAD_DIM, D,
-                        )  # fmt: skip
-        else:
-            answer = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
-            tl.store(out + where, answer.to(tl.bfloat16), mask=inside)
+            seen = key[:, None] <= position[None, :]
+            if WINDOW > 0:
+                seen = seen & (key[:, None] > position[None, :] - WINDOW)
+            m, part, weights = weigh(tl.dot(k, query.T), seen, m, scale, softcap, 0)
+            acc = tl.dot(v.T, weights, acc * part[None, :])
+            mass = tl.dot(ones, weights, mass * part[None, :])
+        if place < 0:
+            whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
+            answer = answer_of(tl.max(whole_mass, 0), whole_acc, 0)
+            tl.store(out + where, tl.trans(answer.to(tl.bfloat16)), mask=inside)
+        elif first_tile < end_tile:
+            rows = num_rows * GROUP
+            kept = head * capacity + place
+            mine = (kept + first_tile // SPLIT * rows + t).to(tl.int64)
+            tl.store(partial + mine[None, :] * D + d[:, None], acc, mask=live[None, :], cache_modifier=".cg")
+            tl.store(partial_m + mine, m, mask=live, cache_modifier=".cg")
+            tl.store(partial_mass + mine, tl.max(mass, 0), mask=live, cache_modifier=".cg")
+            tl.debug_barrier()
+            first_split, end_split = begin // SPLIT, last // (N * SPLIT) + 1
+            arrived = tl.atomic_add(arrivals + head * capacity + counter, 1, sem="acq_rel") + 1
+            if arrived == end_split - first_split:
+                tl.store(arrivals + head * capacity + counter, 0)
+                merge_partials(
+                    partial, partial_m, partial_mass, out, kept, first_split, end_split, rows,
+                    first_row, head, GROUP, HEADS, HEAD_DIM, T, D,
+                )  # fmt: skip
+        first_row, num_rows, sequence = next_first_row, next_num_rows, next_sequence
+        first_tile, end_tile, place, counter = next_first_tile, next_end_tile, next_place, next_counter
 
 
 @triton.jit
-def keep(partial, partial_m, partial_mass, place, rows, m, mass, acc, M: tl.constexpr, D: tl.constexpr):
-    """A tile's results, for whoever arrives last."""
-    m_range, d = tl.arange(0, M), tl.arange(0, D)
-    used = m_range < rows
-    mine = (place + m_range).to(tl.int64)
-    tl.store(partial + mine[:, None] * D + d[None, :], acc, mask=used[:, None], cache_modifier=".cg")
-    tl.store(partial_m + mine, m, mask=used, cache_modifier=".cg")
-    tl.store(partial_mass + mine, mass, mask=used, cache_modifier=".cg")
+def walk_tile(
+    kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    N: tl.constexpr, MASKED: tl.constexpr, QUIET: tl.constexpr,
+):  # fmt: skip
+    """A split's state after one more tile, query rows on the M side."""
+    k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET)
+    seen = None
+    if MASKED:
+        seen = key[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+    m, part, weights = weigh(tl.dot(query, k.T), seen, m, scale, softcap, 1)
+    acc = tl.dot(weights, v, acc * part[:, None])
+    mass = tl.dot(weights, ones, mass * part[:, None])
+    return m, mass, acc
+
+
+@triton.jit
+def prompt_attention_kernel(
+    q, kv, kv_tiles, out, step, positions, scale, softcap,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, ITEMS: tl.constexpr,
+    TABLE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """As decode_attention_kernel, for items of many rows, none of them divided."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    count = tl.load(step + ITEMS) * KV_HEADS
+    items = step + tl.load(step + ITEMS + 1)
+    tables = step + tl.load(step + TABLE)
+    width = tl.load(step + TABLE + 1)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    r, d = tl.arange(0, M), tl.arange(0, D)
+    ones = tl.full((N, 16), 1.0, tl.float16)
+    for work in range(tl.program_id(0), count, tl.num_programs(0)):
+        head = work % KV_HEADS
+        first_row, num_rows, sequence, first_tile, end_tile, _, _ = read_item(items, work // KV_HEADS, True)
+        table = tables + sequence * width
+        live = r < num_rows * GROUP
+        row = first_row + r // GROUP
+        position = tl.load(positions + row, mask=live, other=-1)
+        first_position, last = tl.load(positions + first_row), tl.load(positions + first_row + num_rows - 1)
+        where = (row.to(tl.int64) * HEADS + head * GROUP + r % GROUP)[:, None] * HEAD_DIM + d[None, :]
+        inside = live[:, None] & (d < HEAD_DIM)[None, :]
+        query = tl.load(q + where, mask=inside, other=0.0)
+        whole_m = tl.full((M,), float("-inf"), tl.float32)
+        whole_mass = tl.zeros((M, 16), tl.float32)
+        whole_acc = tl.zeros((M, D), tl.float32)
+        m, mass, acc = whole_m, whole_mass, whole_acc
+        # Tiles that every row sees whole need no mask; they are most of a long prompt's.
+        full_begin = first_tile
+        if WINDOW > 0:
+            first_tile = tl.maximum(first_tile, tl.maximum(first_position + 1 - WINDOW, 0) // N)
+            full_begin = tl.minimum(tl.maximum(tl.cdiv(last + 1 - WINDOW, N), first_tile), end_tile)
+            for tile in range(first_tile, full_begin):
+                if tile % SPLIT == 0 and tile > first_tile:
+                    whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
+                    m = tl.full((M,), float("-inf"), tl.float32)
+                    mass = tl.zeros((M, 16), tl.float32)
+                    acc = tl.zeros((M, D), tl.float32)
+                m, mass, acc = walk_tile(
+                    kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
+                    KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, True, PDL,
+                )  # fmt: skip
+        full_end = tl.maximum(tl.minimum((first_position + 1) // N, end_tile), full_begin)
+        for tile in range(full_begin, full_end):
+            if tile % SPLIT == 0 and tile > first_tile:
+                whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
+                m = tl.full((M,), float("-inf"), tl.float32)
+                mass = tl.zeros((M, 16), tl.float32)
+                acc = tl.zeros((M, D), tl.float32)
+            m, mass, acc = walk_tile(
+                kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
+                KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, False, PDL,
+            )  # fmt: skip
+        for tile in range(full_end, end_tile):
+            if tile % SPLIT == 0 and tile > first_tile:
+                whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
+                m = tl.full((M,), float("-inf"), tl.float32)
+                mass = tl.zeros((M, 16), tl.float32)
+                acc = tl.zeros((M, D), tl.float32)
+            m, mass, acc = walk_tile(
+                kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
+                KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, True, PDL,
+            )  # fmt: skip
+        whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
+        answer = answer_of(tl.max(whole_mass, 1), whole_acc, 1)
+        tl.store(out + where, answer.to(tl.bfloat16), mask=inside)

@@ -19,9 +19,9 @@ class CudaKV:
     def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int, device: torch.device) -> None:
         if engine.kv_dtype != "f16":
             raise RequestError(f"the CUDA body keeps f16 keys and values, not {engine.kv_dtype}", "kv_dtype")
-        if KEYS % engine.block_size:
+        if KEYS % engine.block_size and engine.block_size % KEYS:
             raise RequestError(
-                f"block_size is {engine.block_size}; the CUDA body takes divisors of {KEYS}", "block_size"
+                f"block_size is {engine.block_size}; the CUDA body takes divisors and multiples of {KEYS}", "block_size"
             )
         if config.head_dim % 16:
             raise BackendError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from unspool.errors import BackendError
 from unspool.ops import AttentionSpec
 from unspool.ops.cuda import steps
-from unspool.ops.cuda.attention import attention_kernel
+from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import Arena, Launch, descriptor, has_dependent_launch, multiprocessors, next_power
 from unspool.ops.cuda.linear import linear_kernel
@@ -54,7 +54,7 @@ class Shared:
     attention_m: Tensor
     attention_mass: Tensor
     attention_arrivals: Tensor
-    has_walk: bool
+    decode_rows: int  # query rows of an item of few
     handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
 
 
@@ -307,40 +307,26 @@ class Lowering:
             self._released.append(q)
         out = self.arena.take(self.rows, spec.num_heads * spec.head_dim, BF16)
         self._values[node] = Value(out)
-        depth = next_power(spec.head_dim)
+        depth = depth_of(spec)
         layer = kv.layer(spec.layer)
         tiles = None
-        if kv.block_size == steps.KEYS and depth == spec.head_dim:
+        if kv.block_size % steps.KEYS == 0 and depth == spec.head_dim:
             tiles = descriptor(layer.view(-1, spec.head_dim), steps.KEYS, spec.head_dim)
-        args = {
-            "q": q,
-            "kv": layer,
-            "kv_tiles": tiles,
-            "out": out,
-            "step": shared.step,
-            "positions": self._at["positions"],
-        }
-        args |= {
-            "partial": shared.attention_partial,
-            "partial_m": shared.attention_m,
-            "partial_mass": shared.attention_mass,
-        }
-        args |= {"arrivals": shared.attention_arrivals, "capacity": shared.attention_m.shape[1]}
-        args |= {"scale": float(spec.scale), "softcap": spec.softcap, "HEADS": spec.num_heads}
-        args |= {"KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth, "BLOCK_SIZE": kv.block_size}
-        args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "ITEM": steps.ITEM, "TABLE": steps.TABLES}
-        few = {"HEADER": steps.FEW_ITEMS, "M": steps.FEW_ROWS, "PARALLEL": True, "THREADS": 128}
-        # Two programs a multiprocessor, each without a pipeline: one loads while the other computes.
-        self._add(attention_kernel, (2 * multiprocessors(),), args | few, warps=4, stages=1, label="attention")
-        programs = (multiprocessors() * (1 if depth > 64 else 2),)
-        stages = 3 if tiles is not None and depth <= 128 else 2 if depth <= 128 else 1
-        walk = {"PARALLEL": False, "THREADS": 0}
-        if shared.has_walk and self.rows >= steps.WALK_FROM:
-            walked = walk | {"HEADER": steps.WALKED_ITEMS, "M": steps.FEW_ROWS}
-            self._add(attention_kernel, programs, args | walked, warps=4, stages=stages, label="attention-walk")
-        if not self.take_all and self.rows > steps.FEW_ROWS // (spec.num_heads // spec.num_kv_heads):
-            many = walk | {"HEADER": steps.MANY_ITEMS, "M": steps.MANY_ROWS}
-            self._add(attention_kernel, programs, args | many, warps=8, stages=stages, label="attention-prompt")
+        args = {"q": q, "kv": layer, "kv_tiles": tiles, "out": out, "step": shared.step}
+        args |= {"positions": self._at["positions"], "scale": float(spec.scale), "softcap": spec.softcap}
+        args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth}
+        args |= {"BLOCK_SIZE": kv.block_size, "WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT}
+        args |= {"TABLE": steps.TABLES}
+        kept = {"partial": shared.attention_partial, "partial_m": shared.attention_m}
+        kept |= {"partial_mass": shared.attention_mass, "arrivals": shared.attention_arrivals}
+        few = kept | {"capacity": shared.attention_m.shape[1], "T": shared.decode_rows, "THREADS": 128}
+        few |= {"ITEMS": steps.FEW_ITEMS}
+        programs, stages = (decode_programs(depth),), 3 if depth <= 128 else 2
+        self._add(decode_attention_kernel, programs, args | few, warps=4, stages=stages, label="attention")
+        if not self.take_all and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
+            many = {"M": prompt_rows(depth), "ITEMS": steps.MANY_ITEMS}
+            programs = (multiprocessors() * (1 if depth > 64 else 2),)
+            self._add(prompt_attention_kernel, programs, args | many, warps=8, stages=stages, label="attention-prompt")
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv
@@ -375,6 +361,21 @@ class _Rotations:
     def of(self, spec: AttentionSpec) -> dict[str, Any]:
         index = next(i for i, rope in enumerate(self.ropes) if rope is spec.rope)
         return {"cos": self.cos[index * self.rows :], "sin": self.sin[index * self.rows :]}
+
+
+def depth_of(spec: AttentionSpec) -> int:
+    """A head's channels as the matrix unit takes them: keys and values stand on its M side, 64 wide at least."""
+    return max(next_power(spec.head_dim), 64)
+
+
+def prompt_rows(depth: int) -> int:
+    """Query rows of the prompt kernel's tile: as many as the registers hold, results of a split and of all before it."""
+    return 128 if depth <= 128 else 64
+
+
+def decode_programs(depth: int) -> int:
+    """Programs of the decode kernel that the card runs at once, by the shared memory that their pipelines take."""
+    return multiprocessors() * (4 if depth <= 64 else 2 if depth <= 128 else 1)
 
 
 def is_fusable(spec: AttentionSpec) -> bool:

@@ -20,8 +20,8 @@ from torch import Tensor
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
-from unspool.ops.cuda.launch import Arena, Launch, is_interpreted, multiprocessors, next_power
-from unspool.ops.cuda.lower import Lowering, Shared
+from unspool.ops.cuda.launch import Arena, Launch, is_interpreted, next_power
+from unspool.ops.cuda.lower import Lowering, Shared, decode_programs, depth_of, prompt_rows
 from unspool.ops.cuda.record import Attend, Logits, in_order
 from unspool.ops.cuda.sampler import Clear, Rows, Sampled, SampleRows, SamplingRoom, can_draw, results_room
 from unspool.ops.cuda.sampling import RESULT
@@ -100,9 +100,9 @@ class CudaRunner:
         self.vocab_size = root.matrix.features
         spec = next(node.spec for node in in_order(root) if isinstance(node, Attend))
         capacity = 256 if is_interpreted() else ATTENTION_ROWS
-        self._depth = next_power(spec.head_dim)
-        has_walk = kv.block_size == steps.KEYS and self._depth == spec.head_dim <= 128
-        self.shape = steps.Shape(spec.num_heads, spec.num_kv_heads, 2 * multiprocessors(), capacity, has_walk)
+        self._depth = depth_of(spec)
+        programs, rows = decode_programs(self._depth), prompt_rows(self._depth)
+        self.shape = steps.Shape(spec.num_heads, spec.num_kv_heads, programs, capacity, rows)
         self._arena = Arena(device)
         self._graphs: dict[tuple[object, ...], tuple[Graph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16, kv.engine.step_tokens)
@@ -131,7 +131,7 @@ class CudaRunner:
             attention_m=room(heads, capacity),
             attention_mass=room(heads, capacity),
             attention_arrivals=room(heads, capacity, dtype=torch.int32),
-            has_walk=self.shape.has_walk,
+            decode_rows=self.shape.decode_rows,
             handoff=room(max(bucket_of(max_rows), 16), self.root.matrix.width),
         )
 

@@ -1,6 +1,6 @@
 """A step as the device reads it: one array of int32, copied over in one go.
 
-    header | ids | positions | slots | sources | logit rows | items, three lists | tables | sampling parameters
+    header | ids | positions | slots | sources | logit rows | items, two lists | tables | sampling parameters
     16       rows  rows        rows    rows      these lists where the header says
 
 The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
@@ -17,14 +17,13 @@ from unspool.ops import Batch
 
 HEADER = 16
 # Places in the header.
-FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS, WALKED_ITEMS = 0, 2, 4, 6, 7, 8, 9
+FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS = 0, 2, 4, 6, 7, 8
 ITEM = 7
 PARAMS = 16  # words of a row's sampling parameters
-KEYS = 128  # positions of a tile of keys: part of every answer's bits
-FEW_ROWS, MANY_ROWS = 64, 128  # query rows (tokens times heads of a group) of the attention kernels' tiles
-# From so many rows on, sequences that one program can walk get a kernel whose pipeline is made for that.
-WALK_FROM = 8
-WALK_TILES, WALK_PROGRAMS = 8, 32  # walked rather than divided: so short, among so many
+KEYS, SPLIT = 64, 4  # positions of a tile of keys, tiles of a split: part of every answer's bits
+# Query rows (tokens times the heads of a group) of the decode kernel's tile, and up to how many a sequence is that
+# kernel's: so few are better read several times than computed among many that are not there.
+DECODE_ROWS, FEW_ROWS = 16, 64
 TABLE_SLACK = KEYS  # entries past the last table that a kernel may read: zeros
 
 
@@ -36,7 +35,16 @@ class Shape:
     num_kv_heads: int
     programs: int  # that the device runs at once
     capacity: int  # rows of partial results
-    has_walk: bool = True  # a kernel for sequences that one program walks; it pays where the copy engine can feed it
+    prompt_rows: int = 128  # query rows of the prompt kernel's tile
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def decode_rows(self) -> int:
+        """Query rows of an item of few: a power of two with room for a token's heads."""
+        return max(DECODE_ROWS, 1 << (self.group - 1).bit_length())
 
 
 def places(rows: int) -> dict[str, int]:
@@ -51,8 +59,8 @@ def padded(rows: int) -> int:
 
 def size_of(batch: Batch, rows: int, logits: int) -> int:
     """An upper bound of what describe() writes."""
-    tiles = int((batch.positions[batch.starts[1:] - 1] // KEYS + 1).sum()) if len(batch.ids) else 0
-    items = ITEM * (tiles + 2 * len(batch.ids))
+    splits = int((batch.positions // (KEYS * SPLIT) + 1).sum())
+    items = ITEM * (splits + len(batch.ids))
     return HEADER + 4 * padded(rows) + logits + items + batch.tables.size + TABLE_SLACK + PARAMS * logits
 
 
@@ -88,14 +96,8 @@ def describe(
     out[start : start + len(batch.logit_rows)] = batch.logit_rows
     out[start + len(batch.logit_rows) : start + logits] = 0
     end = start + logits
-    few, many = divide(batch, shape, FEW_ROWS if take_all else MANY_ROWS)
-    if take_all:  # such a step has no kernel for prompts: whoever wants all their logits has few of them, mostly
-        few, many = np.concatenate([few, many]), many[:0]
-    walked = few[:0]
-    if shape.has_walk and rows >= WALK_FROM:
-        is_walked = few[:, 5] < 0
-        few, walked = few[~is_walked], few[is_walked]
-    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many), (WALKED_ITEMS, walked)):
+    few, many = divide(batch, shape, take_all=take_all)
+    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many)):
         out[place], out[place + 1] = len(items), end
         out[end : end + items.size] = items.reshape(-1)
         end += items.size
@@ -120,58 +122,53 @@ def write_params(out: np.ndarray, params: np.ndarray, logits: int) -> int:
     return logits * size
 
 
-def divide(batch: Batch, shape: Shape, many_rows: int = MANY_ROWS) -> tuple[np.ndarray, np.ndarray]:
+def divide(batch: Batch, shape: Shape, *, take_all: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Attention's items: of sequences with few rows, and of those with many. No choice made here changes a bit."""
-    group = shape.num_heads // shape.num_kv_heads
     starts = batch.starts.astype(np.int64)
     counts = np.diff(starts)
-    sequences = np.flatnonzero(counts > 0)
-    is_few = counts[sequences] <= FEW_ROWS // group
-    few = _few_items(batch, sequences[is_few], starts, counts, group, shape)
-    many = [_prompt_items(batch, s, int(starts[s]), int(counts[s]), many_rows // group) for s in sequences[~is_few]]
-    if not many:
-        return few, np.zeros((0, ITEM), np.int32)
-    # The longest first: programs take items as they come free.
-    joined = np.concatenate(many)
-    return few, joined[np.argsort(joined[:, 3] - joined[:, 4], kind="stable")]
+    # Such a step has no kernel for prompts: whoever wants all their logits has few of them, mostly.
+    is_few = (counts * shape.group <= FEW_ROWS) | take_all
+    few = _decode_items(batch, *_pieces(starts, counts, is_few, shape.decode_rows // shape.group), shape)
+    sequence, first, rows = _pieces(starts, counts, ~is_few, max(shape.prompt_rows // shape.group, 1))
+    many = np.zeros((len(first), ITEM), np.int32)
+    many[:, 0], many[:, 1], many[:, 2], many[:, 5] = first, rows, sequence, -1
+    many[:, 4] = batch.positions[first + rows - 1] // KEYS + 1
+    return few, _longest_first(many)
 
 
-def _few_items(
-    batch: Batch, sequences: np.ndarray, starts: np.ndarray, counts: np.ndarray, group: int, shape: Shape
-) -> np.ndarray:
-    rows = counts[sequences]
-    tiles = batch.positions[starts[sequences] + rows - 1] // KEYS + 1
-    # Every program gets about as many tiles: a short sequence is walked by one, a long one divided among several.
-    total = int(tiles.sum()) * shape.num_kv_heads
-    share = max(1, -(-total // shape.programs))
-    if shape.has_walk and len(sequences) * shape.num_kv_heads >= WALK_PROGRAMS:
-        share = max(share, WALK_TILES)
-    apart = tiles > share
-    needed = np.where(apart, tiles * rows * group, 0)
+def _pieces(
+    starts: np.ndarray, counts: np.ndarray, wanted: np.ndarray, tokens: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sequences cut into so many tokens each: whose, first row and number of rows of every piece."""
+    pieces = np.where(wanted, -(-counts // tokens), 0)
+    sequence = np.repeat(np.arange(len(counts)), pieces)
+    place = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    rows = np.minimum(counts[sequence] - place * tokens, tokens)
+    return sequence, starts[sequence] + place * tokens, rows
+
+
+def _decode_items(batch: Batch, sequence: np.ndarray, first: np.ndarray, rows: np.ndarray, shape: Shape) -> np.ndarray:
+    tiles = batch.positions[first + rows - 1] // KEYS + 1
+    # Every program gets about as many tiles: a short piece is walked by one, a long one's splits are divided.
+    share = -(-int(tiles.sum()) * shape.num_kv_heads // shape.programs)
+    splits = -(-tiles // SPLIT)
+    is_apart = (splits > 1) & (tiles > share)
+    needed = np.where(is_apart, splits * rows * shape.group, 0)
     place = np.cumsum(needed) - needed
-    apart &= place + needed <= shape.capacity
-    pieces = np.where(apart, -(-tiles // share), 1)
-    index = np.repeat(np.arange(len(sequences)), pieces)
-    piece = np.arange(len(index)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    first = np.where(apart[index], piece * share, 0)
+    is_apart &= place + needed <= shape.capacity
+    items_each = np.where(is_apart, splits, 1)
+    index = np.repeat(np.arange(len(tiles)), items_each)
+    split = np.arange(len(index)) - np.repeat(np.cumsum(items_each) - items_each, items_each)
+    apart = is_apart[index]
     items = np.empty((len(index), ITEM), np.int32)
-    items[:, 0] = starts[sequences][index]
-    items[:, 1] = rows[index]
-    items[:, 2] = sequences[index]
-    items[:, 3] = first
-    items[:, 4] = np.where(apart[index], np.minimum(first + share, tiles[index]), tiles[index])
-    items[:, 5] = np.where(apart[index], place[index], -1)
+    items[:, 0], items[:, 1], items[:, 2] = first[index], rows[index], sequence[index]
+    items[:, 3] = np.where(apart, split * SPLIT, 0)
+    items[:, 4] = np.where(apart, np.minimum((split + 1) * SPLIT, tiles[index]), tiles[index])
+    items[:, 5] = np.where(apart, place[index], -1)
     items[:, 6] = index
-    return items
+    return _longest_first(items)
 
 
-def _prompt_items(batch: Batch, sequence: int, start: int, count: int, tokens: int) -> np.ndarray:
-    first = np.arange(start, start + count, tokens)
-    end = np.minimum(first + tokens, start + count)
-    items = np.zeros((len(first), ITEM), np.int32)
-    items[:, 0] = first
-    items[:, 1] = end - first
-    items[:, 2] = sequence
-    items[:, 4] = batch.positions[end - 1] // KEYS + 1
-    items[:, 5] = -1
-    return items
+def _longest_first(items: np.ndarray) -> np.ndarray:
+    """Programs take items in turns: with the longest first, all end at about the same time."""
+    return items[np.argsort(items[:, 3] - items[:, 4], kind="stable")]

@@ -22,10 +22,10 @@ class Tile:
 
 
 def splits_of(features: int, width: int) -> int:
-    """Parts that K is summed in. Half of the multiprocessors can keep the memory busy, so that most need but one."""
+    """Parts that K is summed in: enough for one token's work to reach most multiprocessors, none too short to pay."""
     programs = -(-features // 64)
     splits = 1
-    while programs < 64 and programs * splits < 128 and width // (splits * 2) >= 2048:
+    while programs * splits < 96 and width // (splits * 2) >= 2048:
         splits *= 2
     return splits
 
@@ -40,16 +40,22 @@ def tile_of(features: int, width: int, tokens: int) -> Tile:
     splits = splits_of(features, width)
     many = features >= 8192  # more tiles than multiprocessors
     if tokens <= 16:
-        return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 5, True)
+        return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 3 if splits > 1 else 5, True)
     if tokens <= 32:
-        return Tile(64, 32, 128, 4, 4 if many else 7, True)
+        return Tile(64, 32, 128, 4, 4, True) if many else Tile(64, 32, 256, 4, 4, True)
     if tokens <= 64:
         return Tile(128, 64, 128, 8, 4, True) if many else Tile(64, 64, 128, 4, 6, True)
     if tokens <= 128:
-        fewest = Tile(64, 64, 128, 4, 6, True) if features < 6144 else Tile(64, 128, 64, 4, 8, True)
-        return Tile(256, 128, 64, 8, 4, True) if many else fewest
+        if many:  # two programs a multiprocessor, or one with a deeper pipeline where there is but one
+            return Tile(128, 128, 64, 8, 3 if -(-features // 128) > PROGRAMS else 6, True)
+        is_wide = width > 4096 or features >= 6144
+        return Tile(64, 128, 128, 4, 4, True) if is_wide else Tile(64, 64, 128, 4, 6, False)
     if tokens <= 256:
-        return Tile(128, 256, 64, 8, 4, True) if many else Tile(64, 128, 64, 4, 8, True)
+        if many:
+            return Tile(128, 256, 64, 8, 4, True)
+        if features >= 6144:
+            return Tile(128, 128, 64, 8, 6, True)
+        return Tile(64, 256, 64, 4, 5, True) if width > 8192 else Tile(64, 128, 128, 4, 4, width > 4096)
     wide = -(-features // 128) * -(-tokens // 256) >= PROGRAMS
     if splits == 1 and wide:
         return Tile(128, 256, 64, 8, 4, False)
