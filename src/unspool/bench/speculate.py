@@ -2,6 +2,8 @@
 
     unspool bench speculate                                     lookup, on edits, summaries and fresh prose
     unspool bench speculate -m 1.5B.gguf --draft 0.5B.gguf      a draft model, on code prompts
+    unspool bench speculate --random llama-8b --device cuda --synthetic 0.5 --synthetic 0.9
+                                                                a drafter of known acceptance, beside the formula
 
 Prints for each kind of prompt the rates, their ratio and how many guesses were right, then what a step of k rows costs
 against one row (the floor: what checking k - 1 guesses costs). The last line is JSON.
@@ -18,6 +20,7 @@ from typing import Any
 
 from unspool.llm import LLM
 from unspool.params import SamplingParams
+from unspool.weights.shapes import SHAPES
 
 PASSAGE = (
     "The lighthouse keeper climbed the stairs every evening at dusk. He carried a lantern, a flask of tea and a small "
@@ -73,7 +76,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", "--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--device", default="auto")
+    known = parser.add_argument_group("a drafter of known acceptance, on random weights")
+    known.add_argument("--synthetic", type=float, action="append", metavar="CHANCE", help="of a guess; repeatable")
+    known.add_argument("--random", default="llama-8b", choices=sorted(SHAPES), help="the shape of the weights")
+    known.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 6], help="of drafts (2 4 6, and the engine's)")
+    known.add_argument("--at-once", type=int, nargs="+", default=[1], help="requests (1)")
+    known.add_argument("--context", type=int, default=512, help="tokens of a prompt (512)")
     args = parser.parse_args(argv)
+    if args.synthetic:
+        from unspool.bench.synthetic import run
+
+        return run(args)
     drafter = args.speculate or (f"model:{args.draft}" if args.draft else "lookup")
     kinds = args.kinds or (["code", "plain"] if args.draft else ["edit", "summarise", "plain"])
     llm = LLM(args.model, device=args.device, kv_tokens=4096, speculate=drafter)

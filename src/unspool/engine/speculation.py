@@ -292,7 +292,7 @@ def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Calla
     plan = Plan((Work(0, 0, (0,) * rows, tuple(blocks), rows, rows),))
     draws = None
     if isinstance(runner, AheadRunner):
-        sampler = _greedy_sampler(runner.model.config.vocab_size)
+        sampler = greedy_sampler(runner.model.config.vocab_size)
         draws = [Draw(sampler, position) for position in range(1, rows + 1)]
     times = []
     for _ in range(rounds):
@@ -305,7 +305,7 @@ def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Calla
     return max(min(times), 1e-9)
 
 
-def _greedy_sampler(vocab_size: int) -> Sampler:
+def greedy_sampler(vocab_size: int) -> Sampler:
     from unspool.sampling.pipeline import Sampler
 
     params = SamplingParams(temperature=0).resolve({}, vocab_size=vocab_size)
