@@ -11,7 +11,9 @@ from tests.ops.cuda_setting import MARKS
 from unspool.bench.synthetic import Synthetic
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
+from unspool.events import Failed
 from unspool.params import SamplingParams
+from unspool.sampling.speculate.pace import Costs
 from unspool.weights.random import SHAPES, random_checkpoint
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -24,6 +26,7 @@ def answer(engine: Engine, **params: object) -> list[int]:
     tokens: list[int] = []
     while engine.has_work:
         for event in engine.step():
+            assert not isinstance(event, Failed), event
             tokens += [token.id for token in getattr(event, "tokens", ())]
     return tokens
 
@@ -35,7 +38,7 @@ def test_drafts_are_checked_by_the_device(params, monkeypatch) -> None:
     plain = answer(engine, **params)
     speculation = engine.speculation
     speculation.drafters = {"synthetic": Synthetic({PROMPT: plain}, 0.7, config.vocab_size)}
-    speculation.fixed_length = 3
+    speculation.fixed_length, speculation._costs = 3, Costs([(1, 1.0), (64, 1.1)])
     launched: list[tuple[int, int]] = []
     launch = engine.runner.launch
 
@@ -44,7 +47,7 @@ def test_drafts_are_checked_by_the_device(params, monkeypatch) -> None:
         return launch(plan, draws, sources)
 
     monkeypatch.setattr(engine.runner, "launch", counted)
-    monkeypatch.setattr(engine.runner, "run", None)  # no logits leave the device
+    monkeypatch.setattr(engine.runner, "run", lambda plan: pytest.fail("logits left the device"))
     assert answer(engine, **params) == plain
     assert 0 < speculation.total.accepted < speculation.total.drafted
     assert (4, 4) in launched, "one row and three guesses, a draw from each"
