@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unspool.config import EngineConfig
-from unspool.engine.ahead import AheadRunner, Draw
+from unspool.engine.ahead import AheadRunner, Draws
 from unspool.engine.plan import Plan, Work
 from unspool.params import SamplingParams
 from unspool.sampling.speculate import Sight
@@ -116,7 +116,8 @@ def step_seconds(engine: Engine, num_sequences: int, rows: int, context: int, ro
         from unspool.engine.speculation import greedy_sampler
 
         sampler = greedy_sampler(engine.checkpoint.config.vocab_size)
-        draws = [Draw(sampler, context + row) for _ in held for row in range(1, rows + 1)]
+        positions = [context + row for _ in held for row in range(1, rows + 1)]
+        draws = Draws([sampler] * len(positions), positions)
     times = []
     for _ in range(rounds + 2):
         start = time.perf_counter()

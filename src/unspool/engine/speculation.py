@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unspool.engine.ahead import AheadRunner, Draw
+from unspool.engine.ahead import AheadRunner, Draws
 from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
@@ -293,7 +293,7 @@ def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Calla
     draws = None
     if isinstance(runner, AheadRunner):
         sampler = greedy_sampler(runner.model.config.vocab_size)
-        draws = [Draw(sampler, position) for position in range(1, rows + 1)]
+        draws = Draws([sampler] * rows, range(1, rows + 1))
     times = []
     for _ in range(rounds):
         start = clock()
