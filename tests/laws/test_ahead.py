@@ -89,8 +89,7 @@ def test_ahead_is_plain(seed, tiny, make_job) -> None:
     # Most draw on the device; in some runs a few need the host now and then.
     host = 0.2 if seed % 3 == 0 else 0.0
     jobs = [
-        replace(job, params=replace(job.params, dry_multiplier=0.5)) if rng.random() < host else job
-        for job in jobs
+        replace(job, params=replace(job.params, dry_multiplier=0.5)) if rng.random() < host else job for job in jobs
     ]
     calm = Crowd(checkpoint, kv_tokens=256)
     expected = [calm.alone(job) for job in jobs]

@@ -288,11 +288,11 @@ def tell_kernel(
             tl.store(out + 4, (total >> 32).to(tl.int32))
             tl.store(out + 5, tl.load(state + RANK, cache_modifier=".cg").to(tl.int32) + 1)
             place = tl.arange(0, CHUNKS * 32)
-            theirs = tops + row * chunks * MOST + place // 32 * MOST + place % 32
             known = (place // 32 < chunks) & (place % 32 < count)
-            both = tl.load(theirs, mask=known, other=0, cache_modifier=".cg")
+            all = tops + row * chunks * MOST + place // 32 * MOST + place % 32
+            rivals = tl.load(all, mask=known, other=0, cache_modifier=".cg")
             for i in range(count):
-                best = tl.max(both)
-                both = tl.where(both == best, 0, both)
+                best = tl.max(rivals)
+                rivals = tl.where(rivals == best, 0, rivals)
                 tl.store(out + 8 + 2 * i, (2147483647 - (best & 2147483647)).to(tl.int32))
                 tl.store(out + 9 + 2 * i, unordered(best >> 31).to(tl.int32, bitcast=True))
