@@ -6,6 +6,7 @@ namespace nb = nanobind;
 namespace unspool {
 void bind_program(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_text(nb::module_& m);
 }  // namespace unspool
 
 NB_MODULE(_native, m) {
@@ -14,4 +15,5 @@ NB_MODULE(_native, m) {
     m.doc() = "unspool's native kernels; use them through unspool.ops.cpu and unspool.sampling";
     unspool::bind_program(m);
     unspool::bind_sampling(m);
+    unspool::bind_text(m);
 }

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from tests.laws.crowd import Crowd
 from tests.laws.test_speculation import Oracle, eager
-from unspool.engine.ahead import PENDING, Ahead, on_device
+from unspool.engine.ahead import PENDING, Ahead, Draws, draws_in_turn, on_device
 from unspool.engine.plan import Plan
 from unspool.events import Finished, Text
 from unspool.params import SamplingParams
+from unspool.sampling.pipeline import Choice, Sampler
 
 
 class Withheld:
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens = tokens
+    def __init__(self, choices: list[Choice]) -> None:
+        self._choices = choices
 
     def tokens(self) -> list[int]:
-        return self._tokens
+        return [choice.token for choice in self._choices]
+
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        choice = self._choices[draw]
+        assert len(choice.top) == count
+        return choice.logprob, choice.top
 
 
 class EmulatedDevice:
-    """Computes at once with the real runner, but takes PENDING tokens only from its own last launch."""
+    """Computes at once with the real runner, but takes PENDING tokens only from its own last launch, and knows no more
+    of what was written than it counted itself."""
 
     def __init__(self, runner) -> None:
         self._runner, self._last, self.launches, self.used = runner, [], 0, 0
+        self._samplers: WeakKeyDictionary[Sampler, Sampler] = WeakKeyDictionary()
         self.model, self.kv = runner.model, runner.kv
 
     def run(self, plan: Plan):
@@ -35,9 +44,9 @@ class EmulatedDevice:
         return self._runner.run(plan)
 
     def can_draw(self, params) -> bool:
-        return params.repetition_penalty == 1.0 and not params.min_tokens
+        return not params.dry_multiplier
 
-    def launch(self, plan: Plan, draws, sources) -> Withheld:
+    def launch(self, plan: Plan, draws: Draws, sources) -> Withheld:
         works, row = [], 0
         for work in plan.works:
             tokens = list(work.tokens)
@@ -51,9 +60,19 @@ class EmulatedDevice:
             works.append(replace(work, tokens=tuple(tokens)))
         logits = self._runner.run(replace(plan, works=tuple(works)))
         assert len(logits) == len(draws)
-        self._last = [d.sampler.choose(r, d.position).token for d, r in zip(draws, logits, strict=True)]
+        choices = [self._choose(*of) for of in zip(draws.samplers, logits, draws.positions, strict=True)]
+        self._last = [choice.token for choice in choices]
         self.launches += 1
-        return Withheld(list(self._last))
+        return Withheld(choices)
+
+    def _choose(self, sampler: Sampler, row, position: int) -> Choice:
+        own = self._samplers.get(sampler)
+        if own is None or own.history.tokens.size != position:
+            own = self._samplers[sampler] = sampler.fork()
+            assert not draws_in_turn(sampler.params) or own.history.tokens.size == position
+        choice = own.choose(row, position)
+        own.accept(choice.token)
+        return choice
 
 
 def go_ahead(crowd: Crowd) -> EmulatedDevice:
@@ -70,8 +89,7 @@ def test_ahead_is_plain(seed, tiny, make_job) -> None:
     # Most draw on the device; in some runs a few need the host now and then.
     host = 0.2 if seed % 3 == 0 else 0.0
     jobs = [
-        job if rng.random() < host else replace(job, params=replace(job.params, logprobs=None, repetition_penalty=None))
-        for job in jobs
+        replace(job, params=replace(job.params, dry_multiplier=0.5)) if rng.random() < host else job for job in jobs
     ]
     calm = Crowd(checkpoint, kv_tokens=256)
     expected = [calm.alone(job) for job in jobs]
@@ -114,7 +132,7 @@ def test_n_answers_and_stops_ahead(tiny) -> None:
 def test_drafts_are_checked_on_the_device(tiny, make_job) -> None:
     checkpoint, rng = tiny("tiny", "q4_1"), random.Random(2)
     jobs = [make_job(rng, checkpoint.config.vocab_size, [], 30) for _ in range(6)]
-    jobs = [replace(job, params=replace(job.params, logprobs=None, repetition_penalty=None)) for job in jobs]
+    jobs = [replace(job, params=replace(job.params, repetition_penalty=None)) for job in jobs]
     plain = Crowd(checkpoint, kv_tokens=256)
     expected = [plain.alone(job) for job in jobs]
     crowd = Crowd(checkpoint, kv_tokens=256, speculate="lookup")
@@ -131,11 +149,12 @@ def test_who_needs_the_host(tiny) -> None:
     device = go_ahead(crowd)
     for params, expected in (
         (SamplingParams(temperature=1), True),
-        (SamplingParams(logprobs=1), False),
+        (SamplingParams(logprobs=1), True),
         (SamplingParams(trace=True), False),
-        (SamplingParams(n=2, best_of=3), False),
+        (SamplingParams(n=2, best_of=3), True),
         (SamplingParams(bad_words=["x"]), False),
-        (SamplingParams(repetition_penalty=1.2), False),
+        (SamplingParams(repetition_penalty=1.2), True),
+        (SamplingParams(dry_multiplier=1.0), False),
     ):
         id = crowd.engine.add([1, 2], params)
         branch = crowd.engine._groups[id].branches[0]

@@ -14,7 +14,7 @@ from unspool.engine.engine import Engine
 from unspool.errors import RequestError
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
 from unspool.sampling.speculate.lookup import SuffixAutomaton
-from unspool.sampling.speculate.pace import Costs, Marks, Record, draft_length
+from unspool.sampling.speculate.pace import Costs, Pace, Record, draft_length
 from unspool.weights.random import SHAPES, random_checkpoint
 
 
@@ -222,7 +222,7 @@ def test_length_follows_chance_and_cost() -> None:
     assert draft_length([], 1, 16, flat) == 0
     # Where time is worth more, fewer guesses are worth it; in a crowd that fills the machine, none.
     sloped = Costs([(1, 1.0), (17, 3.0)])
-    assert 0 < draft_length([0.8] * 16, 1, 16, sloped, speed=2.0) < draft_length([0.8] * 16, 1, 16, sloped)
+    assert 0 < draft_length([0.8] * 16, 1, 16, sloped, price=2.0) < draft_length([0.8] * 16, 1, 16, sloped)
     assert draft_length([0.8] * 16, 16, 16, Costs([(1, 1.0), (8, 1.2), (64, 8.0)])) == 0
 
 
@@ -238,15 +238,17 @@ def test_costs_follow_what_steps_take() -> None:
     assert costs.plain(1) == pytest.approx(1.8, rel=0.05)
 
 
-def test_marks_and_records_learn() -> None:
-    marks, record = Marks((0.5, 0.9)), Record()
-    assert marks.chance(7) == 0.9
+def test_paces_and_records_learn() -> None:
+    pace, record = Pace((0.5, 0.9)), Record()
+    assert pace.chance(7) == 0.9
     for _ in range(100):
-        marks.observe(0, was_right=False)
+        pace.observe(0, was_right=False)
         record.observe(0.9, was_right=False)
-    assert marks.chance(0) < 0.05
-    assert marks.chance(1) == 0.9
-    assert record.trust < 0.1
+        pace.speed.observe(3, 1.5)
+    assert pace.chance(0) < 0.05
+    assert pace.chance(1) == 0.9
+    assert pace.price == pytest.approx(2.0, rel=0.1)
+    assert record.trust < 0.12
 
 
 def test_a_costly_drafter_that_does_not_pay_is_tried_ever_less() -> None:
@@ -259,4 +261,4 @@ def test_a_costly_drafter_that_does_not_pay_is_tried_ever_less() -> None:
     assert 1 < tried < 12
     for _ in range(30):
         record.observe_round(4, 2.0)
-    assert record.speed > 1.5
+    assert sum(record.may_try() for _ in range(300)) > 40, "one that pays again is tried at every token"

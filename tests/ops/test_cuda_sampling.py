@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.ops.cuda_setting import DEVICE, MARKS, ON_CARD, torch
 from unspool.ops.cuda.launch import has_dependent_launch
-from unspool.ops.cuda.sampler import (
-    FREQUENCY_SEES_PROMPT,
-    REPETITION_SEES_PROMPT,
-    TELLS,
-    WORDS,
-    Rows,
-    Sampled,
-    SampleRows,
-    SamplingRoom,
-    can_draw,
-)
+from unspool.ops.cuda.sampler import TELLS, WORDS, Rows, Sampled, SampleRows, SamplingRoom, can_draw
+from unspool.ops.cuda.sampling import PLANES, RESULT
+from unspool.ops.cuda.slots import Slots
 from unspool.ops.cuda.steps import HEADER, ROW_PARAMS
 from unspool.params import SamplingParams
-from unspool.sampling import draw, filters, penalties
+from unspool.sampling import draw, filters
 from unspool.sampling.logprobs import rank_of, row_stats
 from unspool.sampling.native import HAS_INFINITY, HAS_NAN, NONE_LEFT
+from unspool.sampling.pipeline import Sampler
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 VOCABULARY = 128_256 if ON_CARD else 5000
 
 
-def sample(logits: np.ndarray, rows: SampleRows, counts: np.ndarray | None = None) -> tuple[Sampled, np.ndarray]:
+def run(logits: np.ndarray, words: np.ndarray, mode: tuple[bool, bool], planes: Any) -> tuple[Sampled, np.ndarray]:
     """The results, and the tokens that the next step would read."""
     count, vocabulary = logits.shape
     room = SamplingRoom(count, vocabulary, DEVICE)
     step = np.zeros(HEADER + count * WORDS, np.int32)
     step[ROW_PARAMS] = HEADER
-    step[HEADER:] = rows.words().reshape(-1)
-    seen = np.zeros((1, vocabulary), np.int32) if counts is None else counts
+    step[HEADER:] = words.reshape(-1)
     sampled = torch.zeros(count, dtype=torch.int32, device=DEVICE)
-    results = torch.zeros(count * 8, dtype=torch.int32, device=DEVICE)
-    on_device = [torch.from_numpy(array.copy()).to(DEVICE) for array in (logits, step, seen)]
-    args = (on_device[0], count, *on_device[1:], sampled, results)
-    for launch in room.launches(*args, filtered=rows.is_filtered, tells=rows.tells):
+    results = torch.zeros(count * RESULT, dtype=torch.int32, device=DEVICE)
+    on_device = [torch.from_numpy(array.copy()).to(DEVICE) for array in (logits, step)]
+    args = (on_device[0], count, on_device[1], planes, sampled, results)
+    for launch in room.launches(*args, filtered=mode[0], tells=mode[1]):
         launch.run()
-    return Sampled.of(results.cpu().numpy().reshape(count, 8)), sampled.cpu().numpy()
+    return Sampled(results.cpu().numpy().reshape(count, RESULT)), sampled.cpu().numpy()
+
+
+def sample(logits: np.ndarray, rows: SampleRows) -> tuple[Sampled, np.ndarray]:
+    planes = torch.zeros((1, PLANES, 1), dtype=torch.int32, device=DEVICE)
+    return run(logits, rows.words(), (rows.is_filtered, rows.tells), planes)
 
 
 def expected_token(row: np.ndarray, rows: SampleRows, r: int) -> int:
@@ -79,9 +78,8 @@ def test_draws_are_the_specifications(seed: int) -> None:
     for r, row in enumerate(logits):
         token = expected_token(row, rows, r)
         assert (found.tokens[r], next_tokens[r]) == (token, token), r
-        stats = row_stats(row)
-        assert (found.best[r], found.total[r]) == (stats.max, stats.total)
-        assert (found.logit[r], found.rank[r]) == (row[token], rank_of(row, token))
+        assert found.stats(r) == row_stats(row)
+        assert (found.logit(r), found.rank(r)) == (row[token], rank_of(row, token))
 
 
 def test_plain_draws_need_no_filter() -> None:
@@ -90,26 +88,100 @@ def test_plain_draws_need_no_filter() -> None:
     rows = SampleRows.greedy(3)
     rows.temperature[:], rows.seed[:], rows.position[:] = [0, 0.5, 1], [1, 2, 2**64 - 1], [3, 4, 2**33]
     assert not rows.is_filtered
-    assert sample(logits, rows)[0].tokens.tolist() == [expected_token(row, rows, r) for r, row in enumerate(logits)]
+    assert sample(logits, rows)[0].tokens == [expected_token(row, rows, r) for r, row in enumerate(logits)]
 
 
-def test_penalties_count_what_was_seen() -> None:
+@pytest.mark.parametrize("tall", [1, 40])
+def test_cuts_far_from_the_best_and_near_it(tall: int) -> None:
+    """Flat rows, where half of the vocabulary is gathered, and steep ones; cuts among equals."""
+    rng = np.random.default_rng(tall)
+    logits = (tall * rng.standard_normal((6, VOCABULARY))).astype(np.float32)
+    logits[3:5] = 1.5
+    logits[4, 77] = 1.75
+    logits[5, 10:] = -np.inf
+    rows = SampleRows.greedy(6)
+    rows.temperature[:], rows.seed[:] = 1, 11
+    rows.position[:] = range(6)
+    rows.top_p[:] = [0.9, 1e-9, 0.5, 0.3, 1, 0.7]
+    rows.top_k[:] = [0, 0, 3000, 0, 1234, 4000]
+    found, _ = sample(logits, rows)
+    assert found.tokens == [expected_token(row, rows, r) for r, row in enumerate(logits)]
+
+
+# What the device can draw, each alone and all of it at once.
+PARAMS = {
+    "greedy": {"temperature": 0},
+    "bias": {"temperature": 0, "logit_bias": {5: 100, 7: -100}},
+    "repetition": {"temperature": 0, "repetition_penalty": 1.4},
+    "output alone": {"temperature": 1, "repetition_penalty": 1.4, "penalty_scope": "output", "seed": 2},
+    "frequency": {"temperature": 0, "frequency_penalty": 0.5, "penalty_scope": "all"},
+    "presence": {"temperature": 0, "presence_penalty": 2.0},
+    "allowed": {"temperature": 1, "allowed_token_ids": list(range(40, 60)), "seed": 3},
+    "not yet": {"temperature": 0, "logit_bias": {0: 90, 1: 95, 2: 80}, "min_tokens": 3},
+    "told": {"temperature": 1, "top_p": 0.9, "logprobs": 20, "seed": 4},
+    "ranked": {"temperature": 1, "n": 1, "best_of": 2, "seed": 4},
+    "everything": {
+        "temperature": 0.8, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "seed": 5, "logprobs": 3, "min_tokens": 2,
+        "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2, "logit_bias": {9: 4.5, 1: 50},
+    },
+}  # fmt: skip
+
+
+def test_whole_answers_are_the_hosts() -> None:
+    """Token after token, chosen on the device and counted there, beside the host's sampler: ids, logprobs, tops."""
     rng = np.random.default_rng(6)
-    logits = (2 * rng.standard_normal((2, VOCABULARY))).astype(np.float32)
-    prompt, output = np.zeros(VOCABULARY, np.int32), np.zeros(VOCABULARY, np.int32)
-    np.add.at(prompt, np.argsort(-logits[0])[:40], 1)
-    np.add.at(output, np.argsort(-logits[1])[:40].repeat(2), 1)
-    counts = np.stack([prompt << 16 | output] * 2)
-    rows = SampleRows.greedy(2)
-    rows.slot[:], rows.repetition[:], rows.frequency[:], rows.presence[:] = [0, 1], 1.4, [0, 0.5], [0.3, 0]
-    rows.flags[:] = [REPETITION_SEES_PROMPT | FREQUENCY_SEES_PROMPT, REPETITION_SEES_PROMPT]
-    found, _ = sample(logits, rows, counts)
-    for r, row in enumerate(logits):
-        penalised = penalties.repetition(row, prompt + output, 1.4)
-        frequent = prompt + output if r == 0 else output
-        penalised = penalties.frequency(penalised, frequent, float(rows.frequency[r]))
-        penalised = penalties.presence(penalised, frequent, float(rows.presence[r]))
-        assert found.tokens[r] == draw.greedy(penalised)
+    prompt = rng.integers(0, 200, 60).tolist()
+    samplers = [
+        Sampler(resolved(**params), prompt_ids=prompt, vocab_size=VOCABULARY, end_ids=frozenset({0, 1}))
+        for params in PARAMS.values()
+    ]
+    twins = [sampler.fork() for sampler in samplers]  # the device's: nobody tells them what was chosen
+    rows = Rows(VOCABULARY, DEVICE)
+    order = list(range(len(samplers)))
+    for step in range(5):
+        position = len(prompt) + step
+        logits = (2 * rng.standard_normal((len(samplers), VOCABULARY))).astype(np.float32)
+        logits[:, :200] += 4  # so that what the prompt holds is likely
+        words, mode = rows.words([twins[r] for r in order], [position] * len(order))
+        found, _ = run(logits[order], words, mode, rows.slots.planes)
+        for place, r in enumerate(order):
+            expected = samplers[r].choose(logits[r], position)
+            assert found.tokens[place] == expected.token, list(PARAMS)[r]
+            params = samplers[r].params
+            if params.logprobs is not None or params.best_of > params.n:
+                logprob, top = found.told(place, params.logprobs or 0)
+                assert (logprob, top) == (expected.logprob, expected.top)
+                assert found.rank(place) == expected.rank
+            samplers[r].accept(expected.token)
+        rng.shuffle(order)
+
+
+def test_slots_are_set_anew_where_the_host_chose() -> None:
+    sampler = Sampler(
+        resolved(temperature=0, frequency_penalty=1.0), prompt_ids=[1, 2], vocab_size=50, end_ids=frozenset()
+    )
+    slots = Slots(50, DEVICE)
+    index = slots.place(sampler, 2)
+    assert slots.planes[index, 1].sum() == 0
+    sampler.accept(7)  # by the host: the device has not counted it
+    sampler.accept(7)
+    assert slots.place(sampler, 4) == index
+    assert slots.planes[index, 1].nonzero().tolist() == [[7]]
+    assert slots.planes[index, 1, 7] == 2
+
+
+def test_slots_are_given_back_and_grow() -> None:
+    slots = Slots(50, DEVICE)
+    params = resolved(temperature=0, presence_penalty=1.0, logit_bias={3: 1})
+    samplers = [Sampler(params, prompt_ids=[i], vocab_size=50, end_ids=frozenset()) for i in range(40)]
+    places = [slots.place(sampler, 1) for sampler in samplers]
+    assert sorted(places) == list(range(40))
+    assert all(slots.planes[place, 2].view(torch.float32)[3] == 1 for place in places), "growing keeps what there was"
+    taken = places[7]
+    del samplers[7]
+    gc.collect()
+    other = Sampler(params, prompt_ids=[9], vocab_size=50, end_ids=frozenset())
+    assert taken in [slots.place(other, 1), *slots._free]
 
 
 def test_rows_that_nothing_can_be_drawn_from_say_why() -> None:
@@ -121,7 +193,7 @@ def test_rows_that_nothing_can_be_drawn_from_say_why() -> None:
     rows = SampleRows.greedy(4)
     rows.temperature[1:3] = 1
     found, next_tokens = sample(logits, rows)
-    assert found.tokens.tolist() == [HAS_NAN, HAS_INFINITY, NONE_LEFT, 4500]
+    assert found.tokens == [HAS_NAN, HAS_INFINITY, NONE_LEFT, 4500]
     assert next_tokens.tolist() == [0, 0, 0, 4500], "a step under way must get a token that exists"
 
 
@@ -138,8 +210,15 @@ def resolved(**params: object) -> object:
         ({"temperature": 1, "order": ["top_p", "temperature"], "top_p": 0.9}, True),  # temperature 1 does nothing
         ({"temperature": 2, "order": ["top_p", "temperature"], "top_p": 0.9}, False),
         ({"temperature": 1, "typical_p": 0.9}, False),
-        ({"temperature": 0, "repetition_penalty": 1.1}, False),
-        ({"temperature": 0, "min_tokens": 3}, False),
+        ({"temperature": 0, "repetition_penalty": 1.1, "presence_penalty": 1.0, "min_tokens": 3}, True),
+        ({"temperature": 0, "repetition_penalty": 1.1, "penalty_window": 64}, False),
+        ({"temperature": 0, "penalty_window": 64}, True),  # of no penalty
+        ({"temperature": 0, "order": ["presence", "bias", "temperature"], "logit_bias": {1: 2}}, True),
+        ({"order": ["top_p", "bias", "temperature"], "top_p": 0.9, "logit_bias": {1: 2}}, False),
+        ({"temperature": 0, "no_repeat_ngram": 3}, False),
+        ({"logprobs": 20}, True),
+        ({"logprobs": 21}, False),
+        ({"logprobs": 1, "logprobs_stage": "final"}, False),
     ],
 )
 def test_the_device_knows_what_it_can_draw(params: dict[str, object], can: bool) -> None:
@@ -147,21 +226,19 @@ def test_the_device_knows_what_it_can_draw(params: dict[str, object], can: bool)
 
 
 def test_draws_are_packed_like_rows() -> None:
-    class Sampler(SimpleNamespace):
+    class Stand(SimpleNamespace):
         __hash__ = object.__hash__
 
     params = resolved(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=1)
-    samplers = [Sampler(params=params, seed=2**64 - 1), Sampler(params=resolved(temperature=0), seed=3)]
-    draws = [SimpleNamespace(sampler=sampler, position=2**33 + i) for i, sampler in enumerate(samplers)]
-    packed = Rows()
-    words, filtered = packed.words(draws)
+    samplers = [Stand(params=params, seed=2**64 - 1), Stand(params=resolved(temperature=0), seed=3)]
+    packed = Rows(1000, DEVICE)
+    words, mode = packed.words(samplers, [2**33, 2**33 + 1])
     rows = SampleRows.greedy(2)
     rows.temperature[0], rows.top_k[0], rows.top_p[0], rows.min_p[0] = 0.7, 5, 0.9, filters.min_p_floor(0.1)
     rows.seed[:], rows.position[:] = [2**64 - 1, 3], [2**33, 2**33 + 1]
-    assert filtered
+    assert mode == (True, False)
     assert (words == rows.words()).all()
-    draws[0].position += 1
-    assert packed.words(draws)[0][0, 7] == 1, "a position is a draw's own"
+    assert packed.words(samplers, [2**33 + 1, 0])[0][0, 7] == 1, "a position is a draw's own"
 
 
 def test_dependent_launch_is_for_cards_alone() -> None:

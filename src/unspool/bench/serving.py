@@ -12,7 +12,6 @@ JSON.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -22,36 +21,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unspool.bench import clients
+from unspool.bench.clients import Round, Sample
+
 WORDS = [word + ending for word in ("time", "house", "river", "light", "stone") for ending in ("", "s", "less", "ly")]
-
-
-@dataclass
-class Sample:
-    """One request: when its text came, in seconds after it was sent."""
-
-    arrivals: list[float] = field(default_factory=list)
-    tokens: int = 0
-    seconds: float = 0.0
-
-
-@dataclass
-class Round:
-    seconds: float
-    samples: list[Sample]
-
-    @property
-    def rate(self) -> float:
-        return sum(sample.tokens for sample in self.samples) / self.seconds
-
-    def first(self) -> list[float]:
-        return [sample.arrivals[0] for sample in self.samples if sample.arrivals]
-
-    def gaps(self) -> list[float]:
-        return [b - a for s in self.samples for a, b in zip(s.arrivals, s.arrivals[1:], strict=False)]
 
 
 @dataclass(frozen=True)
@@ -62,55 +39,14 @@ class Load:
     max_tokens: int
 
     def prompts(self, salt: int) -> list[str]:
-        """Every prompt its own from its first word, so that no prefix is shared."""
-        rng = random.Random(salt)
+        """Every prompt its own from its first word, so that no prefix is shared, in no round of any level."""
+        rng = random.Random(f"{self.clients} {salt}")
         return [" ".join(rng.choices(WORDS, k=self.prompt_words)) for _ in range(self.requests)]
 
-
-# Clients ------------------------------------------------------------------------------------------------------------
-async def ask(port: int, body: dict[str, Any]) -> Sample:
-    """One streamed completion over a bare socket: the load generator should cost little."""
-    data = json.dumps(body).encode()
-    start = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = ["POST /v1/completions HTTP/1.1", "host: localhost", "content-type: application/json", "connection: close"]
-    writer.write("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
-    status = await reader.readline()
-    if b" 200 " not in status:
-        raise RuntimeError(f"{status.decode().strip()}: {(await reader.read(2000)).decode()}")
-    sample = Sample()
-    async for line in reader:
-        if not line.startswith(b"data: {"):
-            continue
-        event = json.loads(line[6:])
-        if any(choice["text"] for choice in event["choices"]):
-            sample.arrivals.append(time.perf_counter() - start)
-        if event.get("usage"):
-            sample.tokens = event["usage"]["completion_tokens"]
-    writer.close()
-    sample.seconds = time.perf_counter() - start
-    return sample
-
-
-async def drive(port: int, load: Load, salt: int, more: dict[str, Any]) -> Round:
-    prompts = iter(load.prompts(salt))
-    fixed = {
-        "max_tokens": load.max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **more,
-    }
-    samples: list[Sample] = []
-
-    async def client() -> None:
-        for prompt in prompts:
-            samples.append(await ask(port, {"prompt": prompt, **fixed}))
-
-    start = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(load.clients)))
-    return Round(time.perf_counter() - start, samples)
+    def bodies(self, salt: int, more: dict[str, Any]) -> list[dict[str, Any]]:
+        fixed: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        fixed |= {"stream_options": {"include_usage": True}, **more}
+        return [{"prompt": prompt, **fixed} for prompt in self.prompts(salt)]
 
 
 class Bare:
@@ -172,7 +108,7 @@ class Server:
         raise RuntimeError(f"{self.name} did not start within two minutes")
 
     def drive(self, load: Load, salt: int) -> Round:
-        return asyncio.run(drive(self.port, load, salt, self.more))
+        return clients.drive(self.port, load.bodies(salt, self.more), load.clients)
 
     def stop(self) -> None:
         self._process.terminate()
@@ -206,22 +142,6 @@ def their_server(model: Path, threads: int, slots: int, tokens: int) -> Server:
 
 
 # Measuring ----------------------------------------------------------------------------------------------------------
-def summary(rounds: list[Round]) -> dict[str, float]:
-    first = sorted(value for one in rounds for value in one.first())
-    gaps = sorted(value for one in rounds for value in one.gaps())
-    return {
-        "tokens_per_second": statistics.median(one.rate for one in rounds),
-        "ttft_p50_ms": 1000 * _quantile(first, 0.5),
-        "ttft_p99_ms": 1000 * _quantile(first, 0.99),
-        "tbt_p50_ms": 1000 * _quantile(gaps, 0.5),
-        "tbt_p99_ms": 1000 * _quantile(gaps, 0.99),
-    }
-
-
-def _quantile(values: list[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
-
-
 def measure(sides: dict[str, Any], load: Load, rounds: int, *, quiet: bool = False) -> dict[str, Any]:
     """Rounds of every side in turn, each side first in its turn; a warm-up round of each does not count."""
     kept: dict[str, list[Round]] = {name: [] for name in sides}
@@ -233,7 +153,7 @@ def measure(sides: dict[str, Any], load: Load, rounds: int, *, quiet: bool = Fal
         for name in names[number % len(names) :] + names[: number % len(names)]:
             kept[name].append(sides[name].drive(load, salt=1 + number))
     result: dict[str, Any] = {"clients": load.clients, "requests": load.requests * rounds}
-    result |= {name: summary(done) for name, done in kept.items()}
+    result |= {name: clients.summary(done) for name, done in kept.items()}
     pairs = list(zip(kept["bare"], kept["unspool"], strict=True))
     result["overhead"] = statistics.median(bare.rate / served.rate - 1 for bare, served in pairs)
     if "llama.cpp" in kept:
@@ -284,9 +204,9 @@ def main(argv: Sequence[str]) -> int:
             servers.append(their_server(model, options.threads, max(levels), room))
         sides: dict[str, Any] = {"bare": Bare(model, options.threads), **{server.name: server for server in servers}}
         results = []
-        for clients in levels:
-            requests = max(6, options.per_client * clients)
-            load = Load(clients, requests, options.prompt_words, options.max_tokens)
+        for level in levels:
+            requests = max(6, options.per_client * level)
+            load = Load(level, requests, options.prompt_words, options.max_tokens)
             results.append(measure(sides, load, options.rounds))
         started = {server.name: server.start_seconds for server in servers}
     finally:

@@ -1,10 +1,15 @@
 """Speculation against plain decoding, interleaved, with the answers compared bit for bit.
 
     unspool bench speculate                                     lookup, on edits, summaries and fresh prose
-    unspool bench speculate -m 1.5B.gguf --draft 0.5B.gguf      a draft model, on code prompts
+    unspool bench speculate -m 1.5B.gguf --draft 0.5B.gguf      a draft model, on code and fresh prose
+    unspool bench speculate --speculate early-exit:20           the model's own first layers
+    unspool bench speculate --random llama-8b --device cuda --synthetic 0.5 --synthetic 0.9
+                                                                a drafter of known acceptance, beside the formula
 
-Prints for each kind of prompt the rates, their ratio and how many guesses were right, then what a step of k rows costs
-against one row (the floor: what checking k - 1 guesses costs). The last line is JSON.
+Each prompt is answered with and without, one right after the other, with drafts by each of the engine's drafters; a
+ratio is taken of the times of a round, and the median of the rounds is told. A measurement during which others took
+processor time is made again. The floor comes last: what a step of k rows costs against one row, and what a guess costs.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -12,13 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unspool.bench.quiet import Watch
 from unspool.llm import LLM
 from unspool.params import SamplingParams
+from unspool.weights.shapes import SHAPES
 
+DISTURBED = 0.08  # cores that others keep busy
 PASSAGE = (
     "The lighthouse keeper climbed the stairs every evening at dusk. He carried a lantern, a flask of tea and a small "
     "brown book in which he wrote down the names of the ships that passed. In forty years he had filled eleven such "
@@ -69,66 +76,136 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--draft", help="a draft model; without one, prompt lookup")
     parser.add_argument("--speculate", help='a drafter as the engine names it, e.g. "early-exit:12"')
     parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-n", "--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1], help="requests in the engine at a time (1)")
+    known = parser.add_argument_group("a drafter of known acceptance, on random weights")
+    known.add_argument("--synthetic", type=float, action="append", metavar="CHANCE", help="of a guess; repeatable")
+    known.add_argument("--random", default="llama-8b", choices=sorted(SHAPES), help="the shape of the weights")
+    known.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 6], help="of drafts (2 4 6, and the engine's)")
+    known.add_argument("--context", type=int, default=512, help="tokens of a prompt (512)")
     args = parser.parse_args(argv)
+    if args.synthetic:
+        from unspool.bench.synthetic import run
+
+        return run(args)
     drafter = args.speculate or (f"model:{args.draft}" if args.draft else "lookup")
     kinds = args.kinds or (["code", "plain"] if args.draft else ["edit", "summarise", "plain"])
-    llm = LLM(args.model, device=args.device, kv_tokens=4096, speculate=drafter)
-    results: dict[str, Any] = {"model": llm.checkpoint.name, "speculate": drafter, "kinds": {}}
-    for kind in kinds:
-        results["kinds"][kind] = compare(llm, kind, drafter.partition(":")[0], args)
+    llm = LLM(args.model, device=args.device, kv_tokens=8192, speculate=drafter)
+    results: dict[str, Any] = {"model": llm.checkpoint.name, "speculate": drafter, "temperature": args.temperature}
+    results["kinds"] = [compare(llm, kind, at_once, args) for kind in kinds for at_once in args.at_once]
     results["cost"] = costs(llm)
     print("cost of k rows against one: " + ", ".join(f"{k}: {ratio:.2f}" for k, ratio in results["cost"].items()))
+    results["guess"] = guess_costs(llm)
+    for name, ratio in results["guess"].items():
+        print(f"cost of a guess by {name} against a step of one row: {ratio:.2f}")
     print(json.dumps(results))
     return 0
 
 
-def compare(llm: LLM, kind: str, drafter: str, args: argparse.Namespace) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {"off": [], drafter: []}
-    before = (llm.engine.speculation.total.drafted, llm.engine.speculation.total.accepted)
+# Work ---------------------------------------------------------------------------------------------------------------
+def compare(llm: LLM, kind: str, at_once: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One kind of prompts, off and with each drafter; with several at once the prompts are repeated to fill the engine,
+    each with a seed of its own."""
+    names = ["off", *llm.engine.speculation.drafters]
+    work = [[prompt] for prompt in PROMPTS[kind]]
+    if at_once > 1:
+        work = [[PROMPTS[kind][i % len(PROMPTS[kind])] for i in range(at_once)]]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    counts = {name: [0, 0] for name in names}
+    num_tokens = disturbed = 0
     for round_number in range(args.rounds + 1):  # the first one warms up
-        for name, values in rates.items():
-            params = SamplingParams(
-                max_tokens=args.max_tokens, temperature=args.temperature, seed=1, speculate=name, logprobs=0
-            )
-            answers, seconds = [], 0.0
-            for prompt in PROMPTS[kind]:
-                result = llm.chat([{"role": "user", "content": prompt}], params)
-                seconds += result.timings.decode
-                answers.append((result.token_ids, result.logprobs))
-            if name == "off":
-                expected = answers
-            elif answers != expected:
-                raise AssertionError(f"speculation changed an answer of {kind}")
-            if round_number:
-                values.append(sum(len(ids) - 1 for ids, _ in answers) / seconds)
-    plain, fast = (statistics.median(values) for values in rates.values())
-    ratio = statistics.median(b / a for a, b in zip(*rates.values(), strict=True))
-    total = llm.engine.speculation.total
-    drafted, accepted = total.drafted - before[0], total.accepted - before[1]
-    print(
-        f"{kind:<10} plain {plain:6.1f} tokens/s   {drafter} {fast:6.1f}   ratio {ratio:.2f}   "
-        f"{accepted:,} of {drafted:,} guesses right; every answer the same"
-    )
-    return {"plain": plain, "speculative": fast, "ratio": ratio, "drafted": drafted, "accepted": accepted}
+        taken, num_tokens = dict.fromkeys(names, 0.0), 0
+        for prompts in work:
+            expected = None
+            for name in names:
+                answers, best, others = quietly(llm, prompts, name, counts[name], args)
+                taken[name] += best
+                disturbed += others > DISTURBED
+                expected = expected or answers
+                if answers != expected:
+                    raise AssertionError(f"speculation by {name} changed an answer of {kind}")
+            num_tokens += sum(len(ids) - 1 for ids, _ in expected or ())
+        if round_number:
+            for name in names:
+                seconds[name].append(taken[name])
+    return tell(kind, at_once, seconds, counts, num_tokens, disturbed)
 
 
+def quietly(
+    llm: LLM, prompts: Sequence[str], name: str, counts: list[int], args: argparse.Namespace
+) -> tuple[list[Any], float, float]:
+    """Answers, their seconds, and how many cores others kept busy meanwhile: the least disturbed of up to three."""
+    best: tuple[list[Any], float, float] | None = None
+    for _ in range(3):
+        total = llm.engine.speculation.total
+        before, watch = (total.drafted, total.accepted), Watch()
+        answers, seconds = answer(llm, prompts, name, args)
+        others = watch.others()
+        if best is None or others < best[2]:
+            best = answers, seconds, others
+        counts[0] += total.drafted - before[0]
+        counts[1] += total.accepted - before[1]
+        if others <= DISTURBED:
+            break
+    assert best is not None
+    return best
+
+
+def answer(llm: LLM, prompts: Sequence[str], name: str, args: argparse.Namespace) -> tuple[list[Any], float]:
+    """Seconds from the first token (of all) to the last."""
+    ids = [llm.render([{"role": "user", "content": prompt}]) for prompt in prompts]
+    llm.engine.scheduler.blocks.clear_cache()
+    params = [
+        SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1 + i, speculate=name, logprobs=0)
+        for i in range(len(ids))
+    ]
+    results = llm.generate(ids, params)
+    taken = max(r.timings.total for r in results) - max(r.timings.first_token or 0.0 for r in results)
+    return [(result.token_ids, result.logprobs) for result in results], taken
+
+
+def tell(
+    kind: str,
+    at_once: int,
+    seconds: Mapping[str, Sequence[float]],
+    counts: Mapping[str, Sequence[int]],
+    num_tokens: int,
+    disturbed: int,
+) -> dict[str, Any]:
+    plain = num_tokens / statistics.median(seconds["off"])
+    label = kind if at_once == 1 else f"{kind}, {at_once} at once"
+    note = f" ({disturbed} measurements disturbed)" if disturbed else ""
+    print(f"{label:<22} plain {plain:6.1f} tokens/s{note}")
+    rows = {}
+    for name, values in seconds.items():
+        if name == "off":
+            continue
+        ratios = sorted(a / b for a, b in zip(seconds["off"], values, strict=True))
+        rate, ratio = num_tokens / statistics.median(values), statistics.median(ratios)
+        drafted, accepted = counts[name]
+        print(
+            f"{'':<22} {name:<10} {rate:6.1f} tokens/s   ratio {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
+            f"{accepted:,} of {drafted:,} guesses right; every answer the same",
+            flush=True,
+        )
+        rows[name] = {"rate": rate, "ratio": ratio, "ratios": ratios, "drafted": drafted, "accepted": accepted}
+    return {"kind": kind, "at_once": at_once, "plain": plain, "drafters": rows, "disturbed": disturbed}
+
+
+# The floor ----------------------------------------------------------------------------------------------------------
 def costs(llm: LLM) -> dict[int, float]:
     """Seconds of a step of k rows over those of one: what checking k - 1 guesses costs."""
-    from unspool.engine.plan import Plan, Work
+    from unspool.bench.synthetic import step_seconds
 
-    block = llm.engine.scheduler.blocks.allocate()
-    seconds = {}
-    for rows in (1, 2, 3, 4, 6, 8, 12, 16):
-        plan = Plan((Work(0, 0, (1,) * rows, (block,), rows, rows),))
-        times = []
-        for _ in range(30):
-            start = time.perf_counter()
-            llm.engine.runner.run(plan)
-            times.append(time.perf_counter() - start)
-        seconds[rows] = statistics.median(times)
-    llm.engine.scheduler.blocks.release([block])
+    seconds = {rows: step_seconds(llm.engine, 1, rows, 200) for rows in (1, 2, 3, 4, 5, 6, 8, 12, 16)}
     return {rows: value / seconds[1] for rows, value in seconds.items()}
+
+
+def guess_costs(llm: LLM) -> dict[str, float]:
+    from unspool.bench.synthetic import step_seconds
+
+    plain = step_seconds(llm.engine, 1, 1, 200)
+    return {name: drafter.seconds(1) / plain for name, drafter in llm.engine.speculation.drafters.items()}

@@ -8,9 +8,9 @@ needs, and learns the token one step later. If that token ended its answer, what
 void and nobody is told. Order on the device is order of launching, so a block that is freed and given to another is
 written by its new owner last.
 
-A request that needs the host to choose (a constraint, a penalty, logprobs, …) makes the engine step plainly while it
-runs. A draft is checked by the device but read at once, since the next plan depends on it; while no draft is likely to
-pay, the engine runs ahead and drafters only look on.
+A request that needs the host to choose (a constraint, a trace, an order of stages of its own, …) makes the engine step
+plainly while it runs. A draft is checked by the device but read at once, since the next plan depends on it; while no
+draft is likely to pay, the engine runs ahead and drafters only look on.
 """
 
 from __future__ import annotations
@@ -37,16 +37,22 @@ PENDING = -1  # stands for a token that the device knows and the host does not
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """A token to be chosen on the device: whose, and for which position."""
+class Draws:
+    """Tokens to be chosen on the device: whose, and for which positions."""
 
-    sampler: Sampler
-    position: int
+    samplers: Sequence[Sampler]
+    positions: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
 
 class Flight(Protocol):
     def tokens(self) -> Sequence[int]:
         """What was chosen, in the order of the draws; waits for the device."""
+
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """The chosen token's logprob and the `count` best tokens with theirs, where the draw's parameters ask."""
 
 
 @runtime_checkable
@@ -58,7 +64,7 @@ class AheadRunner(Protocol):
     def can_draw(self, params: ResolvedParams) -> bool:
         """Whether the device has every stage that these parameters turn on."""
 
-    def launch(self, plan: Plan, draws: Sequence[Draw], sources: Sequence[int]) -> Flight:
+    def launch(self, plan: Plan, draws: Draws, sources: Sequence[int]) -> Flight:
         """Queue a step and its draws. A PENDING token of the plan's row r is draw `sources[r]` of the last launch."""
 
 
@@ -79,8 +85,8 @@ class Ahead:
 
     def step(self) -> None:
         engine = self._engine
-        on_device = self._device_can_draw()
         is_ahead = not self._wants_drafts()
+        on_device = self._device_can_draw(is_ahead)
         if not (on_device and is_ahead):
             self.settle()
         if not on_device:
@@ -108,8 +114,9 @@ class Ahead:
         if last is not None:
             self._settle(last)
 
-    def _device_can_draw(self) -> bool:
-        return all(branch.on_device for _, branch in self._engine.branches.values())
+    def _device_can_draw(self, is_ahead: bool) -> bool:
+        branches = self._engine.branches.values()
+        return all(branch.on_device and (is_ahead or not branch.draws_in_turn) for _, branch in branches)
 
     def _wants_drafts(self) -> bool:
         engine = self._engine
@@ -122,24 +129,25 @@ class Ahead:
     # Launching ------------------------------------------------------------------------------------------------------
     def _launch(self, plan: Plan, last: InFlight | None, is_ahead: bool, begun: float) -> InFlight:
         engine = self._engine
-        draws: list[Draw] = []
+        samplers: list[Sampler] = []
+        positions: list[int] = []
         index: dict[int, int] = {}
         sources = [-1] * plan.num_tokens
         row = 0
         for work in plan.works:
             if work.num_samples:
-                index[work.request] = len(draws)
+                index[work.request] = len(positions)
                 sampler = engine.branches[work.request][1].sampler
                 first = work.start + len(work.tokens) - work.num_samples + 1
-                for position in range(first, first + work.num_samples):
-                    draws.append(Draw(sampler, position))
+                samplers += [sampler] * work.num_samples
+                positions += range(first, first + work.num_samples)
             row += len(work.tokens)
             if work.tokens[-1] == PENDING:  # only the last can be: the one before it was read since
                 assert last is not None
                 sources[row - 1] = last.index[work.request]
         runner = engine.runner
         assert isinstance(runner, AheadRunner)
-        flight = runner.launch(plan, draws, sources)
+        flight = runner.launch(plan, Draws(samplers, positions), sources)
         if is_ahead:
             self._commit(plan)
         return InFlight(plan, flight, index, is_ahead, begun)
@@ -171,7 +179,8 @@ class Ahead:
                 start = last.index[work.request]
                 engine.note_first(group, branch, after)
                 position = work.start + len(work.tokens) - work.num_samples + 1
-                choices = _checked(tokens[start : start + work.num_samples], position)
+                flight = last.flight if branch.params.logprobs is not None or group.is_ranked else None
+                choices = _checked(tokens[start : start + work.num_samples], position, start, branch, flight)
                 try:
                     chosen[work.request] = engine.accept(group, branch, work, choices, after)
                 except SamplingError as error:  # one request's failure is its own
@@ -196,12 +205,16 @@ class Ahead:
             self._read = now if last.is_ahead else None
 
 
-def _checked(tokens: Sequence[int], first: int) -> Iterator[Choice]:
+def _checked(tokens: Sequence[int], first: int, draw: int, branch: Branch, telling: Flight | None) -> Iterator[Choice]:
     """The device's tokens as choices; one that it could not choose says why."""
-    for position, token in enumerate(tokens, first):
+    for index, token in enumerate(tokens):
         if token < 0:
-            raise SamplingError(why_none(token, position))
-        yield Choice(int(token), math.nan, None, ())
+            raise SamplingError(why_none(token, first + index))
+        logprob: float = math.nan
+        top: tuple[tuple[int, float], ...] = ()
+        if telling is not None:
+            logprob, top = telling.told(draw + index, branch.params.logprobs or 0)
+        yield Choice(token, logprob, None, top)
 
 
 def on_device(runner: object, branch: Branch) -> bool:
@@ -213,9 +226,13 @@ def on_device(runner: object, branch: Branch) -> bool:
         and params.constraint is None
         and not params.bad_words
         and params.prompt_logprobs is None
-        and params.logprobs is None
-        and params.best_of == params.n
         and not params.trace
         and branch.max_output > 0
         and runner.can_draw(params)
     )
+
+
+def draws_in_turn(params: ResolvedParams) -> bool:
+    """Whether a draw depends on those before it, so that a draft's cannot all be made at once."""
+    penalties = (params.repetition_penalty != 1, params.frequency_penalty != 0, params.presence_penalty != 0)
+    return any(penalties) or params.min_tokens > 0

@@ -1,11 +1,13 @@
 """The engine in a thread of its own, for any number of asyncio consumers.
 
-    asyncio task ──submit──► commands ──► engine thread: add · step · abort
+    asyncio task ──start──► commands ──► engine thread: add · step · abort
          ▲                                       │ events, a step's worth at a time
-         └────────── a queue each ◄──────────────┘
+         └────────── a sink each ◄───────────────┘
 
-The engine thread never waits for a reader. What a slow reader has not read stays in its own queue, so it costs memory
-bounded by its own answer and nobody else's time.
+A sink is a function that the event loop calls with each event of its request: a step costs one wake-up of the loop
+however many streams it feeds, and no task has to be woken to take an event on. The engine thread never waits for a
+reader. What a slow reader has not read stays with its own stream, so it costs memory bounded by its own answer and
+nobody else's time.
 """
 
 from __future__ import annotations
@@ -20,30 +22,40 @@ from typing import TypeVar
 
 from unspool.engine.engine import Engine
 from unspool.errors import EngineClosedError, EngineError
-from unspool.events import Event, Failed, Finished, FinishReason
+from unspool.events import Event, Failed, Finished, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
 
 T = TypeVar("T")
+Sink = Callable[[Event], None]  # called in the event loop; must not raise
 
 
-@dataclass
+@dataclass(slots=True)
 class Reader:
-    """Who waits for a request's events, and where."""
+    """Who takes a request's events, and where."""
 
     loop: asyncio.AbstractEventLoop
-    inbox: asyncio.Queue[Event]
+    sink: Sink
     num_left: int  # choices that have not ended
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request that was taken."""
+
+    id: str
+    params: ResolvedParams
+    owner: AsyncEngine
+
+    def abort(self, reason: FinishReason = "abort") -> None:
+        self.owner.abort(self.id, reason)
 
 
 class Stream:
     """One request's events. Iterate to the end, or `abort`; leaving early through `async with` aborts too."""
 
-    def __init__(self, owner: AsyncEngine, id: str, params: ResolvedParams, reader: Reader) -> None:
-        self.id, self.params = id, params
-        self._owner, self._reader, self._num_left = owner, reader, params.n
-
-    def abort(self, reason: FinishReason = "abort") -> None:
-        self._owner.abort(self.id, reason)
+    def __init__(self, ticket: Ticket, inbox: asyncio.Queue[Event]) -> None:
+        self.id, self.params, self.abort = ticket.id, ticket.params, ticket.abort
+        self._inbox, self._num_left = inbox, ticket.params.n
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -52,7 +64,7 @@ class Stream:
         """The next event; a failure is raised."""
         if self._num_left == 0:
             raise StopAsyncIteration
-        event = await self._reader.inbox.get()
+        event = await self._inbox.get()
         if isinstance(event, Failed):
             self._num_left = 0
             self.abort()
@@ -90,15 +102,21 @@ class AsyncEngine:
     async def submit(
         self, prompt: Sequence[int], params: SamplingParams | None = None, *, id: str | None = None
     ) -> Stream:
-        """Queue a prompt. What is wrong with it is raised here, before anything is computed."""
+        """Queue a prompt, to iterate over what comes of it. What is wrong with it is raised here."""
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        return Stream(await self.start(prompt, params or SamplingParams(), inbox.put_nowait, id=id), inbox)
+
+    async def start(
+        self, prompt: Sequence[int], params: SamplingParams, sink: Sink, *, id: str | None = None
+    ) -> Ticket:
+        """Queue a prompt whose events go to `sink`. What is wrong with it is raised before anything is computed."""
         self._check_open()
-        params = params or SamplingParams()
         if params.constraint is not None and self.engine.tokenizer is not None:
             from unspool.sampling.constraint import compile_async
 
             # Aside and bounded, so that a slow schema delays its own request alone; the engine then finds it compiled.
             await compile_async(params.constraint, self.engine.tokenizer)
-        reader = Reader(asyncio.get_running_loop(), asyncio.Queue(), params.n)
+        reader = Reader(asyncio.get_running_loop(), sink, params.n)
 
         def add() -> tuple[str, ResolvedParams]:
             name = self.engine.add(prompt, params, id=id)
@@ -111,7 +129,7 @@ class AsyncEngine:
         except asyncio.CancelledError:
             self._commands.put(lambda: self._forget(future))
             raise
-        return Stream(self, name, resolved, reader)
+        return Ticket(name, resolved, self)
 
     def abort(self, id: str, reason: FinishReason = "abort") -> None:
         """End a request soon; its stream gets its ending. Harmless when it has ended."""
@@ -184,15 +202,16 @@ class AsyncEngine:
 
     def _hand_out(self, events: Sequence[Event]) -> None:
         """One wake-up for each event loop, however many events the step had."""
-        mail: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]] = {}
+        mail: dict[asyncio.AbstractEventLoop, list[tuple[Sink, Event]]] = {}
         for event in events:
             reader = self._readers.get(event.request)
             if reader is None:  # was told that the engine died
                 continue
-            mail.setdefault(reader.loop, []).append((reader.inbox, event))
-            reader.num_left -= isinstance(event, Finished | Failed)
-            if reader.num_left == 0:
-                del self._readers[event.request]
+            mail.setdefault(reader.loop, []).append((reader.sink, event))
+            if not isinstance(event, Text):
+                reader.num_left -= 1
+                if reader.num_left == 0:
+                    del self._readers[event.request]
         for loop, letters in mail.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_deliver, letters)
@@ -220,6 +239,6 @@ class AsyncEngine:
             raise EngineClosedError("the engine is shutting down; no new requests are taken")
 
 
-def _deliver(letters: Sequence[tuple[asyncio.Queue[Event], Event]]) -> None:
-    for inbox, event in letters:
-        inbox.put_nowait(event)
+def _deliver(letters: Sequence[tuple[Sink, Event]]) -> None:
+    for sink, event in letters:
+        sink(event)

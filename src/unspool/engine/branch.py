@@ -64,6 +64,7 @@ class Branch:
     max_output: int  # tokens: what the request asks for and the context has room for
     speculate: str | None = None  # the drafter that guesses for it
     on_device: bool = False  # its tokens can be chosen by the device alone
+    draws_in_turn: bool = False  # each after the one before: penalties count it
     has_begun: bool = False  # is, or was, in the scheduler
     has_ended: bool = False
     output: list[int] = field(default_factory=list)

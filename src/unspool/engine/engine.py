@@ -13,7 +13,7 @@ import numpy as np
 
 from unspool.cache.blocks import Blocks, root_key
 from unspool.config import EngineConfig
-from unspool.engine.ahead import Ahead, AheadRunner, on_device
+from unspool.engine.ahead import Ahead, AheadRunner, draws_in_turn, on_device
 from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock, Ending
 from unspool.engine.group import Group, branch_seed
@@ -201,7 +201,7 @@ class Engine:
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
             speculate=self.speculation.choose(params, self.config),
         )
-        branch.on_device = on_device(self.runner, branch)
+        branch.on_device, branch.draws_in_turn = on_device(self.runner, branch), draws_in_turn(params)
         group.branches.append(branch)
 
     def _make_assembler(self, params: ResolvedParams) -> Assembler | None:

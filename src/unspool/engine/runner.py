@@ -14,7 +14,7 @@ from unspool.models.blocks import Decoder
 from unspool.ops import Batch, KVCache
 
 if TYPE_CHECKING:
-    from unspool.engine.ahead import Draw, Flight
+    from unspool.engine.ahead import Draws, Flight
     from unspool.params import ResolvedParams
 
 
@@ -41,8 +41,9 @@ class DeviceRunner(Runner):
         can: bool = self._step.can_draw(params)
         return can
 
-    def launch(self, plan: Plan, draws: Sequence[Draw], sources: Sequence[int]) -> Flight:
-        flight: Flight = self._step.launch(self._batch(plan), draws, np.array(sources, np.int32))
+    def launch(self, plan: Plan, draws: Draws, sources: Sequence[int]) -> Flight:
+        batch = self._batch(plan)
+        flight: Flight = self._step.launch(batch, draws.samplers, draws.positions, np.array(sources, np.int32))
         return flight
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unspool.engine.ahead import AheadRunner, Draw
+from unspool.engine.ahead import AheadRunner, Draws
 from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
@@ -21,7 +21,7 @@ from unspool.params import SamplingParams
 from unspool.sampling.speculate import Draft, Drafter, Sight
 from unspool.sampling.speculate.lookup import Lookup
 from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
-from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Marks, Record, draft_length
+from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Pace, Record, draft_length
 
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
-FIRST_SPEED = 1.15  # of drafting, before any was tried: good enough to try
 
 
 @dataclass
@@ -93,8 +92,7 @@ class Speculation:
         self._tallies: dict[int, Tally] = {}
         self._records: dict[int, Record] = {}
         self._guesses: dict[int, Guess] = {}
-        self._marks: dict[str, Marks] = {}
-        self._speeds: dict[str, float] = {}  # what drafting with each came to lately
+        self._paces: dict[str, Pace] = {}
         self._runner, self._blocks = runner, blocks
         self._costs = measure(runner, blocks, clock) if drafters else None
 
@@ -184,13 +182,12 @@ class Speculation:
         """Whether one more guess of a costly drafter promises more than it costs; others draft as far, as it seems."""
         if self.fixed_length is not None:
             return True
-        known, record, costs = self._marks_of(drafter), self._record(branch), self.costs
-        reach = math.prod(self._chance(known, record, mark) for mark in marks)
-        promise = reach * min(known.typical * record.trust, SUREST)
+        pace, record, costs = self._pace_of(drafter), self._record(branch), self.costs
+        reach = math.prod(_chance(pace, record, mark) for mark in marks)
+        promise = reach * min(pace.typical * record.trust, SUREST)
         rows = num_rows + len(marks) * num_others
         row = min((costs(rows + more) - costs(rows)) / more for more in (1, 2))
-        rate = num_rows / costs.plain(num_rows) * max(1.0, record.speed)
-        return promise > rate * (row + drafter.seconds(1))
+        return promise > pace.price * num_rows / costs.plain(num_rows) * (row + drafter.seconds(1))
 
     def _length(self, branch: Branch, guess: Guess, num_rows: int) -> int:
         room = branch.max_output - len(branch.output) - branch.request.num_pending - 1
@@ -198,9 +195,9 @@ class Speculation:
             return max(0, min(self.fixed_length, room, len(guess.tokens)))
         drafter = self._drafter_of(branch)
         assert drafter is not None
-        known, record = self._marks_of(drafter), self._record(branch)
-        chances = [self._chance(known, record, mark) for mark, _ in zip(guess.marks, guess.tokens, strict=False)]
-        return draft_length(chances, num_rows, room, self.costs, record.speed)
+        pace, record = self._pace_of(drafter), self._record(branch)
+        chances = [_chance(pace, record, mark) for mark, _ in zip(guess.marks, guess.tokens, strict=False)]
+        return draft_length(chances, num_rows, room, self.costs, pace.price)
 
     # After a step ---------------------------------------------------------------------------------------------------
     def learn(self, branch: Branch, chosen: Sequence[int]) -> None:
@@ -208,21 +205,21 @@ class Speculation:
         guess, drafter = self._guesses.pop(branch.request.number, None), self._drafter_of(branch)
         if guess is None or drafter is None:
             return
-        known, record = self._marks_of(drafter), self._record(branch)
+        pace, record = self._pace_of(drafter), self._record(branch)
         accepted = 0
         for token, guessed, mark in zip(chosen, guess.tokens, guess.marks, strict=False):
-            record.observe(known.chance(mark), token == guessed)
-            known.observe(mark, token == guessed)
+            record.observe(pace.chance(mark), token == guessed)
+            pace.observe(mark, token == guessed)
             if token != guessed:
                 break
             accepted += 1
         accepted = min(accepted, guess.sent)
-        if guess.sent or guess.seconds:
-            plain = self.costs.plain(guess.rows)
-            taken = self.costs(guess.rows + guess.sent) - plain + guess.seconds
-            record.observe_round(1 + accepted, 1 + taken / plain * guess.rows)
-            speed = self._speeds.get(drafter.name, FIRST_SPEED)
-            self._speeds[drafter.name] = speed + 0.05 * (record.speed - speed)
+        plain = self.costs.plain(guess.rows)
+        taken = self.costs(guess.rows + guess.sent) - plain + guess.seconds if guess.sent else guess.seconds
+        steps = 1 + taken / plain * guess.rows
+        pace.speed.observe(1 + accepted, steps)
+        if guess.tokens:
+            record.observe_round(1 + accepted, steps)
         if guess.sent:
             saved = accepted * plain / guess.rows - taken
             self._tallies.setdefault(branch.request.number, Tally()).add(guess.sent, accepted, saved)
@@ -234,18 +231,16 @@ class Speculation:
             (self._costs.observe_ahead if is_ahead else self._costs.observe)(plan.num_tokens, seconds)
 
     # Estimates ------------------------------------------------------------------------------------------------------
-    def _chance(self, known: Marks, record: Record, mark: int) -> float:
-        return min(known.chance(mark) * record.trust, SUREST)
-
-    def _marks_of(self, drafter: Drafter) -> Marks:
-        if drafter.name not in self._marks:
-            self._marks[drafter.name] = Marks(getattr(drafter, "priors", PRIORS))
-        return self._marks[drafter.name]
+    def _pace_of(self, drafter: Drafter) -> Pace:
+        if drafter.name not in self._paces:
+            self._paces[drafter.name] = Pace(getattr(drafter, "priors", PRIORS))
+        return self._paces[drafter.name]
 
     def _record(self, branch: Branch) -> Record:
-        number = branch.request.number
+        number, drafter = branch.request.number, self._drafter_of(branch)
         if number not in self._records:
-            self._records[number] = Record(self._speeds.get(branch.speculate or "", FIRST_SPEED))
+            assert drafter is not None
+            self._records[number] = Record(self._pace_of(drafter).speed.ratio)
         return self._records[number]
 
     # Requests -------------------------------------------------------------------------------------------------------
@@ -272,6 +267,10 @@ class Speculation:
             drafter.forget(number)
 
 
+def _chance(pace: Pace, record: Record, mark: int) -> float:
+    return min(pace.chance(mark) * record.trust, SUREST)
+
+
 # The machine --------------------------------------------------------------------------------------------------------
 def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.perf_counter, rounds: int = 3) -> Costs:
     """What steps of a few rows take, on blocks that nobody holds, with the choice where the device makes it."""
@@ -292,8 +291,8 @@ def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Calla
     plan = Plan((Work(0, 0, (0,) * rows, tuple(blocks), rows, rows),))
     draws = None
     if isinstance(runner, AheadRunner):
-        sampler = _greedy_sampler(runner.model.config.vocab_size)
-        draws = [Draw(sampler, position) for position in range(1, rows + 1)]
+        sampler = greedy_sampler(runner.model.config.vocab_size)
+        draws = Draws([sampler] * rows, range(1, rows + 1))
     times = []
     for _ in range(rounds):
         start = clock()
@@ -305,7 +304,7 @@ def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Calla
     return max(min(times), 1e-9)
 
 
-def _greedy_sampler(vocab_size: int) -> Sampler:
+def greedy_sampler(vocab_size: int) -> Sampler:
     from unspool.sampling.pipeline import Sampler
 
     params = SamplingParams(temperature=0).resolve({}, vocab_size=vocab_size)

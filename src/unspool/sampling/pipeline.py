@@ -80,7 +80,7 @@ class Sampler:
         self.seed = params.seed if seed is None else seed
         self.constraint = constraint
         self.history = History(params, prompt_ids)
-        self._end_ids = np.array(sorted(end_ids), dtype=np.int32)
+        self.end_ids = np.array(sorted(end_ids), dtype=np.int32)
         self._dry_breakers = dry_breakers  # by token id: True where the text holds a sequence breaker
         self._banned: dict[int, list[int]] = {}
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
@@ -197,8 +197,8 @@ class Sampler:
                 return _patched(row, self._bias_ids, penalties.bias(row[self._bias_ids], self._bias), mine)
             case "allowed":
                 row = row if self._refused is None else _patched(row, self._refused, REMOVED, mine)
-                early = self.num_output < params.min_tokens and self._end_ids.size > 0
-                return _patched(row, self._end_ids, REMOVED, mine) if early else row
+                early = self.num_output < params.min_tokens and self.end_ids.size > 0
+                return _patched(row, self.end_ids, REMOVED, mine) if early else row
             case "constraint":
                 mask = None if self.constraint is None else self.constraint.mask()
                 return row if mask is None else self._masked(row, mask, mine)

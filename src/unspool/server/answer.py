@@ -21,7 +21,7 @@ class Call:
     arguments: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class Choice:
     """One answer: what has been given of it so far."""
 
@@ -31,9 +31,10 @@ class Choice:
     pieces: list[str | Call] = field(default_factory=list)  # both, in the order in which they came
     tokens: list[Token] = field(default_factory=list)
     end: Finished | None = None
+    last_text: float | None = None  # when text came last
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Delta:
     """What one event adds to a choice."""
 

@@ -23,7 +23,7 @@ from unspool.server.dialect import (
 )  # fmt: skip
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service
-from unspool.server.sse import DONE, frame
+from unspool.server.sse import DONE, Mould, frame
 from unspool.server.tools import Tool, Toolbox, make_toolbox
 
 
@@ -31,6 +31,8 @@ class ChatWriter(Writer):
     prefix = "chatcmpl-"
 
     def begin(self) -> Iterable[bytes]:
+        self._moulds: dict[int, Mould] = {}  # by choice: of a chunk that brings content and nothing else
+        self._is_plain = not self._wants_logprobs and not self._wants_trace
         for choice in self.run.answer.choices:
             yield self._chunk(choice, {"role": "assistant", "content": ""})
 
@@ -38,7 +40,8 @@ class ChatWriter(Writer):
         choice, tokens = delta.choice, delta.tokens
         for part in delta.parts:
             if isinstance(part, Content):
-                yield self._chunk(choice, {"content": part.text}, tokens)
+                is_plain = self._is_plain
+                yield self._cast(choice, part.text) if is_plain else self._chunk(choice, {"content": part.text}, tokens)
             elif isinstance(part, Begin):
                 call = choice.calls[part.index]
                 function = {"name": part.name, "arguments": ""}
@@ -48,7 +51,7 @@ class ChatWriter(Writer):
             elif isinstance(part, Arguments):
                 yield self._call_chunk(choice, {"function": {"arguments": part.text}}, part.index, tokens)
             tokens = ()
-        if tokens and (self._wants_logprobs or self._wants_trace):
+        if tokens and not self._is_plain:
             yield self._chunk(choice, {}, tokens)
         if delta.end is not None:
             yield self._last_chunk(choice)
@@ -97,6 +100,12 @@ class ChatWriter(Writer):
             "system_fingerprint": self.service.fingerprint,
             "service_tier": "default",
         }
+
+    def _cast(self, choice: Choice, text: str) -> bytes:
+        mould = self._moulds.get(choice.index)
+        if mould is None:
+            mould = self._moulds[choice.index] = Mould(self._chunk(choice, {"content": Mould.TEXT}))
+        return mould.cast(text)
 
     def _chunk(self, choice: Choice, delta: Body, tokens: Iterable[Token] = (), reason: str | None = None) -> bytes:
         tokens = list(tokens)

@@ -23,7 +23,7 @@ from unspool.server.dialect import (
 )  # fmt: skip
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service
-from unspool.server.sse import DONE, frame
+from unspool.server.sse import DONE, Mould, frame
 
 DEFAULT_LENGTH = 16  # OpenAI's
 
@@ -33,6 +33,8 @@ class CompletionWriter(Writer):
 
     def begin(self) -> Iterable[bytes]:
         self._offsets: dict[int, int] = {}
+        self._moulds: dict[int, Mould] = {}  # by choice: of a chunk that brings text and nothing else
+        self._is_plain = self.asked.get("logprobs") is None and not self.asked.get("trace")
         if self.asked.get("echo"):
             for choice in self.run.answer.choices:
                 text = self._prompt_text(choice)
@@ -43,7 +45,7 @@ class CompletionWriter(Writer):
         choice = delta.choice
         text = "".join(part.text for part in delta.parts if isinstance(part, Content))
         if text or delta.tokens:
-            yield self._chunk(choice, text, delta.tokens)
+            yield self._cast(choice, text) if self._is_plain else self._chunk(choice, text, delta.tokens)
         if delta.end is not None:
             yield self._chunk(choice, "", reason=finish_reason(choice))
 
@@ -81,6 +83,12 @@ class CompletionWriter(Writer):
             "model": self.service.name,
             "system_fingerprint": self.service.fingerprint,
         }
+
+    def _cast(self, choice: Choice, text: str) -> bytes:
+        mould = self._moulds.get(choice.index)
+        if mould is None:
+            mould = self._moulds[choice.index] = Mould(self._chunk(choice, Mould.TEXT))
+        return mould.cast(text)
 
     def _chunk(self, choice: Choice, text: str, tokens: Sequence[Token] = (), reason: str | None = None) -> bytes:
         logprobs = None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from unspool.engine.async_engine import AsyncEngine
-from unspool.events import Finished
+from unspool.events import Finished, Text
+from unspool.server.answer import Choice
 from unspool.server.meter import Meter
 
 LABELS = ("model_name",)
@@ -20,52 +22,60 @@ COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_00
 REASONS = ("stop", "length", "eos", "abort", "deadline", "repetition", "error")
 
 
+class Tally:
+    """A histogram's counts. Adding to it is a search and a sum, for it is done for every token."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
+        buckets, total = [], 0
+        for bound, count in zip((*map(float, self._bounds), float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+        family = HistogramMetricFamily(name, text, labels=LABELS)
+        family.add_metric([model], buckets, self._sum)
+        return family
+
+
 class Metrics:
     def __init__(self, prefix: str, model: str, engine: AsyncEngine, meter: Meter) -> None:
         self.registry = CollectorRegistry()
-        registry = self.registry
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
-            return Histogram(prefix + name, text, LABELS, buckets=buckets, registry=registry).labels(model)
-
-        def counter(name: str, text: str) -> Any:
-            return Counter(prefix + name, text, LABELS, registry=registry).labels(model)
-
-        self._first_token = histogram("time_to_first_token_seconds", "Arrival to first token.", LATENCIES)
-        self._gap = histogram("inter_token_latency_seconds", "Between a stream's tokens, as they are sent.", GAPS)
-        self._total = histogram("e2e_request_latency_seconds", "Arrival to end.", LATENCIES)
-        self._queue = histogram("request_queue_time_seconds", "Arrival to first step.", LATENCIES)
-        self._prefill = histogram("request_prefill_time_seconds", "First step to first token.", LATENCIES)
-        self._decode = histogram("request_decode_time_seconds", "First to last token.", LATENCIES)
-        self._prompt_size = histogram("request_prompt_tokens", "Tokens of a prompt.", COUNTS)
-        self._answer_size = histogram("request_generation_tokens", "Tokens of an answer.", COUNTS)
-        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts whose answers ended.")
-        self._answer_tokens = counter("generation_tokens", "Tokens generated and handed on.")
+        self.first_token, self.gap, self.total = Tally(LATENCIES), Tally(GAPS), Tally(LATENCIES)
+        self.queue, self.prefill, self.decode = Tally(LATENCIES), Tally(LATENCIES), Tally(LATENCIES)
+        self.prompt_size, self.answer_size = Tally(COUNTS), Tally(COUNTS)
+        self.num_prompt_tokens = self.num_tokens = 0
         self._http = Counter(
-            prefix + "http_requests", "Responses by route and status.", ("route", "status"), registry=registry
+            prefix + "http_requests", "Responses by route and status.", ("route", "status"), registry=self.registry
         )
         self._wait = 1.0  # a moving mean of whole requests, for Retry-After
-        registry.register(EngineCollector(prefix, model, engine, meter))
+        self.registry.register(AnswerCollector(prefix, model, self))
+        self.registry.register(EngineCollector(prefix, model, engine, meter))
 
-    def on_tokens(self, count: int, gap: float | None) -> None:
-        if count:
-            self._answer_tokens.inc(count)
-            if gap is not None:
-                for _ in range(count):
-                    self._gap.observe(gap / count)
+    def on_text(self, choice: Choice, event: Text) -> None:
+        """A stream's text came: what is counted for every token."""
+        now, last, count = time.perf_counter(), choice.last_text, len(event.tokens)
+        choice.last_text = now
+        self.num_tokens += count
+        if last is not None and count:
+            self.gap.add((now - last) / count, count)
 
     def on_finished(self, end: Finished, *, is_first: bool) -> None:
         timings = end.timings
         if is_first:
-            self._prompt_tokens.inc(end.usage.prompt_tokens)
-            self._prompt_size.observe(end.usage.prompt_tokens)
-            self._queue.observe(timings.queue)
+            self.num_prompt_tokens += end.usage.prompt_tokens
+            self.prompt_size.add(end.usage.prompt_tokens)
+            self.queue.add(timings.queue)
         if timings.first_token is not None:
-            self._first_token.observe(timings.first_token)
-            self._prefill.observe(timings.prefill)
-            self._decode.observe(timings.decode)
-        self._answer_size.observe(end.usage.completion_tokens)
-        self._total.observe(timings.total)
+            self.first_token.add(timings.first_token)
+            self.prefill.add(timings.prefill)
+            self.decode.add(timings.decode)
+        self.answer_size.add(end.usage.completion_tokens)
+        self.total.add(timings.total)
         self._wait += 0.1 * (timings.total - self._wait)
 
     def on_response(self, route: str, status: int) -> None:
@@ -78,13 +88,55 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class EngineCollector(Collector):
-    """Read from the engine when somebody looks, so that looking costs and counting does not."""
+class Families(Collector):
+    """Metrics that are put into Prometheus' shape when somebody looks, so that looking costs and counting does not."""
+
+    def __init__(self, prefix: str, model: str) -> None:
+        self._prefix, self._model = prefix, model
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(self._prefix + name, text, labels=LABELS)
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(self._prefix + name, text, labels=LABELS)
+        family.add_metric([self._model], value)
+        return family
+
+
+class AnswerCollector(Families):
+    """What answers came to."""
+
+    def __init__(self, prefix: str, model: str, metrics: Metrics) -> None:
+        super().__init__(prefix, model)
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, text, tally in (
+            ("time_to_first_token_seconds", "Arrival to first token.", metrics.first_token),
+            ("inter_token_latency_seconds", "Between a stream's tokens, as they are handed on.", metrics.gap),
+            ("e2e_request_latency_seconds", "Arrival to end.", metrics.total),
+            ("request_queue_time_seconds", "Arrival to first step.", metrics.queue),
+            ("request_prefill_time_seconds", "First step to first token.", metrics.prefill),
+            ("request_decode_time_seconds", "First to last token.", metrics.decode),
+            ("request_prompt_tokens", "Tokens of a prompt.", metrics.prompt_size),
+            ("request_generation_tokens", "Tokens of an answer.", metrics.answer_size),
+        ):
+            yield tally.family(self._prefix + name, text, self._model)
+        yield self._counter("prompt_tokens", "Tokens of prompts whose answers ended.", metrics.num_prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated and handed on.", metrics.num_tokens)
+
+
+class EngineCollector(Families):
+    """What the engine has counted itself."""
 
     def __init__(self, prefix: str, model: str, engine: AsyncEngine, meter: Meter) -> None:
-        self._prefix, self._model, self._engine, self._meter = prefix, model, engine, meter
+        super().__init__(prefix, model)
+        self._engine, self._meter = engine, meter
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         engine = self._engine.engine
         stats = engine.stats
         held = stats["blocks"] - stats["blocks_free"]
@@ -111,13 +163,3 @@ class EngineCollector(Collector):
         yield self._counter("spec_decode_num_drafts", "Drafts verified.", tally.steps)
         yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", tally.drafted)
         yield self._counter("spec_decode_num_accepted_tokens", "Of those, chosen by the model itself.", tally.accepted)
-
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(self._prefix + name, text, labels=LABELS)
-        family.add_metric([self._model], value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(self._prefix + name, text, labels=LABELS)
-        family.add_metric([self._model], value)
-        return family

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,7 +21,7 @@ from unspool.server.kinds import Checker, Schema
 from unspool.server.messages import MessageDialect
 from unspool.server.responses import ResponseDialect
 from unspool.server.service import Run, Service
-from unspool.server.sse import EventStream, dumps, until_gone
+from unspool.server.sse import EventStream, Write, dumps, until_gone
 from unspool.server.tracing import Tracer
 
 Handler = Callable[[Request], Awaitable[Any]]
@@ -88,23 +89,18 @@ class Routes:
 
     def _stream(self, request: Request, run: Run, writer: Writer, span: Any) -> EventStream:
         config = self.service.config
-        source = self._events(request, run, writer, span)
-        return EventStream(source, run.abort, stall_timeout=config.stall_timeout, ping_interval=config.ping_interval)
+        feed = partial(self._feed, request, run, writer, span)
+        return EventStream(feed, run.abort, stall_timeout=config.stall_timeout, ping_interval=config.ping_interval)
 
-    async def _events(self, request: Request, run: Run, writer: Writer, span: Any) -> AsyncIterator[bytes]:
-        """An answer's events, framed. What an answer's step gives goes out in one write."""
+    async def _feed(self, request: Request, run: Run, writer: Writer, span: Any, write: Write) -> None:
+        """Write an answer's events. What one of the engine's events gives goes out in one write."""
         try:
-            for data in writer.begin():
-                yield data
-            async for delta in run.deltas():
-                data = b"".join(writer.write(delta))
-                if data:
-                    yield data
-            for data in writer.end():
-                yield data
+            write(b"".join(writer.begin()))
+            run.listen(lambda delta: write(b"".join(writer.write(delta))))
+            await self.service.finish(run)
+            write(b"".join(writer.end()))
         except Exception as error:
-            for data in writer.fail(fault_of(error)):
-                yield data
+            write(b"".join(writer.fail(fault_of(error))))
         finally:
             request.scope["unspool.facts"] = _facts(run)
             span.end(run)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from unspool.engine.async_engine import AsyncEngine, Stream
+from unspool.engine.async_engine import AsyncEngine, Ticket
 from unspool.errors import ContextLengthError, EngineError, RequestError
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.llm import LLM
-from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.params import BeamParams, Constraint, RepetitionDetector, ResolvedParams, SamplingParams
 from unspool.sampling.resolve import jsonable
 from unspool.server.answer import Answer, Calling, Delta
 from unspool.server.calls import GENERIC, format_of
@@ -26,6 +27,7 @@ from unspool.server.tools import Toolbox, check_schema_size, constraint_for, wit
 
 ASIDE = 32 * 1024  # characters of a prompt from which on it is rendered and tokenized in another thread
 PLAIN = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "n", "best_of", "logit_bias", "stop")
+Listener = Callable[[Delta], None]
 
 
 @dataclass
@@ -41,50 +43,71 @@ class Job:
 
 
 class Run:
-    """A job under way: its streams, merged, and the answer that grows from them."""
+    """A job under way: the answer that grows from its requests' events, and `done` when it is whole or has failed."""
 
-    def __init__(self, service: Service, job: Job, streams: Sequence[Stream]) -> None:
-        self.job, self.streams = job, streams
-        self.params = [stream.params for stream in streams]
-        self.num_choices = sum(params.n for params in self.params)
+    def __init__(self, service: Service, job: Job) -> None:
+        self.job = job
+        self.tickets: list[Ticket] = []
+        self.num_choices = sum(params.n for _, params in job.prompts)
         self.answer = Answer(self.num_choices, service.llm.tokenizer, job.calling)
         self.created = int(time.time())
-        self._service = service
-        self._last_text: dict[int, float] = {}
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(_retrieve)
+        self._metrics = service.metrics
+        self._num_left = self.num_choices
+        self._listener: Listener | None = None
+        self._early: list[tuple[int, Event]] | None = [] if job.stream else None  # came before somebody listened
+
+    @property
+    def params(self) -> list[ResolvedParams]:
+        return [ticket.params for ticket in self.tickets]
 
     def abort(self, reason: FinishReason = "abort") -> None:
-        for stream in self.streams:
-            stream.abort(reason)
+        for ticket in self.tickets:
+            ticket.abort(reason)
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Raises what failed; the rest of the job is then aborted."""
+    def listen(self, listener: Listener) -> None:
+        """Have every delta told: those of events that came already at once, the others as they come."""
+        self._listener = listener
+        early, self._early = self._early or [], None
+        for offset, event in early:
+            self.receive(offset, event)
+
+    def receive(self, offset: int, event: Event) -> None:
+        """Take in an event of the request whose first choice is number `offset`. What fails, fails this job alone."""
+        if self._early is not None:
+            self._early.append((offset, event))
+            return
+        if self.done.done():
+            return
         try:
-            if len(self.streams) == 1:
-                async for event in self.streams[0]:
-                    yield self._push(0, event)
-            else:
-                async for offset, event in _merge(self.streams):
-                    yield self._push(offset, event)
-        except BaseException:
+            delta = self._push(offset + event.choice, event)
+            if self._listener is not None:
+                self._listener(delta)
+        except Exception as error:
             self.abort()
-            raise
+            self.done.set_exception(error)
+            return
+        if delta.end is not None:
+            self._num_left -= 1
+            if self._num_left == 0:
+                self.done.set_result(None)
 
-    def _push(self, offset: int, event: Event) -> Delta:
-        index = offset + event.choice
-        self._observe(index, event)
+    def _push(self, index: int, event: Event) -> Delta:
+        if isinstance(event, Text):
+            self._metrics.on_text(self.answer.choices[index], event)
+        elif isinstance(event, Finished):
+            self._metrics.on_finished(event, is_first=event.choice == 0)
         delta = self.answer.push(index, event)
         if delta.end is None and self.answer.is_full(delta.choice):
             self.abort("stop")
         return delta
 
-    def _observe(self, index: int, event: Event) -> None:
-        metrics = self._service.metrics
-        if isinstance(event, Text):
-            now = time.perf_counter()
-            metrics.on_tokens(len(event.tokens), now - self._last_text[index] if index in self._last_text else None)
-            self._last_text[index] = now
-        elif isinstance(event, Finished):
-            metrics.on_finished(event, is_first=event.choice == 0)
+
+def _retrieve(done: asyncio.Future[None]) -> None:
+    """Whoever asked may have gone: a failure that nobody waits for is no news."""
+    if not done.cancelled():
+        done.exception()
 
 
 class Service:
@@ -210,20 +233,23 @@ class Service:
                     f"{len(ids) + params.max_tokens:,} together; the model holds {holds:,}",
                     job.length_field,
                 )
-        streams: list[Stream] = []
+        run, offset = Run(self, job), 0
         try:
             for ids, params in job.prompts:
-                streams.append(await self.engine.submit(ids, params))
+                run.tickets.append(await self.engine.start(ids, params, partial(run.receive, offset)))
+                offset += params.n
         except BaseException:
-            for stream in streams:
-                stream.abort()
+            run.abort()
             raise
-        return Run(self, job, streams)
+        return run
 
     async def finish(self, run: Run) -> None:
         """Run to the end; the answer is then whole."""
-        async for _ in run.deltas():
-            pass
+        try:
+            await run.done
+        except BaseException:
+            run.abort()
+            raise
 
     async def check(self) -> None:
         """Raises unless the engine's thread answers."""
@@ -287,37 +313,6 @@ def _details(end: Finished) -> dict[str, Any]:
     """What extensions add: a beam's score, what speculation came to. Prompt logprobs have their own place."""
     details = {name: jsonable(value) for name, value in end.details.items() if name != "prompt_logprobs"}
     return {"details": details} if details else {}
-
-
-async def _merge(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Event]]:
-    """The events of several streams as they come, each with the number of its first choice."""
-    inbox: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
-
-    async def forward(stream: Stream, offset: int) -> None:
-        try:
-            async for event in stream:
-                inbox.put_nowait((offset, event))
-            inbox.put_nowait((offset, None))
-        except Exception as error:
-            inbox.put_nowait((offset, error))
-
-    tasks, offset = [], 0
-    for stream in streams:
-        tasks.append(asyncio.create_task(forward(stream, offset)))
-        offset += stream.params.n
-    try:
-        left = len(streams)
-        while left:
-            offset, event = await inbox.get()
-            if isinstance(event, Exception):
-                raise event
-            if event is None:
-                left -= 1
-            else:
-                yield offset, event
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 _PROBE_NAME = "qx_probe_zk"

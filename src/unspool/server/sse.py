@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Send = Callable[[MutableMapping[str, Any]], Coroutine[Any, Any, None]]
+Write = Callable[[bytes], None]
 
 DONE = b"data: [DONE]\n\n"
 PING = b": still here\n\n"
@@ -31,6 +32,18 @@ def frame(data: Any, event: str | None = None) -> bytes:
     return head + b"data: " + dumps(data) + b"\n\n"
 
 
+class Mould:
+    """Events that differ in one text alone: the rest is made once."""
+
+    TEXT = "\0text\0"  # stands for that text in the event that a mould is taken of
+
+    def __init__(self, event: bytes) -> None:
+        self._before, self._after = event.split(dumps(self.TEXT))
+
+    def cast(self, text: str) -> bytes:
+        return self._before + dumps(text) + self._after
+
+
 async def until_gone(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
@@ -38,63 +51,130 @@ async def until_gone(receive: Receive) -> None:
 
 
 class EventStream:
-    """An ASGI response. `source` gives framed events and ends by itself after `abort`."""
+    """An ASGI response. `feed` writes framed events and returns when there are no more, soon after `abort`.
+
+    A write goes straight to the socket, from wherever the event loop stands: most streams are never behind, and to
+    wake a task for each token would cost more than all else. When the socket takes no more, a task waits for it, and
+    what is written meanwhile waits behind.
+    """
 
     def __init__(
         self,
-        source: AsyncIterator[bytes],
+        feed: Callable[[Write], Awaitable[None]],
         abort: Callable[[], None],
         *,
         stall_timeout: float,
         ping_interval: float,
-        headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
-        self._source, self._abort = source, abort
+        self._feed, self._abort = feed, abort
         self._stall_timeout, self._ping_interval = stall_timeout, ping_interval
-        self._headers = headers or []
-        self._writing = asyncio.Lock()
+        self._pending: list[bytes] = []
+        self._flushing: asyncio.Task[None] | None = None  # waits for a reader that is behind
+        self._is_lost = False  # the reader left, or took nothing for too long: there is nobody to tell
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # a proxy that gathers the stream would defeat it
-            *self._headers,
-        ]
-        watcher = asyncio.create_task(self._watch(receive))
-        pinger = asyncio.create_task(self._ping(send))
+        self._send, self._now = send, asyncio.get_running_loop().time
+        watching = asyncio.create_task(self._watch(receive))
+        minding = asyncio.create_task(self._mind())
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for data in self._source:
-                await self._write(send, data)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except OSError:  # the reader left, or took nothing for too long: there is nobody to tell
-            pass
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            self._last_write = self._now()
+            await self._feed(self.write)
+            if self._flushing is not None:
+                await asyncio.wait([self._flushing])
+            if not self._is_lost:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:
+            self._is_lost = True
         finally:
             self._abort()
-            watcher.cancel()
-            pinger.cancel()
+            for task in (watching, minding, self._flushing):
+                if task is not None:
+                    task.cancel()
 
-    async def _write(self, send: Send, data: bytes) -> None:
-        async with self._writing:
-            async with asyncio.timeout(self._stall_timeout):  # TimeoutError is an OSError
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._last_write = asyncio.get_running_loop().time()
+    def write(self, data: bytes) -> None:
+        if self._is_lost or not data:
+            return
+        if self._flushing is not None:
+            self._pending.append(data)
+            return
+        self._last_write = self._now()
+        try:
+            rest = begin(self._send(_body(data)))
+        except OSError:
+            self._lose()
+            return
+        if rest is not None:
+            self._flushing = asyncio.create_task(self._flush(rest))
+
+    async def _flush(self, rest: Awaitable[None]) -> None:
+        try:
+            await rest
+            while self._pending:
+                data, self._pending = b"".join(self._pending), []
+                self._last_write = self._now()
+                await self._send(_body(data))
+        except OSError:
+            self._lose()
+        self._flushing = None
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        self._pending.clear()
+        self._abort()
 
     async def _watch(self, receive: Receive) -> None:
         await until_gone(receive)
         self._abort()
 
-    async def _ping(self, send: Send) -> None:
-        """Proxies cut a connection that is silent for long; a comment is no event."""
-        now = asyncio.get_running_loop().time
-        self._last_write = now()
+    async def _mind(self) -> None:
+        """Cut a reader that takes nothing. Fill a silence: proxies cut a connection that is silent for long."""
         while True:
-            await asyncio.sleep(self._ping_interval)
-            if now() - self._last_write >= self._ping_interval and not self._writing.locked():
+            await asyncio.sleep(min(self._ping_interval, self._stall_timeout) / 2)
+            quiet = self._now() - self._last_write
+            if self._flushing is not None:
+                if quiet >= self._stall_timeout:
+                    self._lose()
+                    self._flushing.cancel()
+            elif quiet >= self._ping_interval:
+                self.write(PING)
+
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that gathers the stream would defeat it
+]
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+def begin(coroutine: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Run a coroutine up to where it waits. None: it never did and is done; else what is left of it, to be awaited."""
+    try:
+        return Rest(coroutine, coroutine.send(None))
+    except StopIteration:
+        return None
+
+
+class Rest:
+    """A coroutine that was begun outside any task, and what it waits for first."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine, self._awaited = coroutine, awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        awaited = self._awaited
+        while True:
+            try:
                 try:
-                    await self._write(send, PING)
-                except OSError:
-                    self._abort()
-                    return
+                    yield awaited
+                except BaseException as error:
+                    awaited = self._coroutine.throw(error)
+                else:
+                    awaited = self._coroutine.send(None)
+            except StopIteration:
+                return

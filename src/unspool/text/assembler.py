@@ -12,7 +12,7 @@ that one was, so that the engine can go back there and choose another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from unspool.events import Token
 from unspool.text.detokenizer import Detokenizer
@@ -20,8 +20,7 @@ from unspool.text.stop import StopMatcher
 from unspool.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What one push gives: text to show, the tokens it completes, and what was matched, if anything."""
 
     text: str = ""
@@ -29,6 +28,35 @@ class Piece:
     stop: str | None = None
     banned: str | None = None
     banned_at: int = 0  # index of the output token that the banned string starts in
+
+
+NOTHING = Piece()
+
+
+class PlainAssembler:
+    """An assembler without strings to look for, as most are: all text is safe to show as soon as it is whole."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._held: list[Token] = []  # whose text is not out yet
+
+    def push(self, token: Token, *, show: bool = True) -> Piece:
+        text = self._detokenizer.push(token.id) if show else ""
+        if not self._held:
+            if text:
+                return Piece(text, (token,))
+            self._held.append(token)
+            return NOTHING
+        self._held.append(token)
+        return self._give(text) if text else NOTHING
+
+    def flush(self) -> Piece:
+        return self._give(self._detokenizer.flush())
+
+    def _give(self, text: str) -> Piece:
+        tokens = tuple(self._held)
+        self._held.clear()
+        return Piece(text, tokens)
 
 
 class Assembler:

@@ -8,15 +8,18 @@ tokenizer.ggml.merges   "left right", best first               4 added   5 unuse
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unspool.errors import ModelError, RequestError
+from unspool.errors import ModelError
+from unspool.text.byte_level import Words, make_words, refuse_missing
 from unspool.text.marks import MarkSplitter
-from unspool.text.pretokenizers import PreTokenizer, pre_tokenizer
-from unspool.text.spm import SentencePieceModel
+from unspool.text.pretokenizers import pre_tokenizer
+from unspool.text.spm import Pieces, make_pieces
+from unspool.text.texts import TextIds, Texts, as_texts
 from unspool.text.tokenizer import Encoder, Tokenizer
-from unspool.text.vocabulary import SPACE_MARK, Vocabulary, fingerprint, missing_bytes
+from unspool.text.vocabulary import SPACE_MARK, Vocabulary, fingerprint
 
 _PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, ADDED, UNUSED, BYTE = range(1, 7)
@@ -60,7 +63,7 @@ class _Metadata:
             raise ModelError(f"{_PREFIX}{key}: expected an array, got {type(value).__name__}")
         if length is not None and len(value) != length:
             raise ModelError(f"{_PREFIX}{key}: has {len(value):,} entries; the vocabulary has {length:,}")
-        if not set(map(type, value)) <= set(kinds):
+        if not _types_in(value) <= set(kinds):
             index = next(i for i, item in enumerate(value) if type(item) not in kinds)
             raise ModelError(
                 f"{_PREFIX}{key}[{index}]: expected {kinds[0].__name__}, got {type(value[index]).__name__}"
@@ -78,6 +81,14 @@ class _Metadata:
         return value if isinstance(value, str) else ""
 
 
+def _types_in(value: Sequence[Any]) -> set[type]:
+    if isinstance(value, Texts):
+        return {str}
+    if isinstance(value, array):
+        return {float if value.typecode in "fd" else int}
+    return set(map(type, value))
+
+
 class _Tokens:
     """The checked vocabulary: texts, ids by text, and ids by type."""
 
@@ -85,25 +96,22 @@ class _Tokens:
         tokens = metadata.sequence("tokens", (str,))
         if not tokens:
             raise ModelError(f"{_PREFIX}tokens: missing or empty")
-        self.texts: Sequence[str] = tokens
-        if "" in tokens:  # a hole in the vocabulary: no text leads to it, and it writes nothing
-            tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-        self.ids = dict(zip(tokens, range(len(tokens)), strict=True))
-        if len(self.ids) != len(tokens):
-            again = next(i for i, token in enumerate(tokens) if self.ids[token] != i)
+        native = as_texts(tokens)
+        self.texts: Sequence[str] = tokens if native is None else native
+        self.ids: Mapping[str, int] = _ids_of(tokens) if native is None else TextIds(native)
+        again = _first_repeated(tokens, self.ids) if native is None else native.native.twice
+        if again >= 0:
             raise ModelError(
-                f"{_PREFIX}tokens: {tokens[again]!r} stands at {again:,} and at {self.ids[tokens[again]]:,}"
+                f"{_PREFIX}tokens: {tokens[again]!r} stands at {self.ids[tokens[again]]:,} and at {again:,}"
             )
-        types = metadata.sequence("token_type", (int,), len(tokens)) or [NORMAL] * len(tokens)
         self.by_type: dict[int, list[int]] = {kind: [] for kind in range(NORMAL, BYTE + 1)}
-        unusual = set(types) - {NORMAL}
-        if not unusual <= self.by_type.keys() | {0}:
-            index = next(i for i, kind in enumerate(types) if not 0 <= kind <= BYTE)
-            raise ModelError(f"{_PREFIX}token_type[{index}]: unknown type {types[index]}")
-        if unusual:
-            for index, kind in enumerate(types):
-                if kind != NORMAL and kind:
-                    self.by_type[kind].append(index)
+        types = metadata.sequence("token_type", (int,), len(tokens)) or ()
+        for index in _others(types, NORMAL):
+            kind = types[index]
+            if not 0 <= kind <= BYTE:
+                raise ModelError(f"{_PREFIX}token_type[{index}]: unknown type {kind}")
+            if kind:
+                self.by_type[kind].append(index)
         self._control_by_name()
 
     def _control_by_name(self) -> None:
@@ -128,6 +136,30 @@ class _Tokens:
         return {self.texts[index]: index for kind in kinds for index in self.by_type[kind]}
 
 
+def _ids_of(tokens: Sequence[str]) -> dict[str, int]:
+    """By text, the first of equal ones. An empty text is a hole: no text leads to it, and it writes nothing."""
+    ids = {token: index for index, token in zip(range(len(tokens) - 1, -1, -1), reversed(tokens), strict=True)}
+    ids.pop("", None)
+    return ids
+
+
+def _first_repeated(tokens: Sequence[str], ids: Mapping[str, int]) -> int:
+    return next((index for index, token in enumerate(tokens) if token and ids[token] != index), -1)
+
+
+def _others(values: Sequence[int], usual: int) -> list[int]:
+    """The places of unusual values: nearly every token is of one type."""
+    if isinstance(values, array) and values.typecode == "i":
+        try:
+            from unspool._native import others
+        except ImportError:
+            pass
+        else:
+            found: list[int] = others(values, usual)
+            return found
+    return [index for index, value in enumerate(values) if value != usual]
+
+
 class _Marked:
     """Marks first, then the text between them. Without `parse_special` only added words count as marks."""
 
@@ -140,10 +172,9 @@ class _Marked:
 
 
 class _ByteLevelEncoder:
-    def __init__(self, tokens: _Tokens, merges: Sequence[str], rule: PreTokenizer) -> None:
-        self._marks = _Marked(tokens)
-        self._missing = missing_bytes(tokens.ids)
-        self._words = _byte_level_model(tokens.ids, merges, rule)
+    def __init__(self, marks: _Marked, words: Words) -> None:
+        self._marks = marks
+        self._words = words
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         ids: list[int] = []
@@ -151,50 +182,16 @@ class _ByteLevelEncoder:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                if self._missing:
-                    self._refuse_missing(part)
-                ids += self._words.encode(part, add_special_tokens=False).ids
+                if self._words.missing:
+                    refuse_missing(self._words.missing, part)
+                ids += self._words.encode(part)
         return ids
-
-    def _refuse_missing(self, text: str) -> None:
-        absent = self._missing.intersection(text.encode("utf-8"))
-        if absent:
-            raise RequestError(
-                f"this vocabulary has no token for the byte 0x{min(absent):02X} in {text!r:.40}", "prompt"
-            )
-
-
-def _byte_level_model(ids: Mapping[str, int], merges: Sequence[str], rule: PreTokenizer) -> Any:
-    import tokenizers
-    from tokenizers import models, pre_tokenizers
-
-    try:
-        pairs: Any = [tuple(merge.split(" ", 1)) for merge in merges]
-        model = models.BPE(dict(ids), pairs, ignore_merges=rule.ignore_merges)
-    except Exception as error:  # the library says what, not where; look for it ourselves
-        raise ModelError(_merge_fault(ids, merges) or f"{_PREFIX}merges: {error}") from error
-    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in rule.patterns]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
-    return tokenizer
-
-
-def _merge_fault(ids: Mapping[str, int], merges: Sequence[str]) -> str | None:
-    for index, merge in enumerate(merges):
-        left, space, right = merge.partition(" ")
-        if not (left and space and right):
-            return f"{_PREFIX}merges[{index}]: {merge!r} is not two tokens"
-        for token in (left, right, left + right):
-            if token not in ids:
-                return f"{_PREFIX}merges[{index}]: {merge!r} needs the token {token!r}, which the vocabulary lacks"
-    return None
 
 
 class _SentencePieceEncoder:
     """A space goes in front of the text and of what follows a mark, where the vocabulary was trained that way."""
 
-    def __init__(self, marks: _Marked, model: SentencePieceModel, space_in_front: bool) -> None:
+    def __init__(self, marks: _Marked, model: Pieces, space_in_front: bool) -> None:
         self._marks = marks
         self._model = model
         self._front = SPACE_MARK if space_in_front else ""
@@ -240,7 +237,7 @@ def _build_byte_level(source: _Metadata) -> Tokenizer:
         source,
         tokens,
         vocabulary=vocabulary,
-        encoder=_ByteLevelEncoder(tokens, merges, rule),
+        encoder=_ByteLevelEncoder(_Marked(tokens), make_words(tokens.texts, tokens.ids, merges, rule)),
         merging=merges,
         bos_id=source.token_id("bos_token_id", len(tokens)),
         adds_bos=rule.adds_bos,
@@ -254,12 +251,9 @@ def _build_sentencepiece(source: _Metadata) -> Tokenizer:
     if scores is None:
         raise ModelError(f"{_PREFIX}scores: missing")
     byte_of = {index: _byte_value(tokens.texts[index], index) for index in tokens.by_type[BYTE]}
-    mergeable = dict(tokens.ids)
-    for kind in (UNKNOWN, CONTROL, ADDED, UNUSED, BYTE):
-        for index in tokens.by_type[kind]:
-            mergeable.pop(tokens.texts[index], None)
+    marks = [index for kind in (UNKNOWN, CONTROL, ADDED, UNUSED, BYTE) for index in tokens.by_type[kind]]
     unknown = source.token_id("unknown_token_id", len(tokens)) or 0
-    model = SentencePieceModel(mergeable, scores, _byte_table(byte_of), unknown)
+    model = make_pieces(tokens.texts, tokens.ids, scores, marks, _byte_table(byte_of), unknown)
     space_in_front = source.get("add_space_prefix", bool, True)
     encoder = _SentencePieceEncoder(_Marked(tokens, _swallowing(source, tokens)), model, space_in_front)
     vocabulary = Vocabulary(

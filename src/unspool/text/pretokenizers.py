@@ -10,7 +10,9 @@ Patterns are the models' own (Oniguruma syntax, Unicode classes). Names are the 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
 
 from unspool.errors import ModelError
 
@@ -212,3 +214,57 @@ def pre_tokenizer(name: str) -> PreTokenizer:
         return PRE_TOKENIZERS[name]
     except KeyError:
         raise ModelError(f"tokenizer.ggml.pre: unknown pre-tokenizer {name!r}") from None
+
+
+# --- ASCII -------------------------------------------------------------------------------------------------------
+# What is left of Unicode's classes among the first 128 characters.
+_ASCII = {
+    "L": "A-Za-z", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": "", "N": "0-9",
+    "P": r"!\"#%&'()*,\-./:;?@\[\\\]_{}", "S": r"$+<=>\^`|~",
+}  # fmt: skip
+_PIECE = re.compile(r"\\p\{(\w+)\}|\\.|\[\^?|\]|[^\\\[\]]+", re.DOTALL)
+# Where Oniguruma and Python differ, or may: word boundaries, intersections, matches of nothing; and ends of lines.
+_OTHERWISE = (r"\b", "&&", "(?=(\\d")
+
+
+@cache
+def _ascii_patterns(rule: PreTokenizer) -> tuple[re.Pattern[str], ...] | None:
+    """The rule's patterns as Python's, which agree on ASCII text; None if one of them cannot be had."""
+    patterns = []
+    for pattern in rule.patterns:
+        parts, in_class = [], False
+        for match in _PIECE.finditer(pattern):
+            part = match[0]
+            if match[1] is not None:
+                if match[1] not in _ASCII:
+                    return None
+                part = _ASCII[match[1]]
+                part = part if in_class else f"[{part}]" if part else r"[^\s\S]"
+            elif part == "]" or part.startswith("["):
+                in_class = part != "]"
+            elif "$" in part and not in_class and part != r"\$":
+                return None
+            parts.append(part)
+        if any(sign in pattern for sign in _OTHERWISE):
+            return None
+        patterns.append(re.compile("".join(parts), re.ASCII))
+    return tuple(patterns)
+
+
+def cut_ascii(rule: PreTokenizer, text: str) -> list[str] | None:
+    """The words of an ASCII text, exactly as the library would cut it; None for rules that only the library knows."""
+    patterns = _ascii_patterns(rule)
+    if patterns is None:
+        return None
+    words = [text]
+    for pattern in patterns:
+        pieces: list[str] = []
+        for word in words:
+            begin = 0
+            for match in pattern.finditer(word):
+                start, end = match.span()
+                pieces += (word[begin:start], word[start:end])
+                begin = end
+            pieces.append(word[begin:])
+        words = list(filter(None, pieces))
+    return words

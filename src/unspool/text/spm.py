@@ -4,19 +4,47 @@
 
 Among equal scores the leftmost pair goes first. Merge tables (one rank per pair) cannot say that, and real
 vocabularies have equal scores, so this is done here and not by a merge table. Building it costs nothing, where
-deriving the half million pairs of a 262,144-token vocabulary takes more than a second.
+deriving the half million pairs of a 262,144-token vocabulary takes more than a second. The class here is the
+specification; the native body gives the same ids, and is used where the extension was built.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
+from unspool.text.texts import Texts
 from unspool.text.vocabulary import SPACE_MARK
 
 _CACHED_WORDS = 65_536  # words repeat; the bound keeps a long-lived server's memory flat
 _CACHED_LENGTH = 64
+
+
+class Pieces(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+
+def make_pieces(
+    tokens: Sequence[str],
+    ids: Mapping[str, int],
+    scores: Sequence[float],
+    marks: Sequence[int],
+    byte_ids: Sequence[int] | None,
+    unk: int,
+) -> Pieces:
+    """`marks`: the tokens that no text becomes. The native body where there is one, else the specification."""
+    if isinstance(tokens, Texts):
+        from unspool._native import ScoredPieces
+
+        pieces: Pieces = ScoredPieces(tokens.native, array("f", scores), marks, byte_ids, unk)
+        return pieces
+    mergeable = dict(ids)
+    for index in marks:
+        mergeable.pop(tokens[index], None)
+    return SentencePieceModel(mergeable, scores, byte_ids, unk)
 
 
 class SentencePieceModel:

@@ -51,7 +51,7 @@ class Vocabulary:
         self.special = frozenset(special)
         self.literal = self.special | frozenset(literal)
         self._byte_ids = dict(bytes_of or {})
-        self._cache: list[bytes | None] = [None] * len(tokens)
+        self._cache: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,9 +60,9 @@ class Vocabulary:
         """The bytes this id writes. Ids past the end (a padded embedding table has them) write nothing."""
         if token_id < 0:
             raise ValueError(f"token id {token_id} is negative")
-        if token_id >= len(self._cache):
+        if token_id >= len(self.tokens):
             return b""
-        known = self._cache[token_id]
+        known = self._cache.get(token_id)
         if known is None:
             known = self._cache[token_id] = self._spell_out(token_id)
         return known

@@ -18,7 +18,9 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +28,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from unspool.errors import ModelError
+from unspool.text.texts import read_texts
 from unspool.weights.formats import FORMATS
 from unspool.weights.gguf_layout import ARRAY, MAGIC, OTHER_FORMATS, SCALARS, STRING, TENSOR_FORMATS
 from unspool.weights.gguf_writer import write_gguf
@@ -40,6 +43,7 @@ MAX_ELEMENTS = 1 << 22  # over all arrays of a file
 MAX_NAME = 1024
 MAX_DIMS = 4
 MAX_NESTING = 2
+LARGE = 1024  # elements: longer arrays are kept as the file has them, not as Python's objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +120,7 @@ class Reader:
             self.fail(f"unknown value type {kind}")
         return self.array(depth + 1)
 
-    def array(self, depth: int) -> list[Any]:
+    def array(self, depth: int) -> Sequence[Any]:
         if depth > MAX_NESTING:
             self.fail(f"arrays nested deeper than {MAX_NESTING}")
         kind, count = self.scalar("<I"), self.scalar("<Q")
@@ -129,7 +133,16 @@ class Reader:
             return self.numbers(SCALARS[kind], count)
         return [self.value(kind, depth) for _ in range(count)]
 
-    def numbers(self, kind: str, count: int) -> list[Any]:
+    def numbers(self, kind: str, count: int) -> Sequence[Any]:
+        if count > LARGE and kind != "<?":
+            kept = array(kind[1])
+            self.need(count * kept.itemsize)
+            end = self.position + count * kept.itemsize
+            kept.frombytes(self.buffer[self.position : end])
+            if sys.byteorder == "big":
+                kept.byteswap()
+            self.position = end
+            return kept
         # struct counts booleans as numpy does, but numpy would take any byte for one
         dtype = np.dtype(np.uint8 if kind == "<?" else kind)
         self.need(count * dtype.itemsize)
@@ -141,9 +154,14 @@ class Reader:
             return list(map(bool, values.tolist()))
         return values.tolist()
 
-    def strings(self, count: int) -> list[str]:
-        """A vocabulary has 10⁵ of them, so this loop is kept bare: two slices and a decode each."""
+    def strings(self, count: int) -> Sequence[str]:
+        """A vocabulary has 10⁵ of them: they stay where they are, or else this loop is kept bare, two slices and a
+        decode each."""
         self.need(8 * count)
+        found = read_texts(self.buffer, self.position, count) if count > LARGE else None
+        if found is not None:
+            self.position = found[1]
+            return found[0]
         buffer, size, position = self.buffer, self.size, self.position
         unpack = struct.Struct("<Q").unpack_from
         result: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from unspool.config import ModelConfig, RopeScaling
@@ -72,7 +73,9 @@ def _vocab_size(file: GGUFFile, fields: Fields) -> int:
         raise ModelError(f"{file.path}: tensor 'token_embd.weight' is missing")
     rows = embedding.shape[0]
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    listed = len(tokens) if isinstance(tokens, list) else fields.integer("vocab_size", rows)
+    listed = fields.integer("vocab_size", rows)
+    if isinstance(tokens, Sequence) and not isinstance(tokens, str):
+        listed = len(tokens)
     if listed != rows:
         raise ModelError(f"{file.path}: the vocabulary lists {listed} tokens; 'token_embd.weight' has {rows} rows")
     return rows

@@ -1,8 +1,8 @@
 """Steps on the device: every number of rows has a bucket, every bucket one CUDA graph, made when first needed.
 
-    runner(batch)                                   one step, its logits on the host: what Ops.compile promises
-    flight = runner.launch(batch, draws, sources)   one step and the draws from its logits, queued; comes back at once
-    flight.tokens()                                 waits for it
+    runner(batch)                                     one step, its logits on the host: what Ops.compile promises
+    flight = runner.launch(batch, samplers, positions, sources)   one step and the draws from its logits, queued
+    flight.tokens()                                   waits for it
 
 A row with a source takes that draw of the launch before. So a host plans one step ahead and reads one step behind, and
 a token never leaves the device between two steps.
@@ -27,8 +27,8 @@ from unspool.ops.cuda.sampler import Clear, Rows, Sampled, SampleRows, SamplingR
 from unspool.ops.cuda.sampling import RESULT
 
 if TYPE_CHECKING:
-    from unspool.engine.ahead import Draw
     from unspool.params import ResolvedParams
+    from unspool.sampling.pipeline import Sampler
 
 # Rows of partial attention results, and room for linear layers' partial sums (float32).
 ATTENTION_ROWS = 16384
@@ -84,12 +84,14 @@ class CudaFlight:
         if self._result is None:
             if self._done is not None:
                 self._done.synchronize()
-            self._result = Sampled.of(self._words.numpy().reshape(-1, RESULT))
+            self._result = Sampled(self._words.numpy().reshape(-1, RESULT).copy())
         return self._result
 
     def tokens(self) -> list[int]:
-        tokens: list[int] = self.result().tokens.tolist()
-        return tokens
+        return self.result().tokens
+
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        return self.result().told(draw, count)
 
 
 class CudaRunner:
@@ -106,10 +108,10 @@ class CudaRunner:
         self._arena = Arena(device)
         self._graphs: dict[tuple[object, ...], tuple[Graph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16, kv.engine.step_tokens)
-        self._rows = Rows()
+        self._rows = Rows(self.vocab_size, device)
+        self._planes = self._rows.slots.planes
         self._room: SamplingRoom | None = None
         self._results = torch.zeros(0, dtype=torch.int32, device=device)
-        self._counts = torch.zeros((1, 1), dtype=torch.int32, device=device)
         self._host: list[Tensor] = []
         self._host_results: list[Tensor] = []
         self._sent: dict[int, torch.cuda.Event] = {}
@@ -146,14 +148,21 @@ class CudaRunner:
     def can_draw(self, params: ResolvedParams) -> bool:
         return can_draw(params)
 
-    def launch(self, batch: Batch, draws: Sequence[Draw], sources: np.ndarray | None = None) -> CudaFlight:
+    def launch(
+        self, batch: Batch, samplers: Sequence[Sampler], positions: Sequence[int], sources: np.ndarray | None = None
+    ) -> CudaFlight:
         """Queue a step and a draw from each row of its logits. Row r's token is `batch.ids[r]` or, where sources[r] is
         not negative, that draw of the launch before this one."""
-        words, filtered = self._rows.words(draws)
-        return self.launch_words(batch, words, (filtered, False), sources)
+        words, mode = self._rows.words(samplers, positions)
+        if self._rows.slots.planes is not self._planes:  # graphs know the old place
+            if not is_interpreted():
+                torch.cuda.synchronize()
+            self._planes = self._rows.slots.planes
+            self._graphs.clear()
+        return self.launch_words(batch, words, mode, sources)
 
     def launch_rows(self, batch: Batch, rows: SampleRows, sources: np.ndarray | None = None) -> CudaFlight:
-        """The same for rows with penalties or with more to tell; see SampleRows."""
+        """The same for rows without slots; see SampleRows."""
         return self.launch_words(batch, rows.words(), (rows.is_filtered, rows.tells), sources)
 
     def launch_words(
@@ -207,7 +216,7 @@ class CudaRunner:
             if mode is not None:
                 assert self._room is not None
                 sampled = (self._shared.sampled, self._results)
-                args = (made.out, logits, self._shared.step, self._counts, *sampled)
+                args = (made.out, logits, self._shared.step, self._planes, *sampled)
                 launches += self._room.launches(*args, filtered=mode[0], tells=mode[1])
             self._graphs[key] = (Graph(launches), made.out)
         return self._graphs[key]
@@ -275,24 +284,3 @@ class CudaRunner:
         step[:size].copy_(self._host[turn][:size], non_blocking=True)
         if not is_interpreted():
             self._sent.setdefault(turn, torch.cuda.Event()).record()
-
-    # Counts of tokens, for penalties ---------------------------------------------------------------------------------
-    def set_counts(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """What a request has seen so far. Sampling counts its own tokens on; call this when a request gets its slot,
-        and again when tokens are taken back."""
-        if slot >= len(self._counts) or self._counts.shape[1] != self.vocab_size:
-            self._grow_counts(slot + 1)
-        row = np.zeros(self.vocab_size, np.int64)
-        np.add.at(row, np.asarray(prompt, np.int64), 1 << 16)
-        np.add.at(row, np.asarray(output, np.int64), 1)
-        packed = np.minimum(row >> 16, 0x7FFF) << 16 | np.minimum(row & 0xFFFF, 0xFFFF)
-        self._counts[slot].copy_(torch.from_numpy(packed.astype(np.int32)))
-
-    def _grow_counts(self, slots: int) -> None:
-        if not is_interpreted():
-            torch.cuda.synchronize()
-        larger = torch.zeros((max(16, next_power(slots)), self.vocab_size), dtype=torch.int32, device=self.device)
-        if self._counts.shape[1] == self.vocab_size:
-            larger[: len(self._counts)] = self._counts
-        self._counts = larger
-        self._graphs.clear()  # they know the old place

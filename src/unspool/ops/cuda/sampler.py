@@ -11,29 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unspool.ops.cuda.filtering import BLOCK, PART, coarse_kernel, gather_kernel, search_kernel
 from unspool.ops.cuda.launch import Launch, has_dependent_launch, next_power
 from unspool.ops.cuda.sampling import (
     CHUNK,
+    MOST_TOLD,
     RESULT,
     STATE,
-    digit_kernel,
     draw_kernel,
     prepare_kernel,
     tell_kernel,
-    ties_kernel,
 )
+from unspool.ops.cuda.slots import Slots, needs_slot
 from unspool.ops.cuda.steps import RESULTS, ROW_PARAMS
 from unspool.sampling.filters import min_p_floor
+from unspool.sampling.logprobs import RowStats
 from unspool.sampling.pipeline import stages_on
 
 if TYPE_CHECKING:
-    from unspool.engine.ahead import Draw
     from unspool.params import ResolvedParams
 
 WORDS = 16  # int32 words of a row's parameters
-REPETITION_SEES_PROMPT, FREQUENCY_SEES_PROMPT, TELLS = 1, 2, 4  # flags
-# The filters that the device has, in the one order that it has them in.
-STAGES = ("temperature", "top_k", "top_p", "min_p")
+BIASED, TELLS = 1, 4  # flags
+# The stages that the device has, in the one order that it has them in.
+STAGES = ("bias", "allowed", "repetition", "frequency", "presence", "temperature", "top_k", "top_p", "min_p")
+PENALTIES = ("repetition", "frequency", "presence")
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class SampleRows:
     repetition: np.ndarray  # float32; 1: off
     frequency: np.ndarray  # float32; 0: off
     presence: np.ndarray  # float32; 0: off
-    slot: np.ndarray  # int32: the place of the request's counts of tokens; -1: no penalties
-    flags: np.ndarray  # int32: REPETITION_SEES_PROMPT | FREQUENCY_SEES_PROMPT | TELLS
+    slot: np.ndarray  # int32: where the request's counts of tokens and bias are; -1: it has none
+    flags: np.ndarray  # int32: BIASED | TELLS
+    tops: np.ndarray  # int32: of how many best tokens to tell
 
     @staticmethod
     def greedy(count: int) -> SampleRows:
@@ -67,6 +70,7 @@ class SampleRows:
             presence=np.zeros(count, np.float32),
             slot=np.full(count, -1, np.int32),
             flags=np.zeros(count, np.int32),
+            tops=np.zeros(count, np.int32),
         )
 
     def __len__(self) -> int:
@@ -94,64 +98,91 @@ class SampleRows:
         out[:, 11] = self.presence.view(np.int32)
         out[:, 12] = self.slot
         out[:, 13] = self.flags
+        out[:, 14] = self.tops
         return out
 
 
-@dataclass(frozen=True)
 class Sampled:
-    """What came of each row. `total` and `rank` are told where the row's flags asked: sampling.logprobs.RowStats(best,
-    total).logprob(logit) is the raw logprob, to the bit."""
+    """What came of each row. `stats`, `rank` and `top` are there where the row's flags asked for them."""
 
-    tokens: np.ndarray  # int32; negative where there is none: sampling.native's HAS_NAN, HAS_INFINITY, NONE_LEFT
-    logit: np.ndarray  # float32: the chosen token's, raw
-    best: np.ndarray  # float32: the largest raw logit
-    total: np.ndarray  # int64: the sum of the raw logits' weights
-    rank: np.ndarray  # int32: 1 for the best
+    def __init__(self, words: np.ndarray) -> None:
+        self._words = words  # [row, RESULT]
+        # Negative where there is none: sampling.native's HAS_NAN, HAS_INFINITY, NONE_LEFT.
+        self.tokens: list[int] = words[:, 0].tolist()
 
-    @staticmethod
-    def of(words: np.ndarray) -> Sampled:
-        total = words[:, 3].astype(np.int64) & 0xFFFFFFFF | words[:, 4].astype(np.int64) << 32
-        return Sampled(
-            tokens=words[:, 0].copy(),
-            logit=words[:, 1].copy().view(np.float32),
-            best=words[:, 2].copy().view(np.float32),
-            total=total,
-            rank=words[:, 5].copy(),
-        )
+    def logit(self, row: int) -> float:
+        """The chosen token's, raw."""
+        return float(self._words[row, 1:2].view(np.float32)[0])
+
+    def stats(self, row: int) -> RowStats:
+        """Of the raw logits: what sampling.logprobs would say, to the bit."""
+        best, low, high = self._words[row, 2:5].tolist()
+        return RowStats(float(np.int32(best).view(np.float32)), low & 0xFFFFFFFF | high << 32)
+
+    def rank(self, row: int) -> int:
+        """1 for the best."""
+        return int(self._words[row, 5])
+
+    def told(self, row: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """The chosen token's raw logprob, and the best tokens with theirs."""
+        stats = self.stats(row)
+        pairs = self._words[row, 8 : 8 + 2 * count]
+        logits = pairs[1::2].copy().view(np.float32).tolist()
+        top = tuple((token, stats.logprob(logit)) for token, logit in zip(pairs[::2].tolist(), logits, strict=True))
+        return stats.logprob(self.logit(row)), top
 
 
 class Rows:
-    """Rows of draws, packed quickly: what does not change from step to step is packed once for each sampler."""
+    """Rows of draws, packed quickly: from step to step mostly the positions change, and those of few requests more."""
 
-    def __init__(self) -> None:
-        self._packed: WeakKeyDictionary[Any, tuple[bytes, bool]] = WeakKeyDictionary()
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.slots = Slots(vocab_size, device)
+        self._packed: WeakKeyDictionary[Any, tuple[bytes, bool, bool]] = WeakKeyDictionary()
+        self._samplers: list[Any] = []
+        self._words = np.zeros((0, WORDS), np.int32)
+        self._mode = (False, False)
+        self._seated: list[int] = []  # rows that have a slot
 
-    def words(self, draws: Sequence[Draw]) -> tuple[np.ndarray, bool]:
-        """[draw, WORDS], and whether any of them filters."""
-        known = [self._known(draw.sampler) for draw in draws]
-        words = np.frombuffer(bytearray(b"".join(row for row, _ in known)), np.int32).reshape(-1, WORDS)
-        positions = np.fromiter((draw.position for draw in draws), np.int64, len(draws))
-        words[:, 7:9] = positions.view(np.int32).reshape(-1, 2)
-        return words, any(filtered for _, filtered in known)
+    def words(self, samplers: Sequence[Any], positions: Sequence[int]) -> tuple[np.ndarray, tuple[bool, bool]]:
+        """[draw, WORDS], valid until the next call; and whether any of them filters, whether any tells."""
+        if self._samplers != samplers:
+            known = [self._known(sampler) for sampler in samplers]
+            self._words = np.frombuffer(bytearray(b"".join(row for row, *_ in known)), np.int32).reshape(-1, WORDS)
+            self._mode = (any(filters for _, filters, _ in known), any(tells for *_, tells in known))
+            self._seated = [row for row, sampler in enumerate(samplers) if needs_slot(sampler.params)]
+            self._samplers = list(samplers)
+        self._words[:, 7:9] = np.array(positions, np.int64).view(np.int32).reshape(-1, 2)
+        for row in self._seated:
+            self._words[row, 12] = self.slots.place(samplers[row], positions[row])
+        return self._words, self._mode
 
-    def _known(self, sampler: Any) -> tuple[bytes, bool]:
+    def _known(self, sampler: Any) -> tuple[bytes, bool, bool]:
         found = self._packed.get(sampler)
         if found is None:
             row = row_of(sampler.params, sampler.seed)
-            found = self._packed[sampler] = (row.words().tobytes(), row.is_filtered)
+            found = self._packed[sampler] = (row.words().tobytes(), row.is_filtered, row.tells)
         return found
 
 
 def row_of(params: ResolvedParams, seed: int) -> SampleRows:
-    """One row for a request whose stages are all in STAGES."""
+    """One row for a request whose stages are all in STAGES; its slot and position are to be filled in."""
     row = SampleRows.greedy(1)
     row.seed[:] = seed
+    on = stages_on(params, None)
+    if "bias" in on or "allowed" in on:
+        row.flags[:] |= BIASED
+    if params.logprobs is not None or params.best_of > params.n:
+        row.flags[:] |= TELLS
+        row.tops[:] = params.logprobs or 0
+    row.repetition[:] = params.repetition_penalty if "repetition" in on else 1
+    row.frequency[:] = params.frequency_penalty if "frequency" in on else 0
+    row.presence[:] = params.presence_penalty if "presence" in on else 0
     if params.greedy:
         return row
     row.temperature[:] = params.temperature
-    row.top_k[:] = params.top_k
-    row.top_p[:] = params.top_p
-    if params.min_p:
+    row.top_k[:] = params.top_k if "top_k" in on else 0
+    row.top_p[:] = params.top_p if "top_p" in on else 1
+    if "min_p" in on:
         row.min_p[:] = min_p_floor(params.min_p)
     return row
 
@@ -160,7 +191,11 @@ def can_draw(params: ResolvedParams) -> bool:
     """Whether the device does all that these parameters ask of a draw, in their order."""
     stages = stages_on(params, None)
     at = [STAGES.index(stage) if stage in STAGES else -1 for stage in stages]
-    return params.min_tokens == 0 and -1 not in at and at == sorted(at)
+    if -1 in at or at != sorted(at):
+        return False
+    if params.penalty_window >= 0 and any(stage in PENALTIES for stage in stages):
+        return False  # a token that leaves the window would have to be taken back
+    return params.logprobs is None or (params.logprobs <= MOST_TOLD and params.logprobs_stage == "raw")
 
 
 class Clear:
@@ -182,42 +217,51 @@ class SamplingRoom:
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self.rows, self.vocab_size, self.device = rows, vocab_size, device
         self.chunks = -(-vocab_size // CHUNK)
-        self.state = torch.zeros((rows, STATE + self.chunks), dtype=torch.int64, device=device)
-        self.values = torch.zeros((rows, vocab_size), dtype=torch.float32, device=device)
+        self.state = torch.zeros((rows, STATE), dtype=torch.int64, device=device)
+        self._values: Tensor | None = None
+        self._gathered: Tensor | None = None
+        self._tops: Tensor | None = None
 
     def launches(
-        self, logits: Tensor, count: int, step: Tensor, counts: Tensor, sampled: Tensor, results: Tensor,
+        self, logits: Tensor, count: int, step: Tensor, planes: Tensor, sampled: Tensor, results: Tensor,
         *, filtered: bool, tells: bool,
     ) -> list[Launch | Clear]:  # fmt: skip
-        pdl = has_dependent_launch()
         common = {"step": step, "state": self.state, "vocab_size": self.vocab_size}
-        common |= {"PARAMS_AT": ROW_PARAMS, "CHUNK": CHUNK, "STATE": STATE, "PDL": pdl}
-        grid = (count, self.chunks)
-        out: list[Launch | Clear] = [Clear(self.state)]
+        common |= {"PARAMS_AT": ROW_PARAMS, "STATE": STATE, "PDL": has_dependent_launch()}
+        chunked, whole = (count, self.chunks), (count,)
+        out: list[Launch | Clear] = [Clear(self.state[:count])]
 
-        def add(kernel: Any, label: str, **args: Any) -> None:
-            out.append(Launch(kernel, grid, common | args, warps=8, label=label))
+        def add(kernel: Any, label: str, grid: tuple[int, ...], *, warps: int = 8, **args: Any) -> None:
+            out.append(Launch(kernel, grid, common | args, warps=warps, label=label))
 
+        values: dict[str, Any] = {"x_in": None}
         if filtered:
-            add(prepare_kernel, "prepare", logits=logits, x_out=self.values, counts=counts)
-        for weights in (False, True) if filtered else ():
-            for shift in range(28, -1, -4):
-                add(digit_kernel, "digit", x_in=self.values, SHIFT=shift, WEIGHTS=weights)
-            add(ties_kernel, "ties", x_in=self.values, WEIGHTS=weights, CHUNKS=next_power(self.chunks))
-        where = {"results": results, "RESULT_AT": RESULTS}
-        add(
-            draw_kernel,
-            "draw",
-            logits=logits,
-            x_in=self.values,
-            counts=counts,
-            sampled=sampled,
-            FILTERED=filtered,
-            **where,
-        )
+            self._make_filter_room()
+            gathered: dict[str, Any] = {"gathered": self._gathered}
+            values = {"x_in": self._values}
+            add(prepare_kernel, "prepare", chunked, logits=logits, x_out=self._values, planes=planes, CHUNK=CHUNK)
+            add(coarse_kernel, "coarse", chunked, **values, CHUNK=CHUNK, PART=PART)
+            add(gather_kernel, "gather", chunked, **values, **gathered, CHUNK=CHUNK)
+            add(search_kernel, "search", whole, **values, **gathered, BLOCK=BLOCK, warps=16)
+        told: dict[str, Any] = {
+            "logits": logits,
+            "results": results,
+            "RESULT_AT": RESULTS,
+            "RESULT": RESULT,
+            "CHUNK": CHUNK,
+        }
+        add(draw_kernel, "draw", chunked, **values, planes=planes, sampled=sampled, FILTERED=filtered, **told)
         if tells:
-            add(tell_kernel, "tell", logits=logits, **where)
+            if self._tops is None:
+                self._tops = torch.zeros(self.rows * self.chunks * MOST_TOLD, dtype=torch.int64, device=self.device)
+            add(tell_kernel, "tell", chunked, tops=self._tops, CHUNKS=next_power(self.chunks), MOST=MOST_TOLD, **told)
         return out
+
+    def _make_filter_room(self) -> None:
+        if self._values is None:
+            shape = (self.rows, self.vocab_size)
+            self._values = torch.zeros(shape, dtype=torch.float32, device=self.device)
+            self._gathered = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
 
 def results_room(rows: int, ring: int, device: torch.device) -> Tensor:

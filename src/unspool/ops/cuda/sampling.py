@@ -1,11 +1,10 @@
 # mypy: disallow-untyped-defs=False
 """From logits to tokens on the device, bit for bit as sampling/ does it on the CPU, rows independent of each other.
 
-    prepare   penalties and temperature; the row's largest values (where nothing filters, the draw does this too)
-    top-k     eight passes find the k-th best logit, four bits of it at a time, then which of its equals stay
-    top-p     the same over weights: a token's weight is an integer, so their sums are exact in any order
+    prepare   bias, penalties, temperature; the row's largest values (where nothing filters, the draw does this too)
+    filters   top-k and top-p: see filtering.py
     draw      min-p, noise, the best of the survivors
-    tell      how probable the chosen token was, for those who ask
+    tell      how probable the chosen token and the best ones were, for those who ask
 
 A row is divided among programs, a chunk of the vocabulary each. What a pass needs to know of the whole row is added up
 with integer atomics, and the last program to arrive concludes from it: nothing depends on who was last.
@@ -22,15 +21,19 @@ from unspool.sampling.native import HAS_INFINITY, HAS_NAN, NONE_LEFT
 CHUNK = 4096  # tokens a program looks at
 # A row's parameters are 16 int32 words, see sampler.py. Its state is int64 words, all zero at the start of a step: keys
 # of the largest logits before and after prepare, whether any was NaN or infinite, programs arrived, the best score so
-# far, its token, sum of weights, rank; for each filter its last survivor's key, what is left to find, chunk and place
-# of the last equal that stays; 16 bins of a digit; then a number for each chunk.
-STATE = 48
+# far, its token, sum of weights, rank; for each filter its last survivor's key and id; what filtering.py keeps: how
+# much is wanted of the tokens it gathers, how many those are, between which bounds they lie, 16 sums.
+STATE = 32
 BEST_RAW, BEST, BAD, ARRIVED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 SCORE, WINNER, TOTAL, RANK = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6), tl.constexpr(7)
-FILTER_K, FILTER_P, BINS = tl.constexpr(8), tl.constexpr(16), tl.constexpr(32)
-RESULT = (
-    8  # int32 words of a row's result: token or what is wrong, its logit, the row's largest, sum of weights (2), rank
-)
+LAST_K, LAST_P = tl.constexpr(8), tl.constexpr(10)  # two words each
+WANTED, GATHERED, BOUND = tl.constexpr(12), tl.constexpr(13), tl.constexpr(14)
+SUMS = tl.constexpr(16)
+MOST_TOLD = 20  # tokens besides the chosen one
+# int32 words of a row's result: the token or what is wrong, its logit, the row's largest, sum of weights (2), rank; two
+# are free; then the best tokens' ids and logits.
+RESULT = 8 + 2 * MOST_TOLD
+PLANES = 3  # of what a request brings along: how often the penalties have seen each token (2), its bias
 NONE, INFINITE, NOT_A_NUMBER = tl.constexpr(NONE_LEFT), tl.constexpr(HAS_INFINITY), tl.constexpr(HAS_NAN)
 
 
@@ -124,15 +127,19 @@ def arrive(state, chunks):
 
 
 @triton.jit
-def prepared(logits, params, state, counts, row, token, inside, vocab_size):
-    """Logits after penalties and temperature; the row's state learns the largest raw one, and of NaN and infinity."""
+def prepared(logits, params, state, planes, row, token, inside, vocab_size):
+    """Logits as bias, penalties and temperature leave them; the row's state learns the largest raw one, and of NaN and
+    infinity."""
     x = tl.load(logits + row * vocab_size + token, mask=inside, other=float("-inf"))
     is_bad = (x != x) | (x == float("inf"))
     tl.atomic_max(state + BEST_RAW, tl.max(tl.where(is_bad, 0, ordered(x))))
     bad = tl.max(tl.where(x != x, 2, tl.where(x == float("inf"), 1, 0)))
     if bad > 0:
         tl.atomic_max(state + BAD, bad.to(tl.int64))
-    x = penalised(x, params, counts, token, inside, vocab_size)
+    slot = tl.load(params + 12)
+    if slot >= 0:
+        mine = planes + slot.to(tl.int64) * (3 * vocab_size) + token
+        x = penalised(biased(x, params, mine + 2 * vocab_size, inside), params, mine, inside, vocab_size)
     temperature = as_float(params)
     if temperature > 0:
         x = tl.div_rn(x, tl.zeros_like(x) + temperature)
@@ -140,8 +147,32 @@ def prepared(logits, params, state, counts, row, token, inside, vocab_size):
 
 
 @triton.jit
+def biased(x, params, plane, inside):
+    if (tl.load(params + 13) & 1) != 0:
+        x = x + tl.load(plane, mask=inside, other=0).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def penalised(x, params, plane, inside, vocab_size):
+    """penalties.repetition, frequency, presence, from how often their scope holds each token."""
+    repetition, frequency, presence = as_float(params + 9), as_float(params + 10), as_float(params + 11)
+    factor = tl.zeros_like(x) + repetition
+    if repetition != 1.0:
+        seen = tl.load(plane, mask=inside, other=0)
+        x = tl.where(seen > 0, tl.where(x > 0, tl.div_rn(x, factor), x * factor), x)
+    if (frequency != 0.0) | (presence != 0.0):
+        seen = tl.load(plane + vocab_size, mask=inside, other=0)
+        if frequency != 0.0:
+            x = x - seen.to(tl.float32) * frequency
+        if presence != 0.0:
+            x = x - (seen > 0).to(tl.float32) * presence
+    return x
+
+
+@triton.jit
 def prepare_kernel(
-    logits, x_out, step, state, counts, vocab_size,
+    logits, x_out, step, state, planes, vocab_size,
     PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What the filters look at, and its largest."""
@@ -149,165 +180,25 @@ def prepare_kernel(
     wait_for_previous(PDL)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * (STATE + tl.num_programs(1))
+    state += row * STATE
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
-    x = prepared(logits, params, state, counts, row, token, inside, vocab_size)
+    x = prepared(logits, params, state, planes, row, token, inside, vocab_size)
     tl.store(x_out + row * vocab_size + token, x, mask=inside)
     tl.atomic_max(state + BEST, tl.max(tl.where((x != x) | (x == float("inf")), 0, ordered(x))))
 
 
 @triton.jit
-def penalised(x, params, counts, token, inside, vocab_size):
-    """penalties.repetition, frequency, presence, from counts of tokens: 16 bits of the prompt's, 16 of the output's."""
-    slot = tl.load(params + 12)
-    if slot >= 0:
-        flags = tl.load(params + 13)
-        seen = tl.load(counts + slot.to(tl.int64) * vocab_size + token, mask=inside, other=0)
-        output, prompt = seen & 0xFFFF, seen >> 16
-        repeated = output + prompt * (flags & 1)
-        frequent = output + prompt * ((flags >> 1) & 1)
-        repetition, frequency, presence = as_float(params + 9), as_float(params + 10), as_float(params + 11)
-        factor = tl.zeros_like(x) + repetition
-        if repetition != 1.0:
-            x = tl.where(repeated > 0, tl.where(x > 0, tl.div_rn(x, factor), x * factor), x)
-        if frequency != 0.0:
-            x = x - frequent.to(tl.float32) * frequency
-        if presence != 0.0:
-            x = x - (frequent > 0).to(tl.float32) * presence
-    return x
-
-
-@triton.jit
-def survives(x, key, chunk, filter):
-    """Whether tokens passed a filter: better than its last one, or equal to it and among the first so many."""
-    last, tie_chunk, tie_rank = tl.load(filter), tl.load(filter + 2), tl.load(filter + 3)
-    is_tie = key == last
-    stays = is_tie & (chunk < tie_chunk)
-    if chunk == tie_chunk:
-        stays = is_tie & (tl.cumsum(is_tie.to(tl.int32), 0) <= tie_rank)
-    return (key > last) | stays
-
-
-@triton.jit
-def digit_kernel(
-    x_in, step, state, vocab_size, SHIFT: tl.constexpr, WEIGHTS: tl.constexpr,
-    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Four bits of the last survivor's key. A filter's state: key so far, what is left, tie chunk, tie rank, is on."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    chunks = tl.num_programs(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * (STATE + chunks)
-    is_on = tl.load(params + 1) > 0
-    if WEIGHTS:
-        is_on = as_double(params + 2) < 1.0
-    if is_on & (as_float(params) > 0):
-        token = chunk * CHUNK + tl.arange(0, CHUNK)
-        inside = token < vocab_size
-        x = tl.load(x_in + row * vocab_size + token, mask=inside, other=float("-inf"))
-        key = ordered(x)
-        amount = inside.to(tl.int64)
-        filter = state + FILTER_K
-        if WEIGHTS:
-            filter = state + FILTER_P
-            amount = weight_of(x, unordered(tl.load(state + BEST)))
-            amount = tl.where(inside & (x > float("-inf")), amount, 0)
-            if tl.load(params + 1) > 0:
-                amount = tl.where(survives(x, key, chunk, state + FILTER_K), amount, 0)
-        prefix = tl.load(filter)
-        matches = amount > 0
-        if SHIFT < 28:
-            matches = matches & ((key >> (SHIFT + 4)) == prefix)
-        if tl.max(matches.to(tl.int32)) > 0:  # soon there are few left that share the digits found so far
-            digit = (key >> SHIFT) & 15
-            for d in tl.static_range(16):
-                found = tl.sum(tl.where(matches & (digit == d), amount, 0))
-                if found > 0:
-                    tl.atomic_add(state + BINS + d, found)
-        if arrive(state, chunks):
-            conclude_digit(params, state, filter, prefix, SHIFT, WEIGHTS)
-
-
-@triton.jit
-def conclude_digit(params, state, filter, prefix, SHIFT: tl.constexpr, WEIGHTS: tl.constexpr):
-    """The highest digit at which what is at it or above reaches what is wanted."""
-    bin = tl.arange(0, 16)
-    found = tl.load(state + BINS + bin, cache_modifier=".cg")
-    tl.debug_barrier()
-    tl.store(state + BINS + bin, tl.zeros((16,), tl.int64))
-    total = tl.sum(found)
-    if SHIFT == 28:
-        if WEIGHTS:
-            wanted = share(total, as_double(params + 2))
-        else:
-            wanted = tl.minimum(tl.load(params + 1).to(tl.int64), total)
-    else:
-        wanted = tl.load(filter + 1)
-    above = total - tl.cumsum(found, 0)  # of digits beyond this one
-    reached = (above + found >= wanted) & (above < wanted)
-    digit = tl.max(tl.where(reached, bin, 0))
-    tl.store(filter + 1, wanted - tl.max(tl.where(bin == digit, above, 0)))
-    tl.store(filter, (prefix << 4) | digit.to(tl.int64))
-
-
-@triton.jit
-def share(total, fraction):
-    """filters.share: the least weight that counts as this fraction of the total."""
-    product = total.to(tl.float64) * fraction
-    whole = product.to(tl.int64)
-    whole += (whole.to(tl.float64) < product).to(tl.int64)
-    return tl.maximum(whole - (total >> 20), 1)
-
-
-@triton.jit
-def ties_kernel(
-    x_in, step, state, vocab_size, WEIGHTS: tl.constexpr,
-    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Of the tokens that equal the last survivor, the first so many stay: which chunk and which place in it is last."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    chunks = tl.num_programs(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * (STATE + chunks)
-    is_on = tl.load(params + 1) > 0
-    filter = state + FILTER_K
-    if WEIGHTS:
-        is_on = as_double(params + 2) < 1.0
-        filter = state + FILTER_P
-    if is_on & (as_float(params) > 0):
-        token = chunk * CHUNK + tl.arange(0, CHUNK)
-        x = tl.load(x_in + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
-        key = ordered(x)
-        last = tl.load(filter)
-        is_tie = (key == last) & (token < vocab_size)
-        if WEIGHTS:  # noqa: SIM102 (the outer one is decided when this is compiled)
-            if tl.load(params + 1) > 0:
-                is_tie = is_tie & survives(x, key, chunk, state + FILTER_K)
-        tl.store(state + STATE + chunk, tl.sum(is_tie.to(tl.int64)), cache_modifier=".cg")
-        if arrive(state, chunks):
-            wanted = tl.load(filter + 1)
-            if WEIGHTS:
-                one = tl.maximum(weight_of(unordered(last), unordered(tl.load(state + BEST))), 1)
-                wanted = (wanted + one - 1) // one
-            place = tl.arange(0, CHUNKS)
-            ties = tl.load(state + STATE + place, mask=place < chunks, other=0, cache_modifier=".cg")
-            before = tl.cumsum(ties, 0) - ties
-            holds = (before < wanted) & (before + ties >= wanted)
-            tie_chunk = tl.min(tl.where(holds, place, CHUNKS))
-            tl.store(filter + 2, tie_chunk.to(tl.int64))
-            tl.store(filter + 3, wanted - tl.max(tl.where(place == tie_chunk, before, 0)))
+def survives(key, token, last):
+    """Whether tokens passed a filter: better than its last survivor, or equal to it and of no higher id."""
+    return (key > tl.load(last)) | ((key == tl.load(last)) & (token <= tl.load(last + 1)))
 
 
 @triton.jit
 def draw_kernel(
-    logits, x_in, step, state, counts, sampled, results, vocab_size,
+    logits, x_in, step, state, planes, sampled, results, vocab_size,
     PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr,
-    FILTERED: tl.constexpr, PDL: tl.constexpr,
+    RESULT: tl.constexpr, FILTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The best of the survivors with its noise (none at temperature 0); of equals the lowest id."""
     let_next_start(PDL)
@@ -315,22 +206,19 @@ def draw_kernel(
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     chunks = tl.num_programs(1)
     params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * (STATE + chunks)
+    state += row * STATE
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
     if FILTERED:
         x = tl.load(x_in + row * vocab_size + token, mask=inside, other=float("-inf"))
     else:
-        x = prepared(logits, params, state, counts, row, token, inside, vocab_size)
+        x = prepared(logits, params, state, planes, row, token, inside, vocab_size)
     score = x
     if as_float(params) > 0:
         alive = inside & (x > float("-inf"))
         if FILTERED:
             key = ordered(x)
-            if tl.load(params + 1) > 0:
-                alive = alive & survives(x, key, chunk, state + FILTER_K)
-            if as_double(params + 2) < 1.0:
-                alive = alive & survives(x, key, chunk, state + FILTER_P)
+            alive = alive & survives(key, token, state + LAST_K) & survives(key, token, state + LAST_P)
             alive = alive & (x - unordered(tl.load(state + BEST)) >= as_float(params + 4))
         noise = gumbel(
             tl.load(params + 5).to(tl.uint32), tl.load(params + 6).to(tl.uint32),
@@ -352,9 +240,10 @@ def draw_kernel(
         tl.store(state + WINNER, chosen.to(tl.int64))
         slot = tl.load(params + 12)
         if slot >= 0:
-            seen = counts + slot.to(tl.int64) * vocab_size + chosen
+            seen = planes + slot.to(tl.int64) * (3 * vocab_size) + chosen
             tl.store(seen, tl.load(seen) + 1)
-        out = results + tl.load(step + RESULT_AT) + row * 8
+            tl.store(seen + vocab_size, tl.load(seen + vocab_size) + 1)
+        out = results + tl.load(step + RESULT_AT) + row * RESULT
         tl.store(out, code)
         tl.store(out + 1, tl.load(logits + row * vocab_size + chosen).to(tl.int32, bitcast=True))
         best = tl.load(state + BEST_RAW, cache_modifier=".cg")
@@ -363,15 +252,17 @@ def draw_kernel(
 
 @triton.jit
 def tell_kernel(
-    logits, step, state, results, vocab_size,
-    PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
+    logits, step, state, tops, results, vocab_size,
+    PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, RESULT: tl.constexpr,
+    CHUNKS: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the raw logits' weights and the chosen token's rank among them."""
+    """The sum of the raw logits' weights, the chosen token's rank among them, and the best tokens."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    chunks = tl.num_programs(1)
     params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * (STATE + tl.num_programs(1))
+    state += row * STATE
     if (tl.load(params + 13) & 4) != 0:
         token = chunk * CHUNK + tl.arange(0, CHUNK)
         inside = token < vocab_size
@@ -382,9 +273,26 @@ def tell_kernel(
         logit = tl.load(logits + row * vocab_size + chosen)
         better = (x > logit) | ((x == logit) & (token < chosen))
         tl.atomic_add(state + RANK, tl.sum((inside & better).to(tl.int64)))
-        if arrive(state, tl.num_programs(1)):
-            out = results + tl.load(step + RESULT_AT) + row * 8
+        # The best of this chunk, each with its id in one integer; the last program to come finds the best of those.
+        count = tl.load(params + 14)
+        mine = tops + (row * chunks + chunk) * MOST
+        both = tl.where(inside, ordered(x) * 2147483648 + (2147483647 - token.to(tl.int64)), 0)
+        for i in range(count):
+            best = tl.max(both)
+            tl.store(mine + i, best, cache_modifier=".cg")
+            both = tl.where(both == best, 0, both)
+        if arrive(state, chunks):
+            out = results + tl.load(step + RESULT_AT) + row * RESULT
             total = tl.load(state + TOTAL, cache_modifier=".cg")
             tl.store(out + 3, (total & 0xFFFFFFFF).to(tl.int32))
             tl.store(out + 4, (total >> 32).to(tl.int32))
             tl.store(out + 5, tl.load(state + RANK, cache_modifier=".cg").to(tl.int32) + 1)
+            place = tl.arange(0, CHUNKS * 32)
+            known = (place // 32 < chunks) & (place % 32 < count)
+            all = tops + row * chunks * MOST + place // 32 * MOST + place % 32
+            rivals = tl.load(all, mask=known, other=0, cache_modifier=".cg")
+            for i in range(count):
+                best = tl.max(rivals)
+                rivals = tl.where(rivals == best, 0, rivals)
+                tl.store(out + 8 + 2 * i, (2147483647 - (best & 2147483647)).to(tl.int32))
+                tl.store(out + 9 + 2 * i, unordered(best >> 31).to(tl.int32, bitcast=True))

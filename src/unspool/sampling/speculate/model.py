@@ -27,6 +27,7 @@ from unspool.engine.plan import Plan, Work
 from unspool.errors import EngineError, RequestError
 from unspool.sampling import native
 from unspool.sampling.speculate import Draft, Sight
+from unspool.sampling.speculate.pace import tamed
 
 if TYPE_CHECKING:
     from unspool.engine.runner import Runner
@@ -64,7 +65,17 @@ class ModelDrafter:
         self.name, self._runner, self._clock = name, runner, clock
         self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
         self._known: dict[int, Known] = {}  # least recently used first
-        self._seconds = 0.0  # of one drafted token, measured
+        self._seconds = self._measure()  # of one drafted token
+
+    def _measure(self) -> float:
+        """The best of a few steps of one row: the first ones find nothing warm."""
+        block, times = self._blocks.allocate(), []
+        for _ in range(4):
+            begun = self._clock()
+            self._runner.run(Plan((Work(0, 0, (0,), (block,), 1, 1),)))
+            times.append(self._clock() - begun)
+        self._blocks.release([block])
+        return max(min(times), 1e-6)  # never free: it is a model
 
     def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
         lines = {
@@ -78,7 +89,7 @@ class ModelDrafter:
                 return [lines[sight.number].draft if sight.number in lines else Draft() for sight in sights]
 
     def seconds(self, count: int) -> float:
-        return self._seconds * count if self._seconds else 1e-6 * count  # never free: it is a model
+        return self._seconds * count
 
     def forget(self, number: int) -> None:
         known = self._known.pop(number, None)
@@ -116,8 +127,8 @@ class ModelDrafter:
             line.known.tokens = list(line.tokens)
             self._choose(line, row)
         if all(len(work.tokens) == 1 for work in plan):  # catching up on a prompt says nothing of what a guess costs
-            taken = (self._clock() - begun) / len(lines)
-            self._seconds = taken if not self._seconds else 0.9 * self._seconds + 0.1 * taken
+            ratio = (self._clock() - begun) / len(lines) / self._seconds
+            self._seconds *= 1 + 0.1 * (tamed(ratio) - 1)
         return True
 
     def _choose(self, line: Line, row: np.ndarray) -> None:

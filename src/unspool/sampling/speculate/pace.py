@@ -43,29 +43,51 @@ class Costs:
         return s0 + (s1 - s0) * (rows - r0) / (r1 - r0)
 
     def observe(self, rows: int, seconds: float) -> None:
-        ratio = _tamed(seconds / self(rows))
+        ratio = tamed(seconds / self(rows))
         self._drift *= 1 + 0.05 * (ratio - 1)
         index = bisect_left(self._rows, rows)
         if index < len(self._rows) and self._rows[index] == rows:
             self._seconds[index] *= 1 + 0.05 * (ratio - 1)
 
     def observe_ahead(self, rows: int, seconds: float) -> None:
-        self._ahead *= 1 + 0.05 * (_tamed(seconds / self.plain(rows)) - 1)
+        self._ahead *= 1 + 0.05 * (tamed(seconds / self.plain(rows)) - 1)
         self._ahead = min(self._ahead, 1.0)
 
 
-def _tamed(ratio: float) -> float:
+def tamed(ratio: float) -> float:
     """One step that was interrupted says little."""
     return min(max(ratio, 0.5), 2.0)
 
 
-class Marks:
-    """How often a drafter's guesses of each mark were right."""
+class Speed:
+    """How fast tokens come with a drafter against without, lately: by the estimated costs."""
+
+    def __init__(self, first: float, share: float) -> None:
+        self._tokens, self._steps, self._share = first, 1.0, share
+
+    @property
+    def ratio(self) -> float:
+        return self._tokens / self._steps
+
+    def observe(self, num_tokens: int, steps: float) -> None:
+        """A round made so many tokens in the time of so many plain steps."""
+        self._tokens += self._share * (num_tokens - self._tokens)
+        self._steps += self._share * (steps - self._steps)
+
+
+class Pace:
+    """What a drafter's guesses come to, over all requests."""
 
     def __init__(self, priors: Sequence[float]) -> None:
         self._chances = [priors[min(mark, len(priors) - 1)] for mark in range(MARKS)]
         self._weights = [8.0] * MARKS  # what the prior counts for, in guesses
-        self.typical = sum(priors) / len(priors)  # of the guesses made lately
+        self.typical = 0.85  # chance of the guesses made lately, whatever their mark
+        self.speed = Speed(1.0, 0.03)
+
+    @property
+    def price(self) -> float:
+        """What a plain step's time is worth in tokens: one, or what drafting makes of it otherwise."""
+        return max(1.0, self.speed.ratio)
 
     def chance(self, mark: int) -> float:
         return self._chances[min(max(mark, 0), MARKS - 1)]
@@ -74,7 +96,7 @@ class Marks:
         mark = min(max(mark, 0), MARKS - 1)
         self._weights[mark] = min(self._weights[mark] + 1, 200.0)
         self._chances[mark] += (was_right - self._chances[mark]) / self._weights[mark]
-        self.typical += 0.02 * (was_right - self.typical)
+        self.typical += 0.05 * (was_right - self.typical)
 
 
 class Record:
@@ -82,28 +104,21 @@ class Record:
 
     def __init__(self, speed: float = 1.0) -> None:
         self._right = self._expected = 0.0
-        self._tokens, self._steps = speed, 1.0  # lately made; in the time of so many plain steps
+        self._speed = Speed(max(speed, 1.02), 0.1)
         self._pause = 8
         self._left = 0  # tokens before a costly drafter is tried again
 
     @property
     def trust(self) -> float:
-        return (self._right + 1.0) / (self._expected + 1.0)
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second against plain decoding's, by the estimated costs."""
-        return self._tokens / self._steps
+        return (self._right + 3.0) / (self._expected + 3.0)
 
     def observe(self, chance: float, was_right: bool) -> None:
-        self._right = 0.93 * self._right + was_right
-        self._expected = 0.93 * self._expected + chance
+        self._right = 0.97 * self._right + was_right
+        self._expected = 0.97 * self._expected + chance
 
     def observe_round(self, num_tokens: int, steps: float) -> None:
-        """A round of drafting and checking made so many tokens in the time of so many plain steps."""
-        self._tokens += 0.1 * (num_tokens - self._tokens)
-        self._steps += 0.1 * (steps - self._steps)
-        if self.speed < 1:
+        self._speed.observe(num_tokens, steps)
+        if self._speed.ratio < 1:
             self._pause = min(2 * self._pause, 256)
             self._left = self._pause
         else:
@@ -115,11 +130,11 @@ class Record:
         return self._left < 0
 
 
-def draft_length(chances: Sequence[float], rows: int, most: int, costs: Costs, speed: float = 1.0) -> int:
+def draft_length(chances: Sequence[float], rows: int, most: int, costs: Costs, price: float = 1.0) -> int:
     """The length with the largest gain for a step that has `rows` rows without it; `chances` are the guesses' own, each
-    given that those before it are right."""
-    rate = rows / costs.plain(rows) * max(1.0, speed) * MARGIN
+    given that those before it are right; `price` is what a plain step's time is worth, in its tokens."""
     base = costs.plain(rows)
+    rate = price * MARGIN * rows / base
     best, best_gain, gain, reach = 0, 0.0, 0.0, 1.0
     for count, chance in enumerate(chances[: min(most, MOST)], 1):
         reach *= chance

@@ -1,0 +1,97 @@
+// How Python sees vocabularies (text.h).
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "text.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace unspool {
+
+namespace {
+
+template <class T> using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::str text_of(std::string_view text) { return nb::str(text.data(), text.size()); }
+
+nb::list ids_of(const std::vector<int32_t>& ids) {
+    nb::list out;
+    for (const int32_t id : ids) out.append(id);
+    return out;
+}
+
+}  // namespace
+
+void bind_text(nb::module_& m) {
+    nb::class_<Strings>(m, "Strings")
+        .def(
+            "__init__",
+            [](Strings* self, Array<uint8_t> bytes, uint64_t position, uint64_t count) {
+                new (self) Strings(bytes.data(), bytes.size(), position, count);
+            },
+            nb::keep_alive<1, 2>())
+        .def("__len__", &Strings::size)
+        .def("__getitem__",
+             [](const Strings& self, uint64_t i) {
+                 if (i >= self.size()) throw nb::index_error("no such string");
+                 return text_of(self.at(i));
+             })
+        .def_prop_ro("end", &Strings::end)
+        .def_prop_ro("twice", &Strings::twice)
+        .def("index", &Strings::index)
+        .def("find", [](Strings& self, std::string_view text) {
+            self.index();
+            return self.find(text);
+        });
+    nb::class_<BytePairs>(m, "BytePairs")
+        .def(
+            "__init__",
+            [](BytePairs* self, Strings& tokens, const Strings& merges, bool whole_words) {
+                tokens.index();
+                new (self) BytePairs(tokens, merges, whole_words);
+            },
+            nb::keep_alive<1, 2>(), "tokens"_a, "merges"_a, "whole_words"_a)
+        .def_prop_ro("fault", &BytePairs::fault)
+        .def_prop_ro("missing", &BytePairs::missing)
+        .def("encode", [](const BytePairs& self, nb::list words) {
+            Scratch scratch;
+            std::vector<int32_t> ids;
+            for (nb::handle word : words) self.encode(nb::cast<std::string_view>(word), scratch, ids);
+            return ids_of(ids);
+        });
+    nb::class_<ScoredPieces>(m, "ScoredPieces")
+        .def(
+            "__init__",
+            [](ScoredPieces* self, Strings& tokens, Array<float> scores, const std::vector<int64_t>& marks,
+               const std::optional<std::vector<int32_t>>& bytes, int32_t unknown) {
+                tokens.index();
+                if (scores.size() != tokens.size()) throw nb::value_error("a score for each token is needed");
+                if (bytes && bytes->size() != 256) throw nb::value_error("256 bytes are needed");
+                std::vector<bool> plain(tokens.size(), true);
+                for (const int64_t id : marks) plain.at(static_cast<size_t>(id)) = false;
+                new (self) ScoredPieces(tokens, {scores.data(), scores.data() + scores.size()}, std::move(plain),
+                                        bytes.value_or(std::vector<int32_t>()), unknown);
+            },
+            nb::keep_alive<1, 2>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(), "unknown"_a)
+        .def("encode", [](const ScoredPieces& self, std::string_view text) {
+            Scratch scratch;
+            std::vector<int32_t> ids;
+            self.encode(text, scratch, ids);
+            return ids_of(ids);
+        });
+    m.def(
+        "others",
+        [](Array<int32_t> values, int32_t usual) {
+            nb::list out;
+            for (size_t i = 0; i < values.size(); i++)
+                if (values.data()[i] != usual) out.append(i);
+            return out;
+        },
+        "The places where an array holds something else than its usual value.");
+}
+
+}  // namespace unspool

@@ -1,0 +1,329 @@
+#include "text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+
+namespace unspool {
+
+namespace {
+
+uint64_t load(const uint8_t* p) {
+    uint64_t w;
+    memcpy(&w, p, 8);
+    return w;
+}
+
+// Fewer than eight bytes, at least one, each of them in the result.
+uint64_t load_few(const uint8_t* p, size_t size) {
+    if (size < 4) return p[0] | static_cast<uint64_t>(p[size / 2]) << 8 | static_cast<uint64_t>(p[size - 1]) << 16;
+    uint32_t a, b;
+    memcpy(&a, p, 4), memcpy(&b, p + size - 4, 4);
+    return a | static_cast<uint64_t>(b) << 32;
+}
+
+// A file may be made to collide: tables are seeded anew in every process. Nothing that is told depends on the seed.
+uint64_t fresh_seed() {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+uint64_t mixed(uint64_t a, uint64_t b) {
+    const auto product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+constexpr uint64_t K1 = 0x9E3779B97F4A7C15u, K2 = 0xD6E8FEB86659FD93u;
+
+constexpr uint64_t GROUP = 32;  // entries that are waited for together
+
+size_t table_size(uint64_t count) {
+    size_t size = 16;
+    while (size < 2 * count) size *= 2;
+    return size;
+}
+
+// How many bytes the character at `p` takes, or 0 if it is not one: strict UTF-8, no surrogates, nothing overlong.
+int character_size(const uint8_t* p, const uint8_t* end) {
+    const uint8_t c = *p;
+    if (c < 0x80) return 1;
+    const int size = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+    if (c < 0xC2 || c > 0xF4 || end - p < size) return 0;
+    for (int i = 1; i < size; i++)
+        if ((p[i] & 0xC0) != 0x80) return 0;
+    if ((c == 0xE0 && p[1] < 0xA0) || (c == 0xED && p[1] > 0x9F) || (c == 0xF0 && p[1] < 0x90) ||
+        (c == 0xF4 && p[1] > 0x8F))
+        return 0;
+    return size;
+}
+
+bool is_text(const uint8_t* p, uint64_t size) {
+    const uint8_t* end = p + size;
+    constexpr uint64_t TOP = 0x8080808080808080u;
+    while (p < end) {
+        const auto left = static_cast<size_t>(end - p);
+        if (((left < 8 ? load_few(p, left) : load(p)) & TOP) == 0) {
+            if (left <= 8) return true;
+            p += 8;
+            continue;
+        }
+        const int step = character_size(p, end);
+        if (step == 0) return false;
+        p += step;
+    }
+    return true;
+}
+
+// Joins neighbours until none can be joined. `join(left, right, pair)` says whether two can be, and fills in the
+// priority and the id. A pair in the heap is stale once either of its pieces has become part of another.
+template <class Join> void merge(Scratch& scratch, Join join) {
+    auto& [pieces, heap, text] = scratch;
+    heap.clear();
+    const auto offer = [&](int32_t left) {
+        if (left < 0 || pieces[left].after < 0) return;
+        const int32_t right = pieces[left].after;
+        Pair pair{0, left, right, -1, pieces[right].end};
+        if (!join(pieces[left], pieces[right], pair)) return;
+        heap.push_back(pair);
+    };
+    for (size_t i = 0; i + 1 < pieces.size(); i++) offer(static_cast<int32_t>(i));
+    std::make_heap(heap.begin(), heap.end());
+    while (!heap.empty()) {
+        std::pop_heap(heap.begin(), heap.end());
+        const Pair pair = heap.back();
+        heap.pop_back();
+        Piece &left = pieces[pair.left], &right = pieces[pair.right];
+        if (left.begin == left.end || left.after != pair.right || right.end != pair.end) continue;
+        left.id = pair.id;
+        left.end = right.end;
+        left.after = right.after;
+        if (right.after >= 0) pieces[right.after].before = pair.left;
+        right.end = right.begin;
+        for (const int32_t from : {left.before, pair.left}) {
+            const size_t before = heap.size();
+            offer(from);
+            if (heap.size() > before) std::push_heap(heap.begin(), heap.end());
+        }
+    }
+}
+
+void add_piece(std::vector<Piece>& pieces, int32_t id, uint32_t begin, uint32_t end) {
+    const auto place = static_cast<int32_t>(pieces.size());
+    if (place > 0) pieces.back().after = place;
+    pieces.push_back({id, begin, end, place - 1, -1});
+}
+
+}  // namespace
+
+// --- Strings ---------------------------------------------------------------------------------------------------------
+
+Strings::Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count)
+    : base_(bytes + position), end_(position) {
+    if (position > size || count > (size - position) / 8 || size - position > UINT32_MAX) count = 0;
+    starts_.reserve(count);
+    for (uint64_t i = 0; i < count; i++) {
+        if (size - end_ < 8) return;
+        const uint64_t start = end_ + 8, length = load(bytes + end_);
+        if (length > size - start || !is_text(bytes + start, length)) return;
+        starts_.push_back(static_cast<uint32_t>(start - position));
+        end_ = start + length;
+    }
+}
+
+std::string_view Strings::at(uint64_t i) const {
+    const uint8_t* start = base_ + starts_[i];
+    return {reinterpret_cast<const char*>(start), load(start - 8)};
+}
+
+uint64_t Strings::hash(std::string_view text) const {
+    const auto* p = reinterpret_cast<const uint8_t*>(text.data());
+    size_t left = text.size();
+    uint64_t h = seed_ ^ mixed(left + 1, K2);
+    for (; left >= 8; p += 8, left -= 8) h = mixed(h ^ load(p), K1);
+    if (left) h = mixed(h ^ load_few(p, left), K1);
+    return mixed(h, K2);
+}
+
+void Strings::index() {
+    if (!table_.empty()) return;
+    seed_ = fresh_seed();
+    table_.resize(table_size(size()));
+    const size_t mask = table_.size() - 1;
+    uint64_t hashes[GROUP];
+    for (uint64_t first = 0; first < size(); first += GROUP) {
+        const uint64_t count = std::min<uint64_t>(GROUP, size() - first);
+        for (uint64_t i = 0; i < count; i++) call_slot(hashes[i] = hash(at(first + i)));
+        for (uint64_t i = 0; i < count; i++) {
+            const std::string_view text = at(first + i);
+            if (text.empty()) continue;
+            const auto tag = static_cast<uint32_t>(hashes[i] >> 32);
+            size_t slot = hashes[i] & mask;
+            for (; table_[slot].place; slot = (slot + 1) & mask)
+                if (table_[slot].tag == tag && at(table_[slot].place - 1) == text) break;
+            if (table_[slot].place == 0) table_[slot] = {tag, static_cast<uint32_t>(first + i + 1)};
+            else if (twice_ < 0) twice_ = static_cast<int64_t>(first + i);
+        }
+    }
+}
+
+void Strings::call_text(uint64_t hash) const {
+    const uint32_t place = table_[hash & (table_.size() - 1)].place;
+    if (place) __builtin_prefetch(base_ + starts_[place - 1]);
+}
+
+int64_t Strings::find(std::string_view text, uint64_t hash) const {
+    const size_t mask = table_.size() - 1;
+    const auto tag = static_cast<uint32_t>(hash >> 32);
+    for (size_t slot = hash & mask; table_[slot].place; slot = (slot + 1) & mask)
+        if (table_[slot].tag == tag && at(table_[slot].place - 1) == text) return table_[slot].place - 1;
+    return -1;
+}
+
+// --- Byte pairs ------------------------------------------------------------------------------------------------------
+
+BytePairs::BytePairs(const Strings& tokens, const Strings& merges, bool whole_words)
+    : tokens_(tokens), whole_words_(whole_words) {
+    // GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes take the characters from U+0100 on.
+    int next = 0x100;
+    for (int byte = 0; byte < 256; byte++) {
+        const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+        const int character = printable ? byte : next++;
+        uint8_t* out = spelled_[byte];
+        if (character < 0x80) {
+            out[0] = static_cast<uint8_t>(character), spelled_size_[byte] = 1;
+        } else {
+            out[0] = static_cast<uint8_t>(0xC0 | character >> 6), out[1] = static_cast<uint8_t>(0x80 | (character & 63));
+            spelled_size_[byte] = 2;
+        }
+        const int64_t id = tokens_.find({reinterpret_cast<const char*>(out), spelled_size_[byte]});
+        byte_ids_[byte] = static_cast<int32_t>(id);
+        if (id < 0) missing_.push_back(byte);
+    }
+    seed_ = fresh_seed();
+    table_.assign(table_size(merges.size()), {UINT64_MAX, 0, 0});
+    for (uint64_t first = 0; first < merges.size() && fault_ < 0; first += GROUP)
+        add_group(merges, first, std::min<uint64_t>(GROUP, merges.size() - first));
+}
+
+void BytePairs::add_group(const Strings& merges, uint64_t first, uint64_t count) {
+    struct Half {
+        std::string_view text;
+        uint64_t hash;
+    } halves[GROUP][2];
+    uint64_t pairs[GROUP];
+    for (uint64_t i = 0; i < count; i++) {
+        const std::string_view text = merges.at(first + i);
+        const size_t space = std::min(text.find(' '), text.size());
+        halves[i][0].text = text.substr(0, space);
+        halves[i][1].text = text.substr(std::min(space + 1, text.size()));  // empty, and not found, without a space
+        for (Half& half : halves[i]) tokens_.call_slot(half.hash = tokens_.hash(half.text));
+    }
+    for (uint64_t i = 0; i < count; i++)
+        for (const Half& half : halves[i]) tokens_.call_text(half.hash);
+    for (uint64_t i = 0; i < count; i++) {
+        const auto [a, b] = halves[i];
+        const int64_t left = tokens_.find(a.text, a.hash), right = tokens_.find(b.text, b.hash);
+        if (left < 0 || right < 0) {
+            fault_ = static_cast<int64_t>(first + i);
+            return;
+        }
+        pairs[i] = static_cast<uint64_t>(left) << 32 | static_cast<uint64_t>(right);
+        __builtin_prefetch(&table_[mixed(pairs[i] ^ seed_, K1) & (table_.size() - 1)]);
+    }
+    std::string joined;
+    for (uint64_t i = 0; i < count; i++) {
+        joined.assign(halves[i][0].text).append(halves[i][1].text);
+        // Tokens are mostly in the order of the merges that made them.
+        const bool follows = last_ + 1 < static_cast<int64_t>(tokens_.size()) && tokens_.at(last_ + 1) == joined;
+        last_ = follows ? last_ + 1 : tokens_.find(joined);
+        if (last_ < 0) {
+            fault_ = static_cast<int64_t>(first + i);
+            return;
+        }
+        table_[slot_of(pairs[i])] = {pairs[i], static_cast<uint32_t>(first + i), static_cast<uint32_t>(last_)};
+    }
+}
+
+size_t BytePairs::slot_of(uint64_t pair) const {
+    const size_t mask = table_.size() - 1;
+    size_t slot = mixed(pair ^ seed_, K1) & mask;
+    while (table_[slot].pair != UINT64_MAX && table_[slot].pair != pair) slot = (slot + 1) & mask;
+    return slot;
+}
+
+void BytePairs::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {
+    if (word.size() > INT32_MAX) throw std::length_error("a word of more than 2^31 bytes");
+    if (whole_words_) {
+        scratch.text.clear();
+        for (const char c : word) {
+            const auto byte = static_cast<uint8_t>(c);
+            scratch.text.append(reinterpret_cast<const char*>(spelled_[byte]), spelled_size_[byte]);
+        }
+        const int64_t id = tokens_.find(scratch.text);
+        if (id >= 0) return out.push_back(static_cast<int32_t>(id));
+    }
+    auto& pieces = scratch.pieces;
+    pieces.clear();
+    for (uint32_t i = 0; i < word.size(); i++) {
+        const int32_t id = byte_ids_[static_cast<uint8_t>(word[i])];
+        if (id < 0) throw std::invalid_argument("a byte that no token stands for");
+        add_piece(pieces, id, i, i + 1);
+    }
+    merge(scratch, [&](const Piece& left, const Piece& right, Pair& pair) {
+        const uint64_t key = static_cast<uint64_t>(left.id) << 32 | static_cast<uint32_t>(right.id);
+        const Merge& found = table_[slot_of(key)];
+        if (found.pair != key) return false;
+        pair.priority = found.rank;
+        pair.id = static_cast<int32_t>(found.id);
+        return true;
+    });
+    for (const Piece& piece : pieces)
+        if (piece.begin != piece.end) out.push_back(piece.id);
+}
+
+// --- Scored pieces ---------------------------------------------------------------------------------------------------
+
+ScoredPieces::ScoredPieces(const Strings& tokens, std::vector<float> scores, std::vector<bool> plain,
+                           std::vector<int32_t> bytes, int32_t unknown)
+    : tokens_(tokens), scores_(std::move(scores)), plain_(std::move(plain)), bytes_(std::move(bytes)),
+      unknown_(unknown) {
+    for (float& score : scores_)
+        if (std::isnan(score)) score = -INFINITY;  // a heap needs an order
+}
+
+int64_t ScoredPieces::find(std::string_view text) const {
+    const int64_t id = tokens_.find(text);
+    return id >= 0 && plain_[static_cast<size_t>(id)] ? id : -1;
+}
+
+void ScoredPieces::encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const {
+    if (text.size() > INT32_MAX) throw std::length_error("a text of more than 2^31 bytes");
+    auto& pieces = scratch.pieces;
+    pieces.clear();
+    const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
+    for (size_t i = 0; i < text.size();) {
+        const int step = character_size(bytes + i, bytes + text.size());
+        if (step == 0) throw std::invalid_argument("a text that is not UTF-8");
+        const auto id = static_cast<int32_t>(find(text.substr(i, static_cast<size_t>(step))));
+        add_piece(pieces, id, static_cast<uint32_t>(i), static_cast<uint32_t>(i) + static_cast<uint32_t>(step));
+        i += static_cast<size_t>(step);
+    }
+    merge(scratch, [&](const Piece& left, const Piece& right, Pair& pair) {
+        const int64_t id = find(text.substr(left.begin, right.end - left.begin));
+        if (id < 0) return false;
+        pair.priority = -static_cast<double>(scores_[static_cast<size_t>(id)]);
+        pair.id = static_cast<int32_t>(id);
+        return true;
+    });
+    for (const Piece& piece : pieces) {
+        if (piece.begin == piece.end) continue;
+        if (piece.id >= 0) out.push_back(piece.id);
+        else if (bytes_.empty()) out.push_back(unknown_);
+        else
+            for (uint32_t i = piece.begin; i < piece.end; i++) out.push_back(bytes_[bytes[i]]);
+    }
+}
+
+}  // namespace unspool

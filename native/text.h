@@ -1,0 +1,116 @@
+// Vocabularies: strings as their file lays them out, found by their text, and the two ways of merging pieces of text
+// into tokens. Nothing is copied: a vocabulary of a quarter of a million tokens costs its tables alone.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace unspool {
+
+// An array of strings in GGUF's layout: for each its length in 8 bytes, then its bytes, which must be UTF-8.
+class Strings {
+public:
+    // Reads `count` strings from `position` on, and stops before the first that is not whole or not UTF-8.
+    Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count);
+
+    uint64_t size() const { return starts_.size(); }
+    uint64_t end() const { return end_; }
+    std::string_view at(uint64_t i) const;
+
+    // A table by text. Empty strings are not in it. Of equal ones the first is, and `twice` is the first to repeat one.
+    void index();
+    int64_t find(std::string_view text) const { return find(text, hash(text)); }  // -1: there is no such string
+    int64_t twice() const { return twice_; }
+
+    // The parts of `find`, for many at once: a table of this size is far away, and waiting for one entry at a time
+    // took most of a tokenizer's making.
+    uint64_t hash(std::string_view text) const;
+    void call_slot(uint64_t hash) const { __builtin_prefetch(&table_[hash & (table_.size() - 1)]); }
+    void call_text(uint64_t hash) const;
+    int64_t find(std::string_view text, uint64_t hash) const;
+
+private:
+    struct Slot {
+        uint32_t tag, place;  // the hash's upper half; 1 + the string's place
+    };
+    const uint8_t* base_;
+    std::vector<uint32_t> starts_;
+    uint64_t end_;
+    std::vector<Slot> table_;
+    uint64_t seed_ = 0;
+    int64_t twice_ = -1;
+};
+
+// A piece of a text while it is being merged: a linked list in an array. A piece that was merged away is empty.
+struct Piece {
+    int32_t id;
+    uint32_t begin, end;
+    int32_t before, after;
+};
+
+// Two neighbours that could be joined: the smallest priority first, then the leftmost.
+struct Pair {
+    double priority;
+    int32_t left, right, id;
+    uint32_t end;
+    bool operator<(const Pair& other) const {  // a heap gives its largest first
+        return priority != other.priority ? priority > other.priority : left > other.left;
+    }
+};
+
+struct Scratch {
+    std::vector<Piece> pieces;
+    std::vector<Pair> heap;
+    std::string text;
+};
+
+// Byte-pair encoding over bytes: merges are ranked pairs of tokens.
+class BytePairs {
+public:
+    // `merges` are "left right". What is wrong with one is told by `fault`, the place of the first bad one.
+    BytePairs(const Strings& tokens, const Strings& merges, bool whole_words);
+
+    int64_t fault() const { return fault_; }
+    const std::vector<int>& missing() const { return missing_; }  // bytes that no token stands for
+    void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const;
+
+private:
+    struct Merge {
+        uint64_t pair;  // left << 32 | right
+        uint32_t rank, id;
+    };
+    size_t slot_of(uint64_t pair) const;
+    void add_group(const Strings& merges, uint64_t first, uint64_t count);
+
+    const Strings& tokens_;
+    bool whole_words_;
+    int32_t byte_ids_[256];
+    uint8_t spelled_[256][2];  // the character that stands for a byte, in UTF-8
+    uint8_t spelled_size_[256];
+    std::vector<int> missing_;
+    std::vector<Merge> table_;
+    uint64_t seed_ = 0;
+    int64_t fault_ = -1, last_ = -1;
+};
+
+// SentencePiece's: any two neighbours whose union is a token, the best score first.
+class ScoredPieces {
+public:
+    // `scores`: of every token. `plain`: whether text may become that token. `bytes`: 256 ids, or none for `unknown`.
+    ScoredPieces(const Strings& tokens, std::vector<float> scores, std::vector<bool> plain, std::vector<int32_t> bytes,
+                 int32_t unknown);
+
+    void encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const;
+
+private:
+    int64_t find(std::string_view text) const;
+
+    const Strings& tokens_;
+    std::vector<float> scores_;
+    std::vector<bool> plain_;
+    std::vector<int32_t> bytes_;
+    int32_t unknown_;
+};
+
+}  // namespace unspool

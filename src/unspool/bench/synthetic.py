@@ -1,0 +1,209 @@
+"""A drafter of known acceptance on random weights: what speculation gives beside what the formula says it must.
+
+Plain answers are taken first. Then a drafter that knows them guesses each token right with a given chance a, decided by
+its position alone, and answers are made again with drafts of fixed lengths k and of the length that the engine chooses.
+A round with k guesses makes 1 + a + … + a^k tokens for the price of a step of k + 1 rows, so the formula's speed-up is
+that sum times cost(1) / cost(k + 1), with costs measured in the same run at the same context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unspool.config import EngineConfig
+from unspool.engine.ahead import AheadRunner, Draws
+from unspool.engine.plan import Plan, Work
+from unspool.params import SamplingParams
+from unspool.sampling.speculate import Sight
+from unspool.weights.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from unspool.engine.engine import Engine
+    from unspool.weights.checkpoint import Checkpoint
+
+Prompt = tuple[int, ...]
+
+
+class Synthetic:
+    """Knows the answers, and says the right token with a given chance: the same places every time."""
+
+    name = "synthetic"
+
+    def __init__(self, answers: Mapping[Prompt, Sequence[int]], chance: float, vocab_size: int) -> None:
+        self._says: dict[Prompt, list[int]] = {}
+        for index, (prompt, answer) in enumerate(answers.items()):
+            is_right = np.random.default_rng(index).random(len(answer)) < chance
+            wrong = (np.array(answer) + 1) % vocab_size
+            self._says[prompt] = np.where(is_right, answer, wrong).tolist()
+        self._known: dict[int, list[int]] = {}
+
+    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[list[int]]:
+        drafts = []
+        for sight, count in zip(sights, counts, strict=True):
+            if sight.number not in self._known:
+                self._known[sight.number] = self._says[tuple(sight.tokens[: sight.num_prompt])]
+            at = len(sight.tokens) - sight.num_prompt
+            drafts.append(self._known[sight.number][at : at + count])
+        return drafts
+
+    def seconds(self, count: int) -> float:
+        return 0.0
+
+    def forget(self, number: int) -> None:
+        self._known.pop(number, None)
+
+
+# Work ---------------------------------------------------------------------------------------------------------------
+def make_engine(args: argparse.Namespace) -> Engine:
+    from unspool.engine.engine import Engine
+
+    is_cuda = args.device == "cuda"
+    tokens = max(args.at_once) * (args.context + args.max_tokens + 64)
+    engine = EngineConfig(
+        device=args.device,
+        block_size=128 if is_cuda else 32,
+        kv_tokens=-(-tokens // 128) * 128 + 128 * max(args.at_once),
+        step_tokens=4096 if is_cuda else 512,
+        chunk_tokens=4096 if is_cuda else 512,
+        prefix_cache=False,
+    )
+    return Engine(_checkpoint(args), engine)
+
+
+def _checkpoint(args: argparse.Namespace) -> Checkpoint:
+    if args.device == "cuda":
+        from unspool.bench.gpu import shared_checkpoint
+
+        return shared_checkpoint(SHAPES[args.random])
+    from unspool.weights.random import random_checkpoint
+
+    return random_checkpoint(SHAPES[args.random], format="q4_1")
+
+
+def answer(
+    engine: Engine, prompts: Sequence[Prompt], args: argparse.Namespace
+) -> tuple[dict[Prompt, list[int]], float]:
+    """All prompts at once: their answers, and tokens a second from the first token of all to the last."""
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1, ignore_eos=True)
+    ids = {engine.add(prompt, params): prompt for prompt in prompts}
+    told: dict[Prompt, list[int]] = {prompt: [] for prompt in prompts}
+    first = time.perf_counter()
+    num_first = 0
+    while engine.has_work:
+        for event in engine.step():
+            told[ids[event.request]] += [token.id for token in getattr(event, "tokens", ())]
+        if not num_first and all(told.values()):
+            first, num_first = time.perf_counter(), sum(map(len, told.values()))
+    seconds = time.perf_counter() - first
+    return told, (sum(map(len, told.values())) - num_first) / seconds
+
+
+def step_seconds(engine: Engine, num_sequences: int, rows: int, context: int, rounds: int = 20) -> float:
+    """A step of so many sequences with so many rows each behind a context, waited for: the median."""
+    blocks, runner, size = engine.scheduler.blocks, engine.runner, engine.scheduler.blocks.block_size
+    per = -(-(context + rows) // size)
+    held = [[blocks.allocate() for _ in range(per)] for _ in range(num_sequences)]
+    plan = Plan(tuple(Work(i, context, (1,) * rows, tuple(own), rows, rows) for i, own in enumerate(held)))
+    draws = None
+    if isinstance(runner, AheadRunner):
+        from unspool.engine.speculation import greedy_sampler
+
+        sampler = greedy_sampler(engine.checkpoint.config.vocab_size)
+        positions = [context + row for _ in held for row in range(1, rows + 1)]
+        draws = Draws([sampler] * len(positions), positions)
+    times = []
+    for _ in range(rounds + 2):
+        start = time.perf_counter()
+        if isinstance(runner, AheadRunner) and draws is not None:
+            runner.launch(plan, draws, [-1] * len(draws)).tokens()
+        else:
+            runner.run(plan)
+        times.append(time.perf_counter() - start)
+    for own in held:
+        blocks.release(own)
+    return statistics.median(times[2:])
+
+
+def tokens_a_round(chance: float, length: int) -> float:
+    return sum(chance**place for place in range(length + 1))
+
+
+# The run ------------------------------------------------------------------------------------------------------------
+def run(args: argparse.Namespace) -> int:
+    engine = make_engine(args)
+    result: dict[str, Any] = {"benchmark": "speculate", "shape": args.random, "device": engine.ops.kernel_set}
+    result["temperature"], result["rows"] = args.temperature, []
+    for at_once in args.at_once:
+        result["rows"].append(compare(engine, at_once, args))
+    print(json.dumps(result))
+    return 0
+
+
+def compare(engine: Engine, at_once: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Plain, then every chance with every length; the first round of all prepares what the others time."""
+    speculation, vocab_size = engine.speculation, engine.checkpoint.config.vocab_size
+    prompts = [
+        tuple(np.random.default_rng(100 + i).integers(0, vocab_size, args.context).tolist()) for i in range(at_once)
+    ]
+    lengths: list[int | None] = [*args.lengths, None]
+    cost = {
+        length: step_seconds(engine, at_once, 1 + length, args.context + args.max_tokens // 2)
+        for length in (0, *args.lengths)
+    }
+    rates: dict[tuple[float, int | None] | None, list[float]] = {None: []}
+    tallies: dict[tuple[float, int | None], Any] = {}
+    expected: dict[Prompt, list[int]] = {}
+    for round_number in range(args.rounds + 1):
+        speculation.drafters = {}
+        expected, rate = answer(engine, prompts, args)
+        rates[None] += [rate] if round_number else []
+        for chance in args.synthetic:
+            for length in lengths:
+                speculation.drafters = {"synthetic": Synthetic(expected, chance, vocab_size)}
+                speculation.fixed_length, speculation.total = length, type(speculation.total)()
+                found, rate = answer(engine, prompts, args)
+                if found != expected:
+                    raise AssertionError(f"speculation changed an answer (chance {chance}, length {length})")
+                rates.setdefault((chance, length), []).extend([rate] if round_number else [])
+                tallies[chance, length] = speculation.total.as_dict()
+    speculation.drafters, speculation.fixed_length = {}, None
+    return tell(at_once, rates, tallies, cost, args)
+
+
+def tell(
+    at_once: int,
+    rates: Mapping[Any, Sequence[float]],
+    tallies: Mapping[Any, Any],
+    cost: Mapping[int, float],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    plain = statistics.median(rates[None])
+    print(f"{at_once} at once, plain: {plain:.1f} tokens/s ({1000 * at_once / plain:.3f} ms a step)")
+    costs = ", ".join(f"{1 + length}: {1000 * seconds:.3f}" for length, seconds in cost.items())
+    print(f"a step waited for, ms by rows of each: {costs}")
+    rows = []
+    for key, values in rates.items():
+        if key is None:
+            continue
+        chance, length = key
+        measured = statistics.median(b / a for a, b in zip(rates[None], values, strict=True))
+        formula = {k: tokens_a_round(chance, k) * cost[0] / cost[k] for k in cost}
+        by_formula = max(formula.values()) if length is None else formula[length]
+        told = tallies[key]
+        made = 1 + told["mean_accepted"]
+        note = "the best of these" if length is None else f"{made * cost[0] / cost[length]:.2f} with the tokens made"
+        print(
+            f"  right {chance:.2f}  length {'own' if length is None else length:>3}   measured {measured:5.2f}   "
+            f"formula {by_formula:5.2f} ({note})   {told['accepted']:,} of {told['drafted']:,} guesses right, "
+            f"{made:.2f} tokens a round"
+        )
+        row = {"chance": chance, "length": length, "measured": measured, "formula": by_formula}
+        rows.append(row | {"drafted": told["drafted"], "accepted": told["accepted"], "tokens_a_round": made})
+    return {"at_once": at_once, "plain": plain, "cost_ms": {1 + k: 1000 * s for k, s in cost.items()}, "drafts": rows}

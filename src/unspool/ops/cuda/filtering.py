@@ -1,0 +1,231 @@
+# mypy: disallow-untyped-defs=False
+"""Top-k and top-p on the device: which token is the last to survive, found without sorting.
+
+    coarse   how many tokens, or how much weight, lie within each of 16 distances from the best: all programs at once
+    gather   the tokens around the distance at which the cut falls: a few hundred of a model's row, mostly
+    search   one program a row finds the last survivor among them, four bits of its key at a time
+
+A token's weight is an integer, and so sums are exact in any order. Where top-k is on, everything down to its cut is
+gathered, and top-p goes on with what top-k left; else only the tokens between two distances are, and what lies above
+them is known.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from unspool.ops.cuda.exact import let_next_start, wait_for_previous
+from unspool.ops.cuda.sampling import (
+    BEST,
+    BOUND,
+    GATHERED,
+    LAST_K,
+    LAST_P,
+    SUMS,
+    WANTED,
+    arrive,
+    as_double,
+    as_float,
+    ordered,
+    survives,
+    unordered,
+    weight_of,
+)
+
+PART = 512  # tokens that a program of the coarse pass takes at once
+BLOCK = 1024  # and one of the search
+
+
+@triton.jit
+def distance_of(index):
+    """The 16 distances from the best logit: half steps where a cut mostly falls, then longer ones, then all."""
+    far = tl.where(index == 10, 6.0, tl.where(index == 11, 7.0, tl.where(index == 12, 8.5, 10.5)))
+    far = tl.where(index == 14, 14.0, tl.where(index == 15, float("inf"), far))
+    return tl.where(index < 10, 0.5 * (index + 1).to(tl.float32), far)
+
+
+@triton.jit
+def share(total, fraction):
+    """filters.share: the least weight that counts as this fraction of the total."""
+    product = total.to(tl.float64) * fraction
+    whole = product.to(tl.int64)
+    whole += (whole.to(tl.float64) < product).to(tl.int64)
+    return tl.maximum(whole - (total >> 20), 1)
+
+
+@triton.jit
+def is_filtered(params):
+    return (as_float(params) > 0) & ((tl.load(params + 1) > 0) | (as_double(params + 2) < 1.0))
+
+
+@triton.jit
+def coarse_kernel(
+    x_in, step, state, vocab_size,
+    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    params = step + tl.load(step + PARAMS_AT) + row * 16
+    state += row * STATE
+    if is_filtered(params):
+        k = tl.load(params + 1)
+        best = unordered(tl.load(state + BEST))
+        index = tl.arange(0, 16)
+        limit = distance_of(index)
+        sums = tl.zeros((PART, 16), tl.int64)
+        for start in range(0, CHUNK, PART):
+            token = chunk * CHUNK + start + tl.arange(0, PART)
+            x = tl.load(x_in + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+            amount = tl.full((PART,), 1, tl.int64)
+            if k == 0:
+                amount = weight_of(x, best)
+            amount = tl.where(x > float("-inf"), amount, 0)
+            sums += tl.where((best - x)[:, None] < limit[None, :], amount[:, None], 0)
+        tl.atomic_add(state + SUMS + index, tl.sum(sums, 0))
+        if arrive(state, tl.num_programs(1)):
+            conclude(params, state, k)
+
+
+@triton.jit
+def conclude(params, state, k):
+    """The first distance within which there is as much as is wanted."""
+    index = tl.arange(0, 16)
+    sums = tl.load(state + SUMS + index, cache_modifier=".cg")
+    total = tl.max(sums)
+    if k > 0:
+        wanted = tl.minimum(k.to(tl.int64), total)
+    else:
+        wanted = share(total, as_double(params + 2))
+    bound = tl.min(tl.where(sums >= wanted, index, 15))
+    if k == 0:
+        wanted -= tl.max(tl.where(index < bound, sums, 0))
+    tl.store(state + WANTED, wanted)
+    tl.store(state + BOUND, bound.to(tl.int64))
+
+
+@triton.jit
+def gather_kernel(
+    x_in, gathered, step, state, vocab_size,
+    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    params = step + tl.load(step + PARAMS_AT) + row * 16
+    state += row * STATE
+    if is_filtered(params):
+        token = chunk * CHUNK + tl.arange(0, CHUNK)
+        x = tl.load(x_in + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+        distance = unordered(tl.load(state + BEST)) - x
+        bound = tl.load(state + BOUND).to(tl.int32)
+        wanted = (x > float("-inf")) & (distance < distance_of(bound))
+        if (tl.load(params + 1) == 0) & (bound > 0):
+            wanted = wanted & (distance >= distance_of(bound - 1))
+        count = tl.sum(wanted.to(tl.int32))
+        if count > 0:
+            first = tl.atomic_add(state + GATHERED, count.to(tl.int64))
+            place = first + tl.cumsum(wanted.to(tl.int32), 0) - 1
+            tl.store(gathered + row * vocab_size + place, token, mask=wanted)
+
+
+@triton.jit
+def search_kernel(
+    x_in, gathered, step, state, vocab_size,
+    PARAMS_AT: tl.constexpr, BLOCK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    params = step + tl.load(step + PARAMS_AT) + row * 16
+    state += row * STATE
+    if is_filtered(params):
+        x_in += row * vocab_size
+        gathered += row * vocab_size
+        count = tl.load(state + GATHERED).to(tl.int32)
+        best = unordered(tl.load(state + BEST))
+        k, p = tl.load(params + 1), as_double(params + 2)
+        wanted = tl.load(state + WANTED)
+        if k > 0:
+            find_last(x_in, gathered, count, best, state + LAST_K, state + LAST_K, wanted, False, BLOCK)
+            tl.debug_barrier()  # what one thread wrote, all read
+            if p < 1.0:
+                wanted = share(weight_of_all(x_in, gathered, count, best, state + LAST_K, BLOCK), p)
+        if p < 1.0:
+            find_last(x_in, gathered, count, best, state + LAST_K, state + LAST_P, wanted, True, BLOCK)
+
+
+@triton.jit
+def load_some(x_in, gathered, start, count, best, before, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Gathered tokens, their keys, and what each counts for: nothing where the filter before removed it."""
+    place = start + tl.arange(0, BLOCK)
+    inside = place < count
+    token = tl.load(gathered + place, mask=inside, other=0)
+    x = tl.load(x_in + token, mask=inside, other=float("-inf"))
+    key = ordered(x)
+    amount = inside.to(tl.int64)
+    if WEIGHTS:
+        amount = tl.where(inside & survives(key, token, before), weight_of(x, best), 0)
+    return token, key, amount
+
+
+@triton.jit
+def weight_of_all(x_in, gathered, count, best, before, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.int64)
+    for start in range(0, count, BLOCK):
+        _, _, amount = load_some(x_in, gathered, start, count, best, before, True, BLOCK)
+        total += amount
+    return tl.sum(total)
+
+
+@triton.jit
+def find_last(x_in, gathered, count, best, before, last, wanted, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The key at which what is at it or above reaches what is wanted; of its equals, the last that is needed."""
+    bin = tl.arange(0, 16)
+    prefix, left = wanted * 0, wanted
+    for digits in range(8):
+        shift = 28 - 4 * digits
+        sums = tl.zeros((BLOCK, 16), tl.int64)
+        for start in range(0, count, BLOCK):
+            _, key, amount = load_some(x_in, gathered, start, count, best, before, WEIGHTS, BLOCK)
+            amount = tl.where((key >> (shift + 4)) == prefix, amount, 0)
+            sums += tl.where(((key >> shift) & 15)[:, None] == bin[None, :], amount[:, None], 0)
+        prefix, left = next_digit(tl.sum(sums, 0), prefix, left)
+    if WEIGHTS:
+        one = tl.maximum(weight_of(unordered(prefix), best), 1)
+        left = (left + one - 1) // one
+    tl.store(last, prefix)
+    tl.store(last + 1, last_equal(x_in, gathered, count, best, before, prefix, left, WEIGHTS, BLOCK))
+
+
+@triton.jit
+def next_digit(found, prefix, left):
+    """The highest digit at which what is at it or above reaches what is left to find."""
+    bin = tl.arange(0, 16)
+    above = tl.sum(found) - tl.cumsum(found, 0)
+    reached = (above + found >= left) & (above < left)
+    digit = tl.max(tl.where(reached, bin, 0))
+    return (prefix << 4) | digit.to(tl.int64), left - tl.max(tl.where(bin == digit, above, 0))
+
+
+@triton.jit
+def last_equal(x_in, gathered, count, best, before, last, wanted, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Of the tokens whose key is `last`, the id of the wanted-th. Mostly there are no more than wanted: then any."""
+    equals = tl.zeros((BLOCK,), tl.int64)
+    for start in range(0, count, BLOCK):
+        _, key, amount = load_some(x_in, gathered, start, count, best, before, WEIGHTS, BLOCK)
+        equals += ((amount > 0) & (key == last)).to(tl.int64)
+    prefix, left = wanted * 0, wanted
+    if tl.sum(equals) > wanted:
+        bin = tl.arange(0, 16)
+        for digits in range(6):
+            shift = 20 - 4 * digits
+            sums = tl.zeros((BLOCK, 16), tl.int64)
+            for start in range(0, count, BLOCK):
+                token, key, amount = load_some(x_in, gathered, start, count, best, before, WEIGHTS, BLOCK)
+                place = 16777215 - token  # the lowest id first
+                matches = (amount > 0) & (key == last) & ((place >> (shift + 4)) == prefix)
+                sums += (matches[:, None] & (((place >> shift) & 15)[:, None] == bin[None, :])).to(tl.int64)
+            prefix, left = next_digit(tl.sum(sums, 0), prefix, left)
+    return 16777215 - prefix

@@ -1,0 +1,114 @@
+"""What requests bring along to their draws, on the device: how often penalties have seen each token, and their bias.
+
+    planes[slot]   what repetition counts · what frequency and presence count · bias (float32, minus infinity: never)
+
+A request has a slot as long as its sampler lives. Every draw counts its own token on, before the host knows it. What
+happened otherwise (the slot is new, the host chose for a while) shows in the position, and the counts are set anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, finalize
+
+import numpy as np
+import torch
+
+from unspool.ops.cuda.launch import next_power
+from unspool.ops.cuda.sampling import PLANES
+from unspool.sampling.pipeline import stages_on
+
+if TYPE_CHECKING:
+    from unspool.params import ResolvedParams
+    from unspool.sampling.state import Counts
+
+NEVER = -np.inf
+FEWEST = 16
+
+
+@dataclass
+class Slot:
+    index: int
+    position: int  # of the draw that its counts are good for
+    has_bias: bool
+    is_early: bool = False  # end tokens are out of the question yet
+
+
+class Slots:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size, self.device = vocab_size, device
+        self.planes = torch.zeros((1, PLANES, 1), dtype=torch.int32, device=device)
+        self._slots: WeakKeyDictionary[Any, Slot] = WeakKeyDictionary()
+        self._free: list[int] = []
+
+    def place(self, sampler: Any, position: int) -> int:
+        """The slot of a sampler whose draw is for this position, ready for it."""
+        slot = self._slots.get(sampler)
+        if slot is None:
+            slot = self._take(sampler)
+        if slot.position != position:
+            self._set_counts(slot, sampler, position)
+        slot.position = position + 1
+        if slot.has_bias and slot.is_early != self._is_early(sampler, position):
+            slot.is_early = not slot.is_early
+            self._set_bias(slot, sampler, sampler.end_ids)
+        return slot.index
+
+    def _take(self, sampler: Any) -> Slot:
+        if not self._free:
+            self._grow()
+        on = stages_on(sampler.params, None)
+        slot = Slot(self._free.pop(), -1, "bias" in on or "allowed" in on)
+        finalize(sampler, self._free.append, slot.index)
+        self._slots[sampler] = slot
+        if slot.has_bias:
+            params = sampler.params
+            listed = sorted(set(params.logit_bias) | set(params.allowed_token_ids or ()))
+            self._bias_of(slot).fill_(0.0 if params.allowed_token_ids is None else NEVER)
+            self._set_bias(slot, sampler, np.array(listed, np.int64))
+        return slot
+
+    def _grow(self) -> None:
+        """Twice as many. Whoever holds the planes has to notice that they are others now."""
+        old = self.planes if self.planes.shape[2] == self.vocab_size else self.planes[:0]
+        size = max(FEWEST, next_power(len(old) + 1))
+        self.planes = torch.zeros((size, PLANES, self.vocab_size), dtype=torch.int32, device=self.device)
+        self.planes[: len(old)] = old if len(old) else 0
+        self._free += range(size - 1, len(old) - 1, -1)
+
+    # What a slot holds ----------------------------------------------------------------------------------------------
+    def _set_counts(self, slot: Slot, sampler: Any, position: int) -> None:
+        history = sampler.history
+        for plane, counts in enumerate((history.repeated, history.frequent)):
+            if counts is not None:
+                assert history.tokens.size == position, "a draw's counts are those of the tokens before it"
+                self._fill(self.planes[slot.index, plane], counts)
+
+    def _fill(self, row: torch.Tensor, counts: Counts) -> None:
+        row.zero_()
+        row[self._ids(counts.ids)] = torch.from_numpy(counts.counts.copy()).to(self.device)
+
+    def _set_bias(self, slot: Slot, sampler: Any, ids: np.ndarray) -> None:
+        params = sampler.params
+        never = set(sampler.end_ids.tolist()) if slot.is_early else set()
+        if params.allowed_token_ids is not None:
+            never |= set(ids.tolist()) - set(params.allowed_token_ids)
+        values = [NEVER if token in never else params.logit_bias.get(token, 0) for token in ids.tolist()]
+        self._bias_of(slot)[self._ids(ids)] = torch.tensor(values, dtype=torch.float32).to(self.device)
+
+    def _bias_of(self, slot: Slot) -> torch.Tensor:
+        return self.planes[slot.index, 2].view(torch.float32)
+
+    def _ids(self, ids: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(ids.astype(np.int64)).to(self.device)
+
+    @staticmethod
+    def _is_early(sampler: Any, position: int) -> bool:
+        early: bool = position - sampler.history.num_prompt < sampler.params.min_tokens
+        return early and sampler.end_ids.size > 0
+
+
+def needs_slot(params: ResolvedParams) -> bool:
+    on = stages_on(params, None)
+    return any(stage in on for stage in ("bias", "allowed", "repetition", "frequency", "presence"))
