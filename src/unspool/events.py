@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "eos", "abort", "deadline", "repetition"]
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+# There is one of each for every token of every stream, so these two are tuples: what is made soonest.
+class Token(NamedTuple):
     """One generated token. `logprob` and `top` (id, logprob) are there when asked for, and so is `trace`."""
 
     id: int
@@ -42,8 +42,7 @@ class Timings:
     tokens_per_second: float | None  # decode rate; None: fewer than two tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """Text that is final, and the tokens whose text is thereby wholly out."""
 
     request: str

@@ -57,7 +57,7 @@ class EmulatedDevice:
                 else:
                     assert sources[row + place] == -1
             row += len(tokens)
-            works.append(replace(work, tokens=tuple(tokens)))
+            works.append(work._replace(tokens=tuple(tokens)))
         logits = self._runner.run(replace(plan, works=tuple(works)))
         assert len(logits) == len(draws)
         choices = [self._choose(*of) for of in zip(draws.samplers, logits, draws.positions, strict=True)]

@@ -19,10 +19,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from unspool.engine.plan import Plan
 from unspool.errors import SamplingError
+from unspool.events import Token
 from unspool.sampling.pipeline import Choice, why_none
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from unspool.sampling.pipeline import Sampler
 
 PENDING = -1  # stands for a token that the device knows and the host does not
+ONE_PENDING = (PENDING,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ class AheadRunner(Protocol):
 class InFlight:
     plan: Plan
     flight: Flight
+    requests: tuple[int, ...]  # of the plan's works
     index: dict[int, int]  # request: which of the draws is its first
+    draws: Draws
     is_ahead: bool  # counted as done, with placeholders; else it has drafts, and its outcome decides
     begun: float
 
@@ -80,6 +84,7 @@ class InFlight:
 class Ahead:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._runner = cast("AheadRunner", engine.runner)
         self._last: InFlight | None = None
         self._read: float | None = None  # when the last step was read, if it was run ahead of
 
@@ -98,7 +103,6 @@ class Ahead:
         plan = engine.scheduler.plan()
         last, self._last = self._last, None
         if plan:
-            engine.mark_started(plan)
             try:
                 self._last = self._launch(plan, last, is_ahead, begun)
             except Exception as error:
@@ -129,6 +133,22 @@ class Ahead:
     # Launching ------------------------------------------------------------------------------------------------------
     def _launch(self, plan: Plan, last: InFlight | None, is_ahead: bool, begun: float) -> InFlight:
         engine = self._engine
+        requests, starts, tokens, *_ = zip(*plan.works, strict=True)
+        if last is not None and requests == last.requests and tokens.count(ONE_PENDING) == len(requests):
+            # As almost always, everyone goes on with the token that the last step gives.
+            index = last.index
+            sources: Sequence[int] = range(len(requests))
+            draws = Draws(last.draws.samplers, [start + 1 for start in starts])
+        else:
+            engine.mark_started(plan)
+            index, sources, draws = self._draws(plan, last)
+        flight = self._runner.launch(plan, draws, sources)
+        if is_ahead:  # a draft's outcome is not guessed: it is read before planning
+            engine.scheduler.commit_ahead(plan, PENDING)
+        return InFlight(plan, flight, requests, index, draws, is_ahead, begun)
+
+    def _draws(self, plan: Plan, last: InFlight | None) -> tuple[dict[int, int], Sequence[int], Draws]:
+        """Where each request's draws are, where each row's token comes from, and the draws."""
         samplers: list[Sampler] = []
         positions: list[int] = []
         index: dict[int, int] = {}
@@ -137,7 +157,7 @@ class Ahead:
         for work in plan.works:
             if work.num_samples:
                 index[work.request] = len(positions)
-                sampler = engine.branches[work.request][1].sampler
+                sampler = self._engine.branches[work.request][1].sampler
                 first = work.start + len(work.tokens) - work.num_samples + 1
                 samplers += [sampler] * work.num_samples
                 positions += range(first, first + work.num_samples)
@@ -145,22 +165,7 @@ class Ahead:
             if work.tokens[-1] == PENDING:  # only the last can be: the one before it was read since
                 assert last is not None
                 sources[row - 1] = last.index[work.request]
-        runner = engine.runner
-        assert isinstance(runner, AheadRunner)
-        flight = runner.launch(plan, Draws(samplers, positions), sources)
-        if is_ahead:
-            self._commit(plan)
-        return InFlight(plan, flight, index, is_ahead, begun)
-
-    def _commit(self, plan: Plan) -> None:
-        """Count the step as done, with placeholders. A draft's outcome is not guessed: it is read before planning."""
-        engine = self._engine
-        engine.scheduler.commit(plan, {work.request: [PENDING] for work in plan.works if work.num_samples})
-        for work in plan.works:
-            if work.num_samples:
-                branch = engine.branches[work.request][1]
-                branch.request.num_pending += 1
-                branch.request.is_paused = branch.request.num_output >= branch.max_output
+        return index, sources, Draws(samplers, positions)
 
     # Reading --------------------------------------------------------------------------------------------------------
     def _settle(self, last: InFlight) -> None:
@@ -173,14 +178,19 @@ class Ahead:
         self._time(last)
         chosen: dict[int, list[int]] = {}
         after: list[Callable[[], None]] = []
+        now = engine.speculation.now()
         for work in last.plan.works:
             if work.num_samples and work.request in engine.branches:
                 group, branch = engine.branches[work.request]
                 start = last.index[work.request]
-                engine.note_first(group, branch, after)
+                if not group.has_forked:
+                    engine.note_first(group, branch, after)
                 position = work.start + len(work.tokens) - work.num_samples + 1
-                flight = last.flight if branch.params.logprobs is not None or group.is_ranked else None
-                choices = _checked(tokens[start : start + work.num_samples], position, start, branch, flight)
+                if last.is_ahead and branch.is_plain and tokens[start] >= 0:
+                    engine.take_in(group, branch, Token(tokens[start]), now, after)
+                    engine.scheduler.settle(branch.request, position, tokens[start])
+                    continue
+                choices = _checked(tokens[start : start + work.num_samples], position, start, branch, last.flight)
                 try:
                     chosen[work.request] = engine.accept(group, branch, work, choices, after)
                 except SamplingError as error:  # one request's failure is its own
@@ -205,15 +215,15 @@ class Ahead:
             self._read = now if last.is_ahead else None
 
 
-def _checked(tokens: Sequence[int], first: int, draw: int, branch: Branch, telling: Flight | None) -> Iterator[Choice]:
+def _checked(tokens: Sequence[int], first: int, draw: int, branch: Branch, flight: Flight) -> Iterator[Choice]:
     """The device's tokens as choices; one that it could not choose says why."""
     for index, token in enumerate(tokens):
         if token < 0:
             raise SamplingError(why_none(token, first + index))
         logprob: float = math.nan
         top: tuple[tuple[int, float], ...] = ()
-        if telling is not None:
-            logprob, top = telling.told(draw + index, branch.params.logprobs or 0)
+        if branch.is_told:
+            logprob, top = flight.told(draw + index, branch.params.logprobs or 0)
         yield Choice(token, logprob, None, top)
 
 

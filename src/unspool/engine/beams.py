@@ -17,7 +17,7 @@ from unspool.engine.group import Group
 from unspool.events import Event, Finished, FinishReason, Text, Token, Usage
 from unspool.sampling.beam import BeamSearch, Hypothesis
 from unspool.sampling.logprobs import top_ids
-from unspool.text.assembler import Assembler, Piece
+from unspool.text.assembler import Assembler, Piece, PlainAssembler
 
 if TYPE_CHECKING:
     from unspool.engine.request import Request
@@ -28,7 +28,7 @@ class BeamGroup(Group):
     """A request that is searched: `beams` run, their continuations gather in `offers`."""
 
     search: BeamSearch
-    make_assembler: Callable[[], Assembler | None]
+    make_assembler: Callable[[], Assembler | PlainAssembler | None]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.engine.request import Request
 from unspool.events import FinishReason, Timings, Token, Usage
 from unspool.params import RepetitionDetector, ResolvedParams
-from unspool.text.assembler import Assembler, Piece
+from unspool.text.assembler import Assembler, Piece, PlainAssembler
 
 if TYPE_CHECKING:
     from unspool.sampling.pipeline import Sampler
@@ -58,7 +58,7 @@ class Branch:
     choice: int
     params: ResolvedParams
     sampler: Sampler
-    assembler: Assembler | None  # None: token ids alone, for a model without a tokenizer
+    assembler: Assembler | PlainAssembler | None  # None: token ids alone, for a model without a tokenizer
     clock: Clock
     end_ids: frozenset[int]
     max_output: int  # tokens: what the request asks for and the context has room for
@@ -72,18 +72,31 @@ class Branch:
     logprob_sum: float = 0.0  # of those
     details: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.stop_ids = frozenset(self.params.stop_token_ids)
+        # Something besides its tokens can end it.
+        self.is_watched = self.sampler.constraint is not None or self.params.repetition_detector is not None
+        # Logprobs are asked for, or answers are ranked by them.
+        self.is_told = self.params.logprobs is not None or self.params.best_of > self.params.n
+        self.is_plain = not self.is_told and self.speculate is None
+
     def advance(self, token: Token) -> tuple[Piece, Ending | None]:
         """Take a chosen token in: the text that is now safe to show, and why the answer ends here, if it does.
 
         An end token wins over the length, for it is what the model meant; a stop string wins over both, for it cuts.
         """
         self.output.append(token.id)
-        is_stop_token = token.id in self.params.stop_token_ids
+        is_stop_token = token.id in self.stop_ids
         if self.assembler is None:
             piece = Piece("", (token,))
         else:
             piece = self.assembler.push(token, show=not is_stop_token or self.params.include_stop_str)
         if piece.banned is not None:
+            return piece, None
+        if not (self.is_watched or is_stop_token or piece.stop or token.id in self.end_ids) and (
+            len(self.output) < self.max_output
+        ):
+            self.give(piece)
             return piece, None
         ending = None
         if piece.stop is not None:
@@ -128,6 +141,7 @@ class Branch:
         del self.output[num_output:]
         self.sampler.rewind(num_output)
         if self.assembler is not None:
+            assert isinstance(self.assembler, Assembler), "nothing is banned where nothing is looked for"
             self.assembler.rewind(num_output)
 
     def usage(self) -> Usage:

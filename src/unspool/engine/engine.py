@@ -28,7 +28,7 @@ from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
 from unspool.models.registry import build
 from unspool.params import ResolvedParams, SamplingParams
 from unspool.sampling.beam import BeamSearch
-from unspool.text.assembler import Assembler, Piece
+from unspool.text.assembler import Assembler, Piece, PlainAssembler
 
 if TYPE_CHECKING:
     from unspool.ops import Ops
@@ -201,11 +201,14 @@ class Engine:
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
             speculate=self.speculation.choose(params, self.config),
         )
+        request.limit = len(prompt) + branch.max_output
         branch.on_device, branch.draws_in_turn = on_device(self.runner, branch), draws_in_turn(params)
         group.branches.append(branch)
 
-    def _make_assembler(self, params: ResolvedParams) -> Assembler | None:
+    def _make_assembler(self, params: ResolvedParams) -> Assembler | PlainAssembler | None:
         if self.tokenizer is not None:
+            if not params.stop and not params.bad_words:
+                return PlainAssembler(self.tokenizer)
             return Assembler(
                 self.tokenizer, stops=params.stop, include_stop=params.include_stop_str, banned=params.bad_words
             )
@@ -334,23 +337,28 @@ class Engine:
         wants_logprob = branch.params.logprobs is not None or group.is_ranked
         draft = work.tokens[len(work.tokens) - work.num_samples + 1 :]
         for index, choice in enumerate(choices):
-            branch.sampler.accept(choice.token)
             tokens.append(choice.token)
-            branch.clock.tick(now)
             logprob = choice.logprob if wants_logprob else None
-            piece, ending = branch.advance(Token(choice.token, logprob, choice.top, choice.trace))
-            if piece.banned is not None:
-                after.append(partial(self._go_back, branch, piece.banned_at))
-                break
-            self._tell(group, branch, piece)
-            if ending is not None:
-                after.append(partial(self._finish, group, branch, ending))
-                break
-            if index < len(draft) and draft[index] != choice.token:
+            goes_on = self.take_in(group, branch, Token(choice.token, logprob, choice.top, choice.trace), now, after)
+            if not goes_on or (index < len(draft) and draft[index] != choice.token):
                 break
         if branch.speculate is not None:
             self.speculation.learn(branch, tokens)
         return tokens
+
+    def take_in(self, group: Group, branch: Branch, token: Token, now: float, after: list[Callable[[], None]]) -> bool:
+        """One more token of an answer; whether it goes on after it."""
+        branch.sampler.accept(token.id)
+        branch.clock.tick(now)
+        piece, ending = branch.advance(token)
+        if piece.banned is not None:
+            after.append(partial(self._go_back, branch, piece.banned_at))
+            return False
+        self._tell(group, branch, piece)
+        if ending is not None:
+            after.append(partial(self._finish, group, branch, ending))
+            return False
+        return True
 
     def note_first(self, group: Group, branch: Branch, after: list[Callable[[], None]]) -> None:
         """The prompt is computed: the other branches start on its blocks, once the step is committed."""
@@ -410,7 +418,11 @@ class Engine:
     # Telling and ending ---------------------------------------------------------------------------------------------
     def _tell(self, group: Group, branch: Branch, piece: Piece) -> None:
         if piece.text or piece.tokens:
-            self._events += group.deliver(Text(group.id, branch.choice, piece.text, piece.tokens))
+            event = Text(group.id, branch.choice, piece.text, piece.tokens)
+            if group.is_ranked:
+                self._events += group.deliver(event)
+            else:
+                self._events.append(event)
 
     def _finish(self, group: Group, branch: Branch, ending: Ending) -> None:
         tally = self.speculation.tally(branch)

@@ -10,7 +10,7 @@ import numpy as np
 
 from unspool.engine.branch import Branch
 from unspool.engine.plan import Work
-from unspool.events import Event, Failed, Finished, Token
+from unspool.events import Event, Failed, Finished, Text, Token
 from unspool.params import ResolvedParams
 from unspool.sampling.native import body, describe
 
@@ -76,7 +76,7 @@ class Group:
             for event in self._held[branch.choice]:
                 if isinstance(event, Finished):
                     event.details["mean_logprob"] = -rank(branch)[1]  # type: ignore[index]
-                out.append(replace(event, choice=place))
+                out.append(event._replace(choice=place) if isinstance(event, Text) else replace(event, choice=place))
         return out
 
     def score(self, branch: Branch, work: Work, rows: np.ndarray) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One request's part of a step: compute `tokens` at positions `start`, `start + 1`, … into `blocks`.
 
     Logits are wanted for the last `num_logits` of them, and the last `num_samples` of these choose tokens: none inside

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -14,8 +15,9 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "blocks", "draft", "is_paused", "is_scored", "keys", "num_cached", "num_computed",
-        "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "priority", "root", "tokens",
+        "arrival", "blocks", "draft", "is_paused", "is_scored", "keys", "limit", "num_cached", "num_computed",
+        "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "priority", "root", "table",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: Sequence[int], *, priority: int = 0, root: bytes = b"") -> None:
@@ -26,6 +28,8 @@ class Request:
         self.draft: list[int] = []
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.table: tuple[int, ...] = ()  # the blocks as plans tell them: the same object as long as they are the same
+        self.limit = sys.maxsize  # tokens, prompt and output, beyond which nothing is planned ahead
         self.keys: list[bytes] = []  # of the full blocks, as far as they were needed
         self.num_registered = 0  # leading full blocks that were offered to the prefix index
         self.num_pending = 0  # last tokens that the device chose and the host has not seen yet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +37,19 @@ class Runner:
 class DeviceRunner(Runner):
     """A runner whose device chooses tokens too, so that the engine can run ahead of it."""
 
+    def __init__(self, model: Decoder, kv: KVCache, step: Any) -> None:
+        super().__init__(model, kv, step)
+        self._batches = Batches(kv.block_size)
+
     def can_draw(self, params: ResolvedParams) -> bool:
         """Whether the device has all that shapes these draws; whatever it has not is the host's."""
         can: bool = self._step.can_draw(params)
         return can
 
     def launch(self, plan: Plan, draws: Draws, sources: Sequence[int]) -> Flight:
-        batch = self._batch(plan)
+        for source, target in plan.copies:
+            self.kv.copy_block(source, target)
+        batch = self._batches.make(plan)
         flight: Flight = self._step.launch(batch, draws.samplers, draws.positions, np.array(sources, np.int32))
         return flight
 
@@ -51,6 +58,30 @@ def make_runner(model: Decoder, config: EngineConfig, num_blocks: int) -> Runner
     kv = model.ops.kv_cache(model.config, config, num_blocks)
     step = model.ops.compile(model, kv)
     return (DeviceRunner if hasattr(step, "launch") else Runner)(model, kv, step)
+
+
+class Batches:
+    """Batches of plans that come one after the other. Mostly everyone goes on by one token in the blocks they have, and
+    then only positions, slots and tokens are new."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._tables: tuple[tuple[int, ...], ...] = ()
+        self._last: Batch | None = None
+
+    def make(self, plan: Plan) -> Batch:
+        _, starts, tokens, tables, num_logits, _ = zip(*plan.works, strict=True)
+        rows, last = len(starts), self._last
+        is_decode = plan.num_tokens == rows == sum(num_logits)
+        if last is None or not is_decode or tables != self._tables:
+            batch = make_batch(plan, self._block_size)
+            self._tables, self._last = tables, batch if is_decode else None
+            return batch
+        positions = np.array(starts, np.int32)
+        blocks = last.tables[last.logit_rows, positions // self._block_size].astype(np.int64)
+        slots = blocks * self._block_size + positions % self._block_size
+        ids = np.fromiter(chain.from_iterable(tokens), np.int32, rows)
+        return replace(last, ids=ids, positions=positions, slots=slots)
 
 
 def make_batch(plan: Plan, block_size: int) -> Batch:

@@ -108,7 +108,12 @@ class Scheduler:
             return count
 
         for request in streaming:
-            budget -= schedule(request, budget) if budget else 0
+            work = self._next_token(request) if budget and not preempted else None
+            if work is not None:
+                works[request.number] = work
+                budget -= 1
+            elif budget:
+                budget -= schedule(request, budget)
         if streaming:
             budget = min(budget, self.chunk_tokens)
         for request in prompts:
@@ -168,8 +173,21 @@ class Scheduler:
         request.num_computed += count
         self.blocks.release([block])
 
+    def _next_token(self, request: Request) -> Work | None:
+        """The work of almost every step of almost all: one token, into a block that is the request's own."""
+        start, blocks = request.num_computed, request.blocks
+        index = start // self.blocks.block_size
+        if request.draft or index >= len(blocks) or not self.blocks.is_writable(blocks[index]):
+            return None
+        return Work(request.number, start, (request.tokens[-1],), self._table(request), 1, 1)
+
+    def _table(self, request: Request) -> tuple[int, ...]:
+        if len(request.table) != len(request.blocks):
+            request.table = tuple(request.blocks)
+        return request.table
+
     def _fits(self, request: Request, count: int) -> bool:
-        """Whether the blocks that a request has, its own, hold what is to come: almost every step of almost all."""
+        """Whether the blocks that a request has, its own, hold what is to come."""
         start, blocks, size = request.num_computed, request.blocks, self.blocks.block_size
         return start + count <= len(blocks) * size and self.blocks.is_writable(blocks[start // size])
 
@@ -193,7 +211,7 @@ class Scheduler:
         tokens += request.draft[: count - len(tokens)]
         num_samples = max(0, end - len(request.tokens) + 1)
         num_logits = count if request.is_scored else num_samples
-        return Work(request.number, start, tuple(tokens), tuple(request.blocks), num_logits, num_samples)
+        return Work(request.number, start, tuple(tokens), self._table(request), num_logits, num_samples)
 
     def _make_writable(self, request: Request, index: int, copies: list[tuple[int, int]], *, in_place: bool) -> None:
         """Copy on write; a block that is only registered leaves the index instead when none is free to copy to."""
@@ -202,6 +220,7 @@ class Scheduler:
             self.blocks.unregister(block)
             return
         request.blocks[index] = self.blocks.allocate()
+        request.table = ()
         copies.append((block, request.blocks[index]))
         self.blocks.release([block])
 
@@ -231,6 +250,18 @@ class Scheduler:
             request.draft = []
             self._register(request)
 
+    def commit_ahead(self, plan: Plan, placeholder: int) -> None:
+        """Count a plan as computed whose tokens are not known yet; `settle` tells each."""
+        requests = {request.number: request for request in self.running}
+        for work in plan.works:
+            request = requests[work.request]
+            request.num_computed = work.start + len(work.tokens)
+            if work.num_samples:
+                request.tokens.append(placeholder)
+                request.num_pending += 1
+                request.is_paused = len(request.tokens) >= request.limit
+            self._register(request)
+
     def settle(self, request: Request, position: int, token: int) -> None:
         """A token that was computed with before it was known is known now."""
         request.tokens[position] = token
@@ -239,10 +270,11 @@ class Scheduler:
 
     def _register(self, request: Request) -> None:
         """Make the blocks that became full and computed findable."""
-        if not self.prefix_cache:
+        size, num_known = self.blocks.block_size, len(request.tokens) - request.num_pending
+        if request.num_computed < num_known:
+            num_known = request.num_computed
+        if num_known < (request.num_registered + 1) * size or not self.prefix_cache:
             return
-        size = self.blocks.block_size
-        num_known = min(request.num_computed, len(request.tokens) - request.num_pending)
         for index in range(request.num_registered, num_known // size):
             key = self._key(request, index)
             parent = request.keys[index - 1] if index else request.root
@@ -266,6 +298,7 @@ class Scheduler:
     def _keep_blocks(self, request: Request, count: int) -> None:
         self.blocks.release(request.blocks[count:])
         del request.blocks[count:]
+        request.table = ()
 
     def _drop_blocks(self, request: Request) -> None:
         self._keep_blocks(request, 0)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
+LIKELY_ANSWER, LIKELY_SPEED = 512, 1.15  # tokens, and what a drafter that costs time makes of them, before any was seen
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Guess:
     marks: list[int]
     sent: int
     rows: int  # of the step, without it
-    seconds: float  # that proposing it took
+    seconds: float  # that proposing it took, the drafter's reading of the prompt left out
 
 
 class Speculation:
@@ -148,7 +149,20 @@ class Speculation:
         return min(MOST, room)
 
     def _is_worth_asking(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int) -> bool:
-        return self._record(branch).may_try() and self._goes_on(branch, drafter, num_rows, num_others, ())
+        record = self._record(branch)
+        if not record.may_try() or not self._goes_on(branch, drafter, num_rows, num_others, ()):
+            return False
+        record.has_begun = record.has_begun or self._is_worth_starting(branch, drafter, num_rows)
+        return record.has_begun
+
+    def _is_worth_starting(self, branch: Branch, drafter: Drafter, num_rows: int) -> bool:
+        """Whether half of a likely answer would win back what the drafter needs to see the prompt."""
+        start_seconds = getattr(drafter, "start_seconds", None)
+        if start_seconds is None:
+            return True
+        tokens = min(branch.max_output - len(branch.output), LIKELY_ANSWER) / 2
+        won = (1 - 1 / max(self._pace_of(drafter).price, LIKELY_SPEED)) * self.costs.plain(num_rows) / num_rows
+        return bool(tokens * won > start_seconds(branch.request.tokens))
 
     def _look(
         self, drafter: Drafter, branches: Sequence[Branch], counts: Sequence[int], num_rows: int, num_others: int
@@ -166,16 +180,14 @@ class Speculation:
             for branch in branches
             for request in (branch.request,)
         ]
-        begun = self.now()
         drafts = drafter.propose(sights, counts)
-        seconds = (self.now() - begun) / len(sights) if drafter.seconds(1) > 0 else 0.0
         guesses = []
         for branch, draft in zip(branches, drafts, strict=True):
             tokens, marks = list(draft[:MOST]), draft.marks[:MOST] if isinstance(draft, Draft) else list(range(MOST))
             vocab_size = branch.sampler.vocab_size
             if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
                 tokens = []
-            guesses.append(Guess(tokens, marks, 0, num_rows, seconds))
+            guesses.append(Guess(tokens, marks, 0, num_rows, drafter.seconds(len(tokens))))
         return guesses
 
     def _goes_on(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int, marks: Sequence[int]) -> bool:

@@ -146,9 +146,12 @@ class Sampler:
         """Never choose this token as the next one (until a rewind to before this place)."""
         self._banned.setdefault(self.num_output, []).append(token)
 
-    def fork(self, seed: int | None = None) -> Sampler:
+    def fork(self, seed: int | None = None, *, tells: bool = True) -> Sampler:
+        """A twin that goes its own way from here; one that does not tell chooses alike and says no more."""
         twin = object.__new__(Sampler)
         twin.__dict__.update(self.__dict__)
+        if not tells:
+            twin._tells = twin._tells_final = False
         twin.seed = self.seed if seed is None else seed
         twin.history = self.history.fork()
         twin.constraint = None if self.constraint is None else self.constraint.fork()

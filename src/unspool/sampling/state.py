@@ -82,6 +82,7 @@ class History:
     def __init__(self, params: ResolvedParams, prompt_ids: Sequence[int]) -> None:
         self._tokens = np.array(prompt_ids, dtype=np.int32)
         self._size = self.num_prompt = self._tokens.size
+        self._fresh: list[int] = []  # pushed since somebody looked: mostly nobody does
         window, scope = params.penalty_window, params.penalty_scope
         self.repeated = self.frequent = None
         if params.repetition_penalty != 1:
@@ -94,29 +95,36 @@ class History:
 
     @property
     def tokens(self) -> I32:
+        if self._fresh:
+            size = self._size + len(self._fresh)
+            while size > self._tokens.size:
+                self._tokens = _grown(self._tokens)
+            self._tokens[self._size : size] = self._fresh
+            self._size = size
+            self._fresh.clear()
         return self._tokens[: self._size]
 
     @property
     def num_output(self) -> int:
-        return self._size - self.num_prompt
+        return self._size + len(self._fresh) - self.num_prompt
 
     def push(self, token: int) -> None:
-        if self._size == self._tokens.size:
-            self._tokens = _grown(self._tokens)
-        self._tokens[self._size] = token
-        self._size += 1
-        for counts in self._all_counts():
-            counts.push(self.tokens)
+        self._fresh.append(token)
+        if self.repeated is not None or self.frequent is not None:
+            for counts in self._all_counts():
+                counts.push(self.tokens)
 
     def rewind(self, num_output: int) -> None:
         while self.num_output > num_output:
+            tokens = self.tokens
             for counts in self._all_counts():
-                counts.pop(self.tokens)
+                counts.pop(tokens)
             self._size -= 1
 
     def fork(self) -> History:
         twin = object.__new__(History)
-        twin._tokens, twin._size, twin.num_prompt = self._tokens.copy(), self._size, self.num_prompt
+        twin._tokens, twin._size, twin.num_prompt = self.tokens.copy(), self._size, self.num_prompt
+        twin._fresh = []
         twin.repeated = None if self.repeated is None else self.repeated.fork()
         shared = self.frequent is not None and self.frequent is self.repeated
         twin.frequent = twin.repeated if shared else None if self.frequent is None else self.frequent.fork()

@@ -8,7 +8,7 @@ A guess is as sure as the draft model is: its probability is the guess's mark, a
 would not pay.
 
 It keeps keys and values in blocks of its own. What it has computed of a request is kept as long as there is room and
-the tokens still begin that way.
+the tokens still begin that way, and found again by the next request that begins like it: the next turn of a chat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unspool.cache.blocks import Blocks
+from unspool.cache.blocks import Blocks, chain_key, root_key
 from unspool.engine.plan import Plan, Work
 from unspool.errors import EngineError, RequestError
 from unspool.sampling import native
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
 STEP_ROWS = 512  # of prompts that are caught up on, in one call
+PROMPT_ROWS = 16  # from which on a step's time tells what a row of a prompt takes
 SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # where the next mark begins
 
 
@@ -42,8 +43,10 @@ SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # w
 class Known:
     """What the draft model has computed of a request."""
 
+    root: bytes  # where the chain of keys starts: whose prefixes may be shared
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of the leading blocks that others can find
 
 
 @dataclass
@@ -66,6 +69,7 @@ class ModelDrafter:
         self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
         self._known: dict[int, Known] = {}  # least recently used first
         self._seconds = self._measure()  # of one drafted token
+        self._row_seconds = self._seconds / 4  # of one token of a prompt, until one was seen
 
     def _measure(self) -> float:
         """The best of a few steps of one row: the first ones find nothing warm."""
@@ -78,15 +82,14 @@ class ModelDrafter:
         return max(min(times), 1e-6)  # never free: it is a model
 
     def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
-        lines = {
-            sight.number: Line(self._recall(sight), list(sight.tokens), sight.sampler.fork(), count, sight.goes_on)
-            for sight, count in zip(sights, counts, strict=True)
-            if count
-        }
+        lines = {sight.number: self._line(sight, count) for sight, count in zip(sights, counts, strict=True) if count}
         while True:
             active = [line for line in lines.values() if line.left]
             if not active or not self._step(active):
                 return [lines[sight.number].draft if sight.number in lines else Draft() for sight in sights]
+
+    def _line(self, sight: Sight, count: int) -> Line:
+        return Line(self._recall(sight), list(sight.tokens), sight.sampler.fork(tells=False), count, sight.goes_on)
 
     def seconds(self, count: int) -> float:
         return self._seconds * count
@@ -96,8 +99,13 @@ class ModelDrafter:
         if known is not None:
             self._blocks.release(known.blocks)
 
+    def start_seconds(self, tokens: Sequence[int]) -> float:
+        """What it takes before the first guess for a request that it has not seen."""
+        return self._row_seconds * len(tokens)
+
+    # What is known --------------------------------------------------------------------------------------------------
     def _recall(self, sight: Sight) -> Known:
-        known = self._known.pop(sight.number, None) or Known()
+        known = self._known.pop(sight.number, None) or self._begin(sight)
         self._known[sight.number] = known  # now the most recently used
         same = 0
         for a, b in zip(known.tokens, sight.tokens[:-1], strict=False):
@@ -105,14 +113,43 @@ class ModelDrafter:
                 break
             same += 1
         self._keep(known, same)
+        self._register(known)
+        return known
+
+    def _begin(self, sight: Sight) -> Known:
+        """What an earlier request has left of these tokens."""
+        size, known = self._blocks.block_size, Known(root_key("draft", sight.sampler.params.cache_salt or ""))
+        while len(known.tokens) + size < len(sight.tokens):
+            tokens = sight.tokens[len(known.tokens) : len(known.tokens) + size]
+            key = chain_key(known.keys[-1] if known.keys else known.root, tokens)
+            block = self._blocks.find(key)
+            if block is None:
+                break
+            self._blocks.share(block)
+            known.tokens += tokens
+            known.blocks.append(block)
+            known.keys.append(key)
         return known
 
     def _keep(self, known: Known, num_tokens: int) -> None:
-        del known.tokens[num_tokens:]
-        count = -(-num_tokens // self._blocks.block_size)
+        """The first tokens, and what is computed of them. Of a block that others can find, all or nothing."""
+        size = self._blocks.block_size
+        if num_tokens < len(known.keys) * size:
+            num_tokens = num_tokens // size * size
+        count = -(-num_tokens // size)
         self._blocks.release(known.blocks[count:])
-        del known.blocks[count:]
+        del known.tokens[num_tokens:], known.blocks[count:], known.keys[count:]
 
+    def _register(self, known: Known) -> None:
+        """Let others find the full blocks. Tokens that were only guessed are not in them."""
+        size = self._blocks.block_size
+        for index in range(len(known.keys), len(known.tokens) // size):
+            parent = known.keys[-1] if known.keys else known.root
+            tokens = known.tokens[index * size : (index + 1) * size]
+            known.keys.append(chain_key(parent, tokens))
+            self._blocks.register(known.blocks[index], known.keys[-1], parent, tokens)
+
+    # Steps ----------------------------------------------------------------------------------------------------------
     def _step(self, lines: Sequence[Line]) -> bool:
         """One more token for each line; False when there is no room for it."""
         plan: list[Work] = []
@@ -129,6 +166,8 @@ class ModelDrafter:
         if all(len(work.tokens) == 1 for work in plan):  # catching up on a prompt says nothing of what a guess costs
             ratio = (self._clock() - begun) / len(lines) / self._seconds
             self._seconds *= 1 + 0.1 * (tamed(ratio) - 1)
+        elif len(plan) == 1 and len(plan[0].tokens) >= PROMPT_ROWS:
+            self._row_seconds += 0.3 * ((self._clock() - begun) / len(plan[0].tokens) - self._row_seconds)
         return True
 
     def _choose(self, line: Line, row: np.ndarray) -> None:
@@ -152,9 +191,10 @@ class ModelDrafter:
             start = len(line.known.tokens)
             if not self._make_room(line.known, start + STEP_ROWS, (line,)):
                 return False
-            tokens = line.tokens[start : start + STEP_ROWS]
+            tokens, begun = line.tokens[start : start + STEP_ROWS], self._clock()
             self._runner.run(Plan((Work(0, start, tuple(tokens), tuple(line.known.blocks), 0, 0),)))
             line.known.tokens += tokens
+            self._row_seconds += 0.3 * ((self._clock() - begun) / STEP_ROWS - self._row_seconds)
         return True
 
     def _make_room(self, known: Known, num_tokens: int, lines: Sequence[Line]) -> bool:

@@ -107,6 +107,7 @@ class Record:
         self._speed = Speed(max(speed, 1.02), 0.1)
         self._pause = 8
         self._left = 0  # tokens before a costly drafter is tried again
+        self.has_begun = False  # a costly drafter has seen the prompt
 
     @property
     def trust(self) -> float:

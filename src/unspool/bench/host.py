@@ -1,0 +1,179 @@
+"""What the host does in a step, with a device that takes no time: planning, describing, reading, telling.
+
+    unspool bench host                         256 requests that stream token ids
+    unspool bench host --text                  the same with the default model's tokenizer and its text
+    unspool bench host --requests 32 --top-p 0.9 --logprobs 5
+
+On a GPU this runs beside the device's step, so it costs nothing as long as it takes less than that. The stub device
+gives every draw a token at once; what it leaves out of the GPU's own host work is the launch. Microseconds a step, over
+the steps in which every request decodes. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from unspool.config import EngineConfig, ModelConfig
+from unspool.engine.engine import Engine
+from unspool.ops import Batch
+from unspool.ops.cuda import steps
+from unspool.params import SamplingParams
+from unspool.weights.random import SHAPES, random_checkpoint
+
+BLOCK_SIZE = 128
+# Small, since nobody computes it, but with the heads and the vocabulary of a real one.
+SHAPE = replace(SHAPES["tiny"], num_heads=32, num_kv_heads=8, vocab_size=49_152, context_length=1 << 20)
+
+
+class StubKV:
+    layout, block_bytes = "stub", 0
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Nothing is there."""
+
+
+class StubFlight:
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def tokens(self) -> list[int]:
+        return self._tokens
+
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        return -1.0, tuple((token, -1.0 - token) for token in range(count))
+
+
+class StubStep:
+    """Describes a step as the CUDA body does, then makes tokens up."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._vocab_size = config.vocab_size
+        self._shape = steps.Shape(config.num_heads, config.num_kv_heads, 264, 16384)
+        self._out = np.zeros(1 << 20, np.int32)
+        self._random = np.random.default_rng(0)
+        self._rows = packed_rows(config.vocab_size)
+
+    def can_draw(self, params: Any) -> bool:
+        return True
+
+    def launch(self, batch: Batch, samplers: Sequence[Any], positions: Sequence[int], sources: Any) -> StubFlight:
+        words = None if self._rows is None else self._rows.words(samplers, positions)[0]
+        rows, logits = len(batch.ids), max(1, len(batch.logit_rows))
+        steps.describe(self._out, batch, rows, logits, self._shape, sources=sources, params=words)
+        return StubFlight(self._random.integers(100, self._vocab_size, len(positions)).tolist())
+
+
+def packed_rows(vocab_size: int) -> Any:
+    """The CUDA body's packing of draws, where torch is installed."""
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError:
+        return None
+    from unspool.ops.cuda.sampler import Rows
+
+    return Rows(vocab_size, torch.device("cpu"))
+
+
+class StubOps:
+    """A body that has no numbers: a model is built on it and never computed."""
+
+    name = kernel_set = "stub"
+
+    def __init__(self) -> None:
+        self._config: ModelConfig | None = None
+
+    def matrix(self, parts: Sequence[Any]) -> None:
+        return None
+
+    vector = matrix
+
+    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> StubKV:
+        self._config = config
+        return StubKV(engine.block_size)
+
+    def compile(self, forward: Any, kv: StubKV) -> StubStep:
+        assert self._config is not None
+        return StubStep(self._config)
+
+
+def make_engine(requests: int, tokens: int, *, text: bool, block_size: int = BLOCK_SIZE) -> Engine:
+    config = EngineConfig(
+        device="cuda",
+        block_size=block_size,
+        kv_tokens=requests * (tokens + block_size),
+        step_tokens=8192,
+        chunk_tokens=8192,
+        max_running=requests,
+    )
+    tokenizer = None
+    if text:
+        from unspool.weights.checkpoint import open_checkpoint
+        from unspool.weights.store import resolve
+
+        tokenizer = open_checkpoint(resolve("smollm2")).tokenizer()
+    ops: Any = StubOps()
+    return Engine(random_checkpoint(SHAPE), config, tokenizer=tokenizer, ops=ops)
+
+
+def step_times(engine: Engine, requests: int, prompt: int, tokens: int, params: SamplingParams) -> list[float]:
+    """Seconds of each step in which all requests decode."""
+    rng = np.random.default_rng(0)
+    for _ in range(requests):
+        engine.add(rng.integers(0, engine.checkpoint.config.vocab_size, prompt).tolist(), params)
+    times: list[float] = []
+    while engine.has_work:
+        start = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - start)
+    return times[-tokens + 4 : -4]
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="unspool bench host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--text", action="store_true", help="with the default model's tokenizer")
+    parser.add_argument("--stop", action="append", default=[], help="a stop string, with --text")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--logprobs", type=int)
+    parser.add_argument("--profile", action="store_true", help="where the time goes, by Python's profiler")
+    options = parser.parse_args(argv)
+    engine = make_engine(options.requests, options.prompt + options.tokens, text=options.text)
+    params = SamplingParams(
+        max_tokens=options.tokens,
+        ignore_eos=True,
+        seed=1,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        repetition_penalty=options.repetition_penalty,
+        logprobs=options.logprobs,
+        stop=options.stop,
+    )
+    run = (engine, options.requests, options.prompt, options.tokens, params)
+    step_times(*run)
+    if options.profile:
+        import cProfile
+
+        cProfile.runctx("step_times(*run)", globals(), {"run": run}, sort="tottime")
+    times = step_times(*run)
+    took = 1e6 * statistics.median(times)
+    print(f"{options.requests} requests: {took:,.0f} µs a step, {took / options.requests:.2f} µs a token")
+    print(json.dumps({"benchmark": "host", **vars(options), "us_per_step": took, "steps": len(times)}))
+    return 0
