@@ -11,7 +11,7 @@ So one program may walk all splits, or each split be a program of its own whose 
 order: the arithmetic is the same. A tile that a row does not see (later than its position, or before its window)
 has the weight 0 and changes nothing. The sum of weights is a product with ones: the matrix unit adds in one order.
 
-There are two kernels, and they agree bit by bit, since a sum of the matrix unit depends on neither side's width and not on
+There are two kernels, and they agree bit by bit, since a sum of the matrix unit depends neither on a side's width nor on
 which side is which. *Decodes* put keys on its M side and the few query rows on its N side, so that little is computed
 for nothing and memory is what counts. *Prompts* put the query rows on the M side, where a row's largest score is found
 within a warp.
@@ -54,6 +54,18 @@ def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
     base = tl.where(new == float("-inf"), 0.0, new)
     old, late = tl.expand_dims(tl.exp2(m - base), AXIS), tl.expand_dims(tl.exp2(split_m - base), AXIS)
     return new, tl.fma(mass, old, split_mass * late), tl.fma(acc, old, split_acc * late)
+
+
+@triton.jit
+def enter_split(
+    tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT: tl.constexpr, AXIS: tl.constexpr
+):  # fmt: skip
+    """Before a tile: at a split's beginning the last one is merged into the whole, and the next starts from nothing."""
+    if tile % SPLIT == 0 and tile > first_tile:
+        whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, AXIS)
+        m = tl.full(m.shape, float("-inf"), tl.float32)
+        mass, acc = tl.zeros_like(mass), tl.zeros_like(acc)
+    return whole_m, whole_mass, whole_acc, m, mass, acc
 
 
 @triton.jit
@@ -209,8 +221,8 @@ def decode_attention_kernel(
     ones = tl.full((64, N), 1.0, tl.float16)
     for work in range(first, count, tl.num_programs(0)):
         following = work + tl.num_programs(0)
-        next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_counter = read_item(
-            items, following // KV_HEADS, following < count
+        next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_counter = (
+            read_item(items, following // KV_HEADS, following < count)
         )
         head = work % KV_HEADS
         table = tables + sequence * width
@@ -230,11 +242,9 @@ def decode_attention_kernel(
         whole_acc = tl.zeros((D, T), tl.float32)
         m, mass, acc = whole_m, whole_mass, whole_acc
         for tile in range(first_tile, end_tile):
-            if tile % SPLIT == 0 and tile > first_tile:
-                whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
-                m = tl.full((T,), float("-inf"), tl.float32)
-                mass = tl.zeros((64, T), tl.float32)
-                acc = tl.zeros((D, T), tl.float32)
+            whole_m, whole_mass, whole_acc, m, mass, acc = enter_split(
+                tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 0
+            )
             k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
             seen = key[:, None] <= position[None, :]
             if WINDOW > 0:
@@ -267,22 +277,28 @@ def decode_attention_kernel(
 
 
 @triton.jit
-def walk_tile(
-    kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
+def walk_tiles(
+    first_tile, begin, end, kv, kv_tiles, table, head, query, position, scale, softcap,
+    whole_m, whole_mass, whole_acc, m, mass, acc,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    N: tl.constexpr, MASKED: tl.constexpr, QUIET: tl.constexpr,
+    N: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr, QUIET: tl.constexpr,
 ):  # fmt: skip
-    """A split's state after one more tile, query rows on the M side."""
-    k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET)
-    seen = None
-    if MASKED:
-        seen = key[None, :] <= position[:, None]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
-    m, part, weights = weigh(tl.dot(query, k.T), seen, m, scale, softcap, 1)
-    acc = tl.dot(weights, v, acc * part[:, None])
-    mass = tl.dot(weights, ones, mass * part[:, None])
-    return m, mass, acc
+    """The state after tiles begin to end, query rows on the M side."""
+    ones = tl.full((N, 16), 1.0, tl.float16)
+    for tile in range(begin, end):
+        whole_m, whole_mass, whole_acc, m, mass, acc = enter_split(
+            tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 1
+        )
+        k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET)
+        seen = None
+        if MASKED:
+            seen = key[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        m, part, weights = weigh(tl.dot(query, k.T), seen, m, scale, softcap, 1)
+        acc = tl.dot(weights, v, acc * part[:, None])
+        mass = tl.dot(weights, ones, mass * part[:, None])
+    return whole_m, whole_mass, whole_acc, m, mass, acc
 
 
 @triton.jit
@@ -301,7 +317,6 @@ def prompt_attention_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     r, d = tl.arange(0, M), tl.arange(0, D)
-    ones = tl.full((N, 16), 1.0, tl.float16)
     for work in range(tl.program_id(0), count, tl.num_programs(0)):
         head = work % KV_HEADS
         first_row, num_rows, sequence, first_tile, end_tile, _, _ = read_item(items, work // KV_HEADS, True)
@@ -322,37 +337,22 @@ def prompt_attention_kernel(
         if WINDOW > 0:
             first_tile = tl.maximum(first_tile, tl.maximum(first_position + 1 - WINDOW, 0) // N)
             full_begin = tl.minimum(tl.maximum(tl.cdiv(last + 1 - WINDOW, N), first_tile), end_tile)
-            for tile in range(first_tile, full_begin):
-                if tile % SPLIT == 0 and tile > first_tile:
-                    whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
-                    m = tl.full((M,), float("-inf"), tl.float32)
-                    mass = tl.zeros((M, 16), tl.float32)
-                    acc = tl.zeros((M, D), tl.float32)
-                m, mass, acc = walk_tile(
-                    kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
-                    KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, True, PDL,
-                )  # fmt: skip
+            whole_m, whole_mass, whole_acc, m, mass, acc = walk_tiles(
+                first_tile, first_tile, full_begin, kv, kv_tiles, table, head, query, position, scale, softcap,
+                whole_m, whole_mass, whole_acc, m, mass, acc,
+                KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, SPLIT, True, PDL,
+            )  # fmt: skip
         full_end = tl.maximum(tl.minimum((first_position + 1) // N, end_tile), full_begin)
-        for tile in range(full_begin, full_end):
-            if tile % SPLIT == 0 and tile > first_tile:
-                whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
-                m = tl.full((M,), float("-inf"), tl.float32)
-                mass = tl.zeros((M, 16), tl.float32)
-                acc = tl.zeros((M, D), tl.float32)
-            m, mass, acc = walk_tile(
-                kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
-                KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, False, PDL,
-            )  # fmt: skip
-        for tile in range(full_end, end_tile):
-            if tile % SPLIT == 0 and tile > first_tile:
-                whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
-                m = tl.full((M,), float("-inf"), tl.float32)
-                mass = tl.zeros((M, 16), tl.float32)
-                acc = tl.zeros((M, D), tl.float32)
-            m, mass, acc = walk_tile(
-                kv, kv_tiles, table, tile, head, query, position, scale, softcap, ones, m, mass, acc,
-                KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, True, PDL,
-            )  # fmt: skip
+        whole_m, whole_mass, whole_acc, m, mass, acc = walk_tiles(
+            first_tile, full_begin, full_end, kv, kv_tiles, table, head, query, position, scale, softcap,
+            whole_m, whole_mass, whole_acc, m, mass, acc,
+            KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, SPLIT, False, PDL,
+        )  # fmt: skip
+        whole_m, whole_mass, whole_acc, m, mass, acc = walk_tiles(
+            first_tile, full_end, end_tile, kv, kv_tiles, table, head, query, position, scale, softcap,
+            whole_m, whole_mass, whole_acc, m, mass, acc,
+            KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, SPLIT, True, PDL,
+        )  # fmt: skip
         whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
         answer = answer_of(tl.max(whole_mass, 1), whole_acc, 1)
         tl.store(out + where, answer.to(tl.bfloat16), mask=inside)

@@ -369,7 +369,7 @@ def depth_of(spec: AttentionSpec) -> int:
 
 
 def prompt_rows(depth: int) -> int:
-    """Query rows of the prompt kernel's tile: as many as the registers hold, results of a split and of all before it."""
+    """Query rows of the prompt kernel's tile: the registers hold results of a split and of all before it."""
     return 128 if depth <= 128 else 64
 
 

@@ -22,10 +22,11 @@ class Tile:
 
 
 def splits_of(features: int, width: int) -> int:
-    """Parts that K is summed in: enough for one token's work to reach most multiprocessors, none too short to pay."""
+    """Parts that K is summed in. Half of the multiprocessors can keep the memory busy, so that most need but one, and
+    one is what a long prompt's tiles have the registers for."""
     programs = -(-features // 64)
     splits = 1
-    while programs * splits < 96 and width // (splits * 2) >= 2048:
+    while programs * splits < 64 and width // (splits * 2) >= 2048:
         splits *= 2
     return splits
 
@@ -48,14 +49,11 @@ def tile_of(features: int, width: int, tokens: int) -> Tile:
     if tokens <= 128:
         if many:  # two programs a multiprocessor, or one with a deeper pipeline where there is but one
             return Tile(128, 128, 64, 8, 3 if -(-features // 128) > PROGRAMS else 6, True)
-        is_wide = width > 4096 or features >= 6144
-        return Tile(64, 128, 128, 4, 4, True) if is_wide else Tile(64, 64, 128, 4, 6, False)
+        return Tile(64, 128, 128, 4, 4, True) if splits > 1 or features >= 6144 else Tile(64, 64, 128, 4, 6, True)
     if tokens <= 256:
         if many:
             return Tile(128, 256, 64, 8, 4, True)
-        if features >= 6144:
-            return Tile(128, 128, 64, 8, 6, True)
-        return Tile(64, 256, 64, 4, 5, True) if width > 8192 else Tile(64, 128, 128, 4, 4, width > 4096)
+        return Tile(128, 128, 64, 8, 6, True) if features >= 6144 else Tile(64, 128, 128, 4, 4, True)
     wide = -(-features // 128) * -(-tokens // 256) >= PROGRAMS
     if splits == 1 and wide:
         return Tile(128, 256, 64, 8, 4, False)
