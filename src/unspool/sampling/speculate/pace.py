@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 MOST = 16  # tokens in one draft
 MARGIN = 1.02  # seconds count for a little more than they seem, for the estimates are rough
-SUREST = 0.99
+SUREST = 0.98
 MARKS = 32
 
 
@@ -111,7 +111,7 @@ class Record:
 
     @property
     def trust(self) -> float:
-        return (self._right + 3.0) / (self._expected + 3.0)
+        return min(1.0, (self._right + 3.0) / (self._expected + 3.0))
 
     def observe(self, chance: float, was_right: bool) -> None:
         self._right = 0.97 * self._right + was_right
