@@ -11,7 +11,7 @@ So one program may walk all splits, or each split be a program of its own whose 
 order: the arithmetic is the same. A tile that a row does not see (later than its position, or before its window)
 has the weight 0 and changes nothing. The sum of weights is a product with ones: the matrix unit adds in one order.
 
-There are two kernels, and they agree bit by bit, since a sum of the matrix unit depends neither on a side's width nor on
+There are two kernels, which agree bit by bit, since a sum of the matrix unit depends neither on a side's width nor on
 which side is which. *Decodes* put keys on its M side and the few query rows on its N side, so that little is computed
 for nothing and memory is what counts. *Prompts* put the query rows on the M side, where a row's largest score is found
 within a warp.
