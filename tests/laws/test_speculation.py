@@ -212,6 +212,13 @@ def test_the_automaton_knows_the_longest_repeated_suffix(tokens: list[int]) -> N
         assert text[end + 1 - length : end + 1] == text[len(text) - length :]
 
 
+def test_what_follows_a_period_is_the_period() -> None:
+    assert SuffixAutomaton([7, 7, 7]).following(5) == [7] * 5
+    assert SuffixAutomaton([1, 2, 3, 1, 2, 3, 1, 2]).following(7) == [3, 1, 2, 3, 1, 2, 3]
+    assert SuffixAutomaton([1, 2, 9, 8, 1, 2]).following(3) == [9, 8, 1]
+    assert SuffixAutomaton([1, 2, 3]).following(3) == []
+
+
 def test_length_follows_chance_and_cost() -> None:
     flat, steep = Costs([(1, 1.0), (17, 1.1)]), Costs([(1, 1.0), (17, 17.0)])
     assert draft_length([0.9] * 16, 1, 16, flat) >= 8

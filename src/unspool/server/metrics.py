@@ -163,3 +163,15 @@ class EngineCollector(Families):
         yield self._counter("spec_decode_num_drafts", "Drafts verified.", tally.steps)
         yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", tally.drafted)
         yield self._counter("spec_decode_num_accepted_tokens", "Of those, chosen by the model itself.", tally.accepted)
+        by_place = CounterMetricFamily(
+            self._prefix + "spec_decode_num_accepted_tokens_per_pos",
+            "The same by their place in the draft.",
+            labels=["model_name", "position"],
+        )
+        for place, count in enumerate(tally.accepted_at):
+            by_place.add_metric([self._model, str(place)], count)
+        yield by_place
+        mean = tally.accepted / tally.steps if tally.steps else 0.0
+        yield self._gauge("spec_decode_mean_accepted_length", "Guesses of a draft that were chosen.", mean)
+        text = "By the measured costs: plain steps that were not needed, less what drafts took."
+        yield self._gauge("spec_decode_saved_seconds", text, tally.seconds_saved)

@@ -67,11 +67,13 @@ class SuffixAutomaton:
         return (0, -1) if state <= 0 else (self._length[state], self._first_end[state])
 
     def following(self, count: int) -> Draft:
-        """What came next where the longest repeated suffix first ended."""
+        """What came next where the longest repeated suffix first ended; past the text's end, what was said here."""
         length, end = self.repeated_suffix()
         if length < SHORTEST:
             return Draft()
         tokens = self.tokens[end + 1 : end + 1 + count]
+        while len(tokens) < count:  # so that a short period is repeated
+            tokens += tokens[: count - len(tokens)]
         return Draft(tokens, [bisect_right(LENGTHS, length + place) for place in range(len(tokens))])
 
 

@@ -113,7 +113,6 @@ class ModelDrafter:
                 break
             same += 1
         self._keep(known, same)
-        self._register(known)
         return known
 
     def _begin(self, sight: Sight) -> Known:
@@ -140,10 +139,10 @@ class ModelDrafter:
         self._blocks.release(known.blocks[count:])
         del known.tokens[num_tokens:], known.blocks[count:], known.keys[count:]
 
-    def _register(self, known: Known) -> None:
-        """Let others find the full blocks. Tokens that were only guessed are not in them."""
+    def _register(self, known: Known, num_tokens: int) -> None:
+        """Let others find the full blocks of the first tokens, those that were not guessed."""
         size = self._blocks.block_size
-        for index in range(len(known.keys), len(known.tokens) // size):
+        for index in range(len(known.keys), num_tokens // size):
             parent = known.keys[-1] if known.keys else known.root
             tokens = known.tokens[index * size : (index + 1) * size]
             known.keys.append(chain_key(parent, tokens))
@@ -162,6 +161,7 @@ class ModelDrafter:
         logits = self._runner.run(Plan(tuple(plan)))
         for line, row in zip(lines, logits, strict=True):
             line.known.tokens = list(line.tokens)
+            self._register(line.known, len(line.tokens) - len(line.draft))
             self._choose(line, row)
         if all(len(work.tokens) == 1 for work in plan):  # catching up on a prompt says nothing of what a guess costs
             ratio = (self._clock() - begun) / len(lines) / self._seconds

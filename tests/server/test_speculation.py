@@ -1,0 +1,68 @@
+"""What speculation came to: in an answer, on /metrics, from Python; and the same answer with it as without."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.harness import Client, in_process, make_llm
+from unspool.llm import LLM
+from unspool.params import SamplingParams
+from unspool.sampling.speculate.pace import Costs
+
+# A bias makes the tiny model say one letter over and over, so that looking back finds what comes next.
+PROMPT, LENGTH = "AB", 32
+BODY = {"prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, "logit_bias": {"65": 100}}
+
+
+def eager_llm() -> LLM:
+    llm = make_llm(speculate="lookup")
+    llm.engine.speculation._costs = Costs([(1, 1.0), (64, 1.5)])
+    return llm
+
+
+def test_metrics_and_answers_tell_what_came_of_drafts() -> None:
+    async def test(client: Client) -> None:
+        answer = await client.ok("/v1/completions", BODY)
+        without = await client.ok("/v1/completions", {**BODY, "speculate": "off"})
+        assert answer["choices"][0]["text"] == without["choices"][0]["text"] == "A" * LENGTH
+        told = answer["unspool"]["choices"][0]["details"]["speculation"]
+        assert "details" not in without["unspool"]["choices"][0]
+        page = (await client.get("/metrics")).text
+        values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line and not line.startswith("#"))
+        name = client.service.name
+
+        def value(metric: str, more: str = "") -> float:
+            return float(values[f'unspool:spec_decode_{metric}{{model_name="{name}"{more}}}'])
+
+        assert value("num_drafts_total") == told["steps"] > 0
+        assert value("num_draft_tokens_total") == told["drafted"] > 0
+        assert value("num_accepted_tokens_total") == told["accepted"] > LENGTH / 2
+        places = [value("num_accepted_tokens_per_pos_total", f',position="{place}"') for place in range(16)]
+        assert places[: len(told["accepted_at"])] == told["accepted_at"]
+        assert sum(places) == told["accepted"]
+        assert value("mean_accepted_length") == told["mean_accepted"] == told["accepted"] / told["steps"]
+        assert value("saved_seconds") == pytest.approx(told["seconds_saved"])
+        assert told["seconds_saved"] > 0
+
+    in_process(test, llm=eager_llm())
+
+
+def test_python_tells_the_same() -> None:
+    llm = eager_llm()
+    params = SamplingParams(max_tokens=LENGTH, temperature=0, logit_bias={65: 100})
+    told = llm.generate(PROMPT, params).choices[0].details["speculation"]
+    assert told == llm.engine.speculation.total.as_dict()
+    assert told["accepted"] + told["steps"] <= LENGTH
+    plain = llm.generate(
+        PROMPT, SamplingParams(max_tokens=LENGTH, temperature=0, logit_bias={65: 100}, speculate="off")
+    )
+    assert "speculation" not in plain.choices[0].details
+
+
+def test_an_unknown_drafter_is_refused_by_name() -> None:
+    async def test(client: Client) -> None:
+        error = await client.refused("/v1/completions", {**BODY, "speculate": "magic"})
+        assert error["param"] == "speculate"
+        assert "this engine's drafters: lookup" in error["message"]
+
+    in_process(test, llm=eager_llm())
