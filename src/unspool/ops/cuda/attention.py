@@ -196,7 +196,6 @@ def decode_attention_kernel(
     ITEMS: tl.constexpr,  # where the step tells the items' number and place
     TABLE: tl.constexpr,  # where it tells the tables' place and width
     THREADS: tl.constexpr,
-    ASK_AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -225,11 +224,6 @@ def decode_attention_kernel(
         next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_counter = (
             read_item(items, following // KV_HEADS, following < count)
         )
-        if ASK_AHEAD and PDL:
-            ask_for_tiles(
-                kv, tables + next_sequence * width, next_first_tile, next_end_tile, following % KV_HEADS,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, N, ASK_AHEAD, THREADS,
-            )  # fmt: skip
         head = work % KV_HEADS
         table = tables + sequence * width
         live = t < num_rows * GROUP

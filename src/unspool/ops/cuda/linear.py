@@ -60,12 +60,12 @@ def tanh(x):
 
 
 @triton.jit
-def place(tile, tiles_f, tiles_t, BAND: tl.constexpr = 8):
-    """Tiles in bands of BAND feature tiles by all token tiles, so that neighbours in time share what they read."""
-    band = tile // (BAND * tiles_t)
-    within = tile % (BAND * tiles_t)
-    size = tl.minimum(tiles_f - band * BAND, BAND)
-    return band * BAND + within % size, within // size
+def place(tile, tiles_f, tiles_t):
+    """Tiles in groups of 8 features tiles by all token tiles, so that neighbours in time share what they read."""
+    group = tile // (8 * tiles_t)
+    within = tile % (8 * tiles_t)
+    size = tl.minimum(tiles_f - group * 8, 8)
+    return group * 8 + within % size, within // size
 
 
 @triton.jit
@@ -109,7 +109,6 @@ def linear_kernel(
     F: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
-    BAND: tl.constexpr,
     OWN: tl.constexpr,  # bytes of each weight row that are asked for before the previous kernel has ended
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -120,7 +119,7 @@ def linear_kernel(
     if PARALLEL:
         split = tile % SPLITS
         tile = tile // SPLITS
-    tile_f, tile_t = place(tile, tiles_f, tiles_t, 8 if PARALLEL else BAND)
+    tile_f, tile_t = place(tile, tiles_f, tiles_t)
     first_f, first_t = tile_f * F, tile_t * T
     begin = split * split_width
     tokens = first_t + tl.arange(0, T)

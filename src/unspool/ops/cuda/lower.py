@@ -30,8 +30,6 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
 MOST_PREFETCHED = 64  # rows; beyond, there is more to compute than to wait for
 OWN_BYTES = 512
-BAND = 16
-ASK_AHEAD = 0
 
 
 @dataclass(frozen=True)
@@ -286,7 +284,7 @@ class Lowering:
             w = descriptor(planes.codes, tile.features, tile.width)
             args |= {"w": w, "w_pointer": planes.codes, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
             own = OWN_BYTES if has_dependent_launch() and self.rows <= MOST_PREFETCHED else 0
-            args |= {"OWN": own, "THREADS": 32 * tile.warps, "BAND": BAND}
+            args |= {"OWN": own, "THREADS": 32 * tile.warps}
             self._add(linear_kernel, grid, args, **options)
         else:
             args |= {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets}
@@ -322,7 +320,7 @@ class Lowering:
         kept = {"partial": shared.attention_partial, "partial_m": shared.attention_m}
         kept |= {"partial_mass": shared.attention_mass, "arrivals": shared.attention_arrivals}
         few = kept | {"capacity": shared.attention_m.shape[1], "T": shared.decode_rows, "THREADS": 128}
-        few |= {"ITEMS": steps.FEW_ITEMS, "ASK_AHEAD": ASK_AHEAD}
+        few |= {"ITEMS": steps.FEW_ITEMS}
         programs, stages = (decode_programs(depth),), 3 if depth <= 128 else 2
         self._add(decode_attention_kernel, programs, args | few, warps=4, stages=stages, label="attention")
         if not self.take_all and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
