@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
-LIKELY_ANSWER, LIKELY_SPEED = 512, 1.15  # tokens, and what a drafter that costs time makes of them, before any was seen
+LIKELY_ANSWER = 512  # tokens, unless the request wants fewer
 
 
 @dataclass
@@ -152,7 +152,8 @@ class Speculation:
         record = self._record(branch)
         if not record.may_try() or not self._goes_on(branch, drafter, num_rows, num_others, ()):
             return False
-        record.has_begun = record.has_begun or self._is_worth_starting(branch, drafter, num_rows)
+        if record.has_begun is None:
+            record.has_begun = self._is_worth_starting(branch, drafter, num_rows)
         return record.has_begun
 
     def _is_worth_starting(self, branch: Branch, drafter: Drafter, num_rows: int) -> bool:
@@ -161,7 +162,7 @@ class Speculation:
         if start_seconds is None:
             return True
         tokens = min(branch.max_output - len(branch.output), LIKELY_ANSWER) / 2
-        won = (1 - 1 / max(self._pace_of(drafter).price, LIKELY_SPEED)) * self.costs.plain(num_rows) / num_rows
+        won = (1 - 1 / self._pace_of(drafter).hope()) * self.costs.plain(num_rows) / num_rows
         return bool(tokens * won > start_seconds(branch.request.tokens))
 
     def _look(
@@ -231,6 +232,7 @@ class Speculation:
         steps = 1 + taken / plain * guess.rows
         pace.speed.observe(1 + accepted, steps)
         if guess.tokens:
+            pace.tried.observe(1 + accepted, steps)
             record.observe_round(1 + accepted, steps)
         if guess.sent:
             saved = accepted * plain / guess.rows - taken
@@ -260,7 +262,7 @@ class Speculation:
         """The drafter for a request: what it asks for, else the engine's own."""
         if params.speculate == "off" or params.beam is not None:
             return None
-        if params.speculate is None:
+        if params.speculate in (None, "auto", config.speculate):
             return next(iter(self.drafters), None)
         if params.speculate not in self.drafters:
             have = ", ".join(self.drafters) or "none; the engine's option speculate names them"
