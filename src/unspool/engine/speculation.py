@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unspool.engine.ahead import AheadRunner, Draws
 from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
-from unspool.params import SamplingParams
 from unspool.sampling.speculate import Draft, Drafter, Sight
 from unspool.sampling.speculate.lookup import Lookup
 from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
 from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Pace, Record, draft_length
+from unspool.sampling.speculate.timing import step_times
 
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from unspool.engine.branch import Branch
     from unspool.engine.engine import Engine
     from unspool.params import ResolvedParams
-    from unspool.sampling.pipeline import Sampler
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
@@ -294,35 +292,11 @@ def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.pe
     try:
         for rows in MEASURED_ROWS:
             if rows <= len(taken) * size:
-                points.append((rows, _step_seconds(runner, rows, taken, clock, rounds)))
+                plan = Plan((Work(0, 0, (0,) * rows, tuple(taken), rows, rows),))
+                points.append((rows, min(step_times(runner, plan, rounds, clock))))
     finally:
         blocks.release(taken)
     return Costs(points) if len(points) > 1 else Costs([(1, 1.0), (2, 2.0)])  # nothing known: drafts do not pay
-
-
-def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Callable[[], float], rounds: int) -> float:
-    """The best of a few; the first one may have to prepare what others find."""
-    plan = Plan((Work(0, 0, (0,) * rows, tuple(blocks), rows, rows),))
-    draws = None
-    if isinstance(runner, AheadRunner):
-        sampler = greedy_sampler(runner.model.config.vocab_size)
-        draws = Draws([sampler] * rows, range(1, rows + 1))
-    times = []
-    for _ in range(rounds):
-        start = clock()
-        if isinstance(runner, AheadRunner) and draws is not None:
-            runner.launch(plan, draws, [-1] * rows).tokens()
-        else:
-            runner.run(plan)
-        times.append(clock() - start)
-    return max(min(times), 1e-9)
-
-
-def greedy_sampler(vocab_size: int) -> Sampler:
-    from unspool.sampling.pipeline import Sampler
-
-    params = SamplingParams(temperature=0).resolve({}, vocab_size=vocab_size)
-    return Sampler(params, prompt_ids=(0,), vocab_size=vocab_size, end_ids=frozenset())
 
 
 # Drafters -----------------------------------------------------------------------------------------------------------
