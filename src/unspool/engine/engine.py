@@ -349,6 +349,17 @@ class Engine:
             self.speculation.learn(branch, tokens)
         return tokens
 
+    def take_plainly(self, group: Group, branch: Branch, id: int, now: float, after: list[Callable[[], None]]) -> None:
+        """One more token of which nothing is asked but its text."""
+        piece = branch.advance_plainly(id)
+        if piece is None:
+            self.take_in(group, branch, Token(id), now, after)
+            return
+        branch.sampler.accept(id)
+        branch.clock.tick(now)
+        if piece[1]:
+            self._events.append(Text(group.id, branch.choice, *piece))
+
     def take_in(self, group: Group, branch: Branch, token: Token, now: float, after: list[Callable[[], None]]) -> bool:
         """One more token of an answer; whether it goes on after it."""
         branch.sampler.accept(token.id)
