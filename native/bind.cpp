@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "packing.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -224,10 +225,12 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("packed", &Matrix::packed)
         .def_prop_ro("packed_bytes", &Matrix::packed_bytes)
         .def_prop_ro("wants_q8", &Matrix::wants_q8)
-        .def_prop_ro("wants_f32", &Matrix::wants_f32)
-        .def(
-            "pack", [](Matrix& self, Pool& pool, std::shared_ptr<Arena> arena) { self.pack(pool, std::move(arena)); },
-            nb::call_guard<nb::gil_scoped_release>());
+        .def_prop_ro("wants_f32", &Matrix::wants_f32);
+    nb::class_<Packing>(m, "Packing")
+        .def(nb::init<std::shared_ptr<Arena>>())
+        .def("add", &Packing::add, nb::keep_alive<1, 2>(), "matrix"_a, "is_mapped"_a)
+        .def("start", &Packing::start)
+        .def("finish", &Packing::finish, nb::call_guard<nb::gil_scoped_release>());
     bind_kv(m);
     nb::class_<Program> program(m, "Program");
     program

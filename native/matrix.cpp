@@ -1,6 +1,5 @@
 #include "matrix.h"
 
-#include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
@@ -191,27 +190,46 @@ template <Format format> ALWAYS void values_of(Codes& codes, float* out) {
 
 // --- Tiles -----------------------------------------------------------------------------------------------------------
 
-ALWAYS void put_quad(uint8_t* vector, int lane, uint32_t bits) { memcpy(vector + 4 * lane, &bits, 4); }
-
-template <int bits> ALWAYS void put_codes(uint8_t* c, int lane, const uint32_t* quads) {
+// The 32-bit words that a lane adds to the vectors of a block's codes, one to each.
+template <int bits> ALWAYS void code_words(const uint32_t* quads, uint32_t* words) {
     if constexpr (bits == 8)
-        for (int q = 0; q < 8; q++) put_quad(c + 64 * q, lane, quads[q]);
+        for (int q = 0; q < 8; q++) words[q] = quads[q];
     if constexpr (bits >= 4 && bits < 8)
-        for (int j = 0; j < 4; j++) put_quad(c + 64 * j, lane, (quads[j] & NIBBLES) | (quads[j + 4] & NIBBLES) << 4);
+        for (int j = 0; j < 4; j++) words[j] = (quads[j] & NIBBLES) | (quads[j + 4] & NIBBLES) << 4;
     constexpr int low = bits >= 4 ? 4 : 0;
-    uint8_t* rest = c + (bits >= 4 ? 256 : 0);
+    uint32_t* rest = words + low;
     if constexpr (bits == 2 || bits == 3 || bits == 6) {
         for (int v = 0; v < 2; v++) {
-            uint32_t pairs = 0;
-            for (int q = 0; q < 4; q++) pairs |= (quads[4 * v + q] >> low & PAIRS) << (2 * q);
-            put_quad(rest + 64 * v, lane, pairs);
+            rest[v] = 0;
+            for (int q = 0; q < 4; q++) rest[v] |= (quads[4 * v + q] >> low & PAIRS) << (2 * q);
         }
-        rest += 128;
+        rest += 2;
     }
     if constexpr (bits == 3 || bits == 5) {
-        uint32_t single = 0;
-        for (int q = 0; q < 8; q++) single |= (quads[q] >> (bits - 1) & BITS) << q;
-        put_quad(rest, lane, single);
+        *rest = 0;
+        for (int q = 0; q < 8; q++) *rest |= (quads[q] >> (bits - 1) & BITS) << q;
+    }
+}
+
+// Lanes become columns: word w of lane l goes to vector w, place l.
+template <int bits> ALWAYS void put_words(const uint32_t (*words)[8], uint8_t* codes) {
+    typedef uint32_t Four __attribute__((vector_size(16)));
+    constexpr int whole = bits / 4 * 4;
+    for (int lane = 0; lane < TILE; lane += 4) {
+        for (int w = 0; w < whole; w += 4) {
+            Four row[4];
+            for (int i = 0; i < 4; i++) memcpy(&row[i], &words[lane + i][w], 16);
+            const Four a = __builtin_shuffle(row[0], row[1], Four{0, 4, 1, 5});
+            const Four b = __builtin_shuffle(row[2], row[3], Four{0, 4, 1, 5});
+            const Four c = __builtin_shuffle(row[0], row[1], Four{2, 6, 3, 7});
+            const Four d = __builtin_shuffle(row[2], row[3], Four{2, 6, 3, 7});
+            const Four columns[4] = {
+                __builtin_shuffle(a, b, Four{0, 1, 4, 5}), __builtin_shuffle(a, b, Four{2, 3, 6, 7}),
+                __builtin_shuffle(c, d, Four{0, 1, 4, 5}), __builtin_shuffle(c, d, Four{2, 3, 6, 7})};
+            for (int i = 0; i < 4; i++) memcpy(codes + 64 * (w + i) + 4 * lane, &columns[i], 16);
+        }
+        for (int w = whole; w < bits; w++)
+            for (int i = 0; i < 4; i++) memcpy(codes + 64 * w + 4 * (lane + i), &words[lane + i][w], 4);
     }
 }
 
@@ -238,13 +256,13 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
     constexpr Scheme s = SCHEMES[format];
     constexpr int groups = BLOCK / s.group;
     const int64_t blocks = columns / BLOCK;
+    alignas(16) uint32_t words[TILE][8] = {};
     for (int64_t b = 0; b < blocks; b++) {
-        uint8_t* codes = tile + codes_offset(s, b);
         uint8_t* scales = tile + scales_offset(s, b);
         for (int lane = 0; lane < count; lane++) {
             Codes c;
             take_apart<format>(source + lane * source_stride, b, c);
-            put_codes<s.bits>(codes, lane, c.quads);
+            code_words<s.bits>(c.quads, words[lane]);
             if (!s.super) {
                 memcpy(scales + 2 * lane, &c.d, 2);
                 if (s.min) memcpy(scales + 32 + 2 * lane, &c.dmin, 2);
@@ -259,6 +277,7 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
                 if (s.min) scales[(groups + g) * TILE + lane] = c.mins[g];
             }
         }
+        put_words<s.bits>(words, tile + codes_offset(s, b));
     }
 }
 
@@ -343,46 +362,25 @@ int64_t Matrix::packed_bytes() const {
     return bytes;
 }
 
-void Matrix::pack(Pool& pool, std::shared_ptr<Arena> arena) {
-    if (packed()) return;
-    struct Job {
-        Matrix* matrix;
-        std::vector<const uint8_t*> sources;
-        std::vector<TileRef> tiles;
-        std::atomic<size_t> next{0};
-    } job;
-    job.matrix = this;
+void pack_tile(Format format, const uint8_t* source, int count, int64_t columns, uint8_t* tile) {
+    const int64_t stride = row_bytes(format, columns);
+    if (format == F32) return pack_plain_tile<uint32_t>(source, stride, count, columns, tile);
+    if (format <= BF16) return pack_plain_tile<uint16_t>(source, stride, count, columns, tile);
+    with_format(format, [&](auto constant) { pack_codes_tile<constant()>(source, stride, count, columns, tile); });
+}
+
+void Matrix::lay_out(std::shared_ptr<Arena> arena) {
     int64_t column = 0;
     for (const Part& part : parts_) {
         const int64_t count = (part.rows + TILE - 1) / TILE, bytes = tile_bytes(part.format, columns_);
         uint8_t* data = arena->take(static_cast<size_t>(count * bytes));
         for (int64_t t = 0; t < count; t++) {
             const int64_t left = part.rows - t * TILE;
-            job.tiles.push_back(
+            tiles_.push_back(
                 {data + t * bytes, part.format, static_cast<int32_t>(left < TILE ? left : TILE), column + t * TILE});
-            job.sources.push_back(part.data + t * TILE * row_bytes(part.format, columns_));
         }
         column += part.rows;
     }
-    pool.run(
-        [](void* argument, int) {
-            Job& job = *static_cast<Job*>(argument);
-            const int64_t columns = job.matrix->columns_;
-            for (size_t t; (t = job.next.fetch_add(1)) < job.tiles.size();) {
-                const TileRef& tile = job.tiles[t];
-                uint8_t* out = const_cast<uint8_t*>(tile.data);
-                const int64_t stride = row_bytes(tile.format, columns);
-                if (tile.format == F32) pack_plain_tile<uint32_t>(job.sources[t], stride, tile.count, columns, out);
-                else if (tile.format <= BF16)
-                    pack_plain_tile<uint16_t>(job.sources[t], stride, tile.count, columns, out);
-                else
-                    with_format(tile.format, [&](auto format) {
-                        pack_codes_tile<format()>(job.sources[t], stride, tile.count, columns, out);
-                    });
-            }
-        },
-        &job);
-    tiles_ = std::move(job.tiles);
     arena_ = std::move(arena);
 }
 

@@ -7,7 +7,6 @@
 
 #include "formats.h"
 #include "memory.h"
-#include "pool.h"
 
 namespace unspool {
 
@@ -45,14 +44,15 @@ public:
 
     int64_t rows() const { return rows_; }
     int64_t columns() const { return columns_; }
-    bool packed() const { return !tiles_.empty(); }
+    bool packed() const { return !tiles_.empty(); }  // or about to be
     bool wants_q8() const { return wants_q8_; }    // some part takes 8-bit activations
     bool wants_f32() const { return wants_f32_; }  // some part takes float32 ones
     int64_t packed_bytes() const;
     const std::vector<TileRef>& tiles() const { return tiles_; }
     const std::vector<Part>& parts() const { return parts_; }
 
-    void pack(Pool& pool, std::shared_ptr<Arena> arena);
+    // Takes places for the tiles, which are then filled by whoever packs (packing.h).
+    void lay_out(std::shared_ptr<Arena> arena);
 
     // Row `row` in float32: from the tiles where they exist.
     void read_row(int64_t row, float* out) const;
@@ -64,6 +64,9 @@ private:
     std::vector<TileRef> tiles_;
     std::shared_ptr<Arena> arena_;
 };
+
+// `count` rows of `columns` values, as their file stores them, become a tile.
+void pack_tile(Format format, const uint8_t* source, int count, int64_t columns, uint8_t* tile);
 
 int64_t row_bytes(Format format, int64_t columns);
 int64_t tile_bytes(Format format, int64_t columns);

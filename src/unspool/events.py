@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "eos", "abort", "deadline", "repetition"]
@@ -17,6 +18,12 @@ class Token(NamedTuple):
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     trace: Any = None
+
+
+@lru_cache(maxsize=1 << 15)
+def plain_token(id: int) -> Token:
+    """A token of which nothing but its id is told: one object for all that are alike."""
+    return Token(id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,9 @@ class LLM:
     def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Any) -> None:
         config = make_config(options)
         self.checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
-        self.tokenizer = self.checkpoint.tokenizer()
-        self.engine = Engine(self.checkpoint, config, tokenizer=self.tokenizer)
+        self.engine = Engine(self.checkpoint, config, tokenizer=self.checkpoint.tokenizer)
+        assert self.engine.tokenizer is not None  # it was just made
+        self.tokenizer = self.engine.tokenizer
         self._inboxes: dict[str, deque[Event]] = {}
 
     # Generating -----------------------------------------------------------------------------------------------------

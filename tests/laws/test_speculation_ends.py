@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.laws.crowd import Crowd
-from tests.laws.test_ahead import go_ahead
+from tests.laws.test_ahead import EmulatedDevice, go_ahead
 from tests.laws.test_speculation import Oracle, eager
 from unspool.events import Finished
 from unspool.params import BeamParams, Constraint, SamplingParams
+from unspool.sampling.speculate.model import ModelDrafter
 from unspool.sampling.speculate.pace import Costs
 from unspool.weights.random import SHAPES, write_random_gguf
 
@@ -171,6 +172,42 @@ def test_a_device_is_run_ahead_of_while_no_draft_pays(seed, tiny, make_job) -> N
     assert crowd.together(jobs, rng) == expected
     assert device.used > 5, "it was run ahead of"
     assert crowd.engine.speculation.total.accepted > 5, "and drafts were accepted"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_draft_model_on_a_device(seed, tiny, tmp_path, make_job) -> None:
+    """Whole drafts are made there before they are read; with neighbours that need the host, one guess at a time."""
+    checkpoint, rng = tiny("tiny", "q4_1"), random.Random(seed)
+    write_random_gguf(tmp_path / "draft.gguf", SHAPES["tiny"], format="q8_0")
+    jobs = [make_job(rng, checkpoint.config.vocab_size, [], 40) for _ in range(6)]
+    if seed % 2:
+        jobs = [replace(job, params=replace(job.params, logprobs=None, repetition_penalty=None)) for job in jobs]
+    plain = Crowd(checkpoint, kv_tokens=256)
+    expected = [plain.alone(job) for job in jobs]
+    crowd = Crowd(checkpoint, kv_tokens=256, block_size=8, speculate=f"model:{tmp_path / 'draft.gguf'}")
+    go_ahead(crowd)
+    device = EmulatedDevice(crowd.engine.speculation.drafters["model"]._runner)
+    drafter = ModelDrafter("model", device)
+    crowd.engine.speculation.drafters = {"model": drafter}
+    crowd.engine.speculation.fixed_length = rng.randrange(1, 7)
+    assert crowd.together(jobs, rng) == expected
+    assert crowd.engine.speculation.total.accepted > 0
+    assert seed % 2 == 0 or device.used > 0 or crowd.engine.speculation.fixed_length == 1
+    drafter._blocks.check()
+
+
+def test_a_whole_draft_on_a_device_is_right_if_the_model_is_its_own(tiny, make_job) -> None:
+    checkpoint, rng = tiny("tiny", "q4_1"), random.Random(9)
+    crowd = Crowd(checkpoint, kv_tokens=256, speculate=f"early-exit:{checkpoint.config.num_layers}")
+    go_ahead(crowd)
+    device = EmulatedDevice(crowd.engine.speculation.drafters["early-exit"]._runner)
+    crowd.engine.speculation.drafters = {"early-exit": ModelDrafter("early-exit", device)}
+    crowd.engine.speculation.fixed_length = 5
+    jobs = [make_job(rng, checkpoint.config.vocab_size, [], 30) for _ in range(6)]
+    crowd.together([replace(j, params=replace(j.params, logprobs=None, repetition_penalty=None)) for j in jobs], rng)
+    total = crowd.engine.speculation.total
+    assert total.accepted == total.drafted >= 15
+    assert device.used >= 8
 
 
 def test_a_beam_search_has_no_drafts(tiny) -> None:

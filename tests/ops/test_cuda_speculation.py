@@ -11,8 +11,10 @@ from tests.ops.cuda_setting import MARKS
 from unspool.bench.synthetic import Synthetic
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
+from unspool.engine.runner import make_runner
 from unspool.events import Failed
 from unspool.params import SamplingParams
+from unspool.sampling.speculate.model import ModelDrafter
 from unspool.sampling.speculate.pace import Costs
 from unspool.weights.random import SHAPES, random_checkpoint
 
@@ -52,3 +54,16 @@ def test_drafts_are_checked_by_the_device(params, monkeypatch) -> None:
     assert 0 < speculation.total.accepted < speculation.total.drafted
     assert (4, 4) in launched, "one row and three guesses, a draw from each"
     assert len(launched) < 7
+
+
+def test_a_draft_is_made_on_the_device_and_read_once() -> None:
+    """The drafter is the model itself: with the same noise it is never wrong."""
+    config = replace(SHAPES["tiny"], num_layers=1)
+    engine = Engine(random_checkpoint(config, format="bf16"), EngineConfig(device="cuda", block_size=16, kv_tokens=64))
+    plain = answer(engine, temperature=1)
+    speculation = engine.speculation
+    drafter = ModelDrafter("own", make_runner(engine.runner.model, engine.config, engine.runner.kv.num_blocks))
+    speculation.drafters = {"own": drafter}
+    speculation.fixed_length, speculation._costs = 5, Costs([(1, 1.0), (64, 1.1)])
+    assert answer(engine, temperature=1) == plain
+    assert speculation.total.accepted == speculation.total.drafted == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 from unspool.config import ModelConfig, RopeScaling
 from unspool.errors import ModelError
-from unspool.weights.checkpoint import Checkpoint, check_names, open_checkpoint
+from unspool.models.registry import build
+from unspool.ops.reference import ReferenceOps
+from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.gguf import write_gguf
 from unspool.weights.gguf_config import metadata_of
 from unspool.weights.hf_config import GEMMA3_IN_LAYER, IN_LAYER, WHOLE
@@ -21,7 +24,7 @@ from unspool.weights.quantize import quantize
 from unspool.weights.random import SHAPES, byte_vocabulary, random_checkpoint, write_random_gguf
 from unspool.weights.safetensors import write_safetensors
 from unspool.weights.shapes import tensor_shapes
-from unspool.weights.weight import encode_weight
+from unspool.weights.weight import Weight, encode_weight
 
 GGUF_SHAPES = [name for name in SHAPES if name.startswith("tiny") and name != "tiny-mistral"]
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
@@ -81,7 +84,7 @@ def test_a_gguf_file_is_the_model_that_was_written(tmp_path: Path, shape: str) -
     assert found.config == expected.config
     assert found.fingerprint == expected.fingerprint
     assert (found.name, found.eos_ids, found.chat_template, found.generation) == ("m", (256,), None, {})
-    check_names(tensor_shapes(found.config), found.weights)
+    assert shapes(found.weights) == tensor_shapes(found.config)
 
 
 @pytest.mark.parametrize("shape", [name for name in SHAPES if name.startswith("tiny")])
@@ -91,7 +94,7 @@ def test_a_directory_is_the_model_that_was_written(tmp_path: Path, shape: str) -
     assert found.config == expected.config
     assert found.name == "model"
     assert found.eos_ids == (2,)
-    check_names(tensor_shapes(found.config), found.weights)
+    assert shapes(found.weights) == tensor_shapes(found.config)
     for name, weight in found.weights.items():
         np.testing.assert_allclose(weight.dequantize(), expected.weights[name].dequantize(), rtol=0, atol=1e-6)
 
@@ -277,19 +280,35 @@ def test_a_tied_head_and_old_tables_are_left_out(tmp_path: Path) -> None:
     config = replace(SHAPES["tiny"], rope_style="half")
     untied = random_checkpoint(replace(config, tied_embeddings=False))
     path = write_directory(tmp_path / "m", untied, tie_word_embeddings=True)
-    check_names(tensor_shapes(config), open_checkpoint(path).weights)
+    assert shapes(open_checkpoint(path).weights) == tensor_shapes(config)
 
 
-def test_check_names_names_tensor_and_shapes() -> None:
-    weights = {"a": encode_weight("a", np.zeros((2, 3), np.float32))}
-    check_names({"a": (2, 3)}, weights)
-    for expected, message in [
-        ({"a": (2, 3), "b": (4,)}, r"tensor 'b' of shape \(4,\) is missing"),
-        ({"a": (3, 2)}, r"tensor 'a' has shape \(2, 3\); \(3, 2\) was expected"),
-        ({}, r"tensor 'a' of shape \(2, 3\) is not part"),
+def shapes(weights: Mapping[str, Weight]) -> dict[str, tuple[int, ...]]:
+    return {name: weight.shape for name, weight in weights.items()}
+
+
+def test_every_tensor_must_have_its_place() -> None:
+    found = random_checkpoint(SHAPES["tiny"])
+    extra = encode_weight("a", np.zeros((2, 3), np.float32))
+    wrong = encode_weight("output_norm.weight", np.zeros(3, np.float32))
+    missing = {name: weight for name, weight in found.weights.items() if name != "output_norm.weight"}
+    for weights, message in [
+        (missing, r"tensor output_norm\.weight is missing"),
+        ({**found.weights, wrong.name: wrong}, r"tensor output_norm\.weight has shape \[3\]; the model needs \["),
+        ({**found.weights, "a": extra}, "tensor a has no place in this architecture"),
     ]:
         with pytest.raises(ModelError, match=message):
-            check_names(expected, weights)  # type: ignore[arg-type]
+            build(found.config, weights, ReferenceOps())
+
+
+def test_the_fingerprint_is_the_same_from_a_file_and_from_memory(tmp_path: Path) -> None:
+    write_random_gguf(tmp_path / "m.gguf", SHAPES["tiny"], format="q8_0")
+    found = open_checkpoint(tmp_path / "m.gguf")
+    copies = {
+        name: Weight(name, weight.format, weight.shape, weight.data.copy()) for name, weight in found.weights.items()
+    }
+    assert any(weight.nbytes > 4096 for weight in copies.values()), "samples were read"
+    assert replace(found, weights=copies).fingerprint == found.fingerprint
 
 
 def test_the_fingerprint_tells_models_apart() -> None:

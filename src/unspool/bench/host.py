@@ -29,6 +29,7 @@ from unspool.params import SamplingParams
 from unspool.weights.random import SHAPES, random_checkpoint
 
 BLOCK_SIZE = 128
+COMMON = 2100  # tokens come from below this: texts mostly repeat what is common
 # Small, since nobody computes it, but with the heads and the vocabulary of a real one.
 SHAPE = replace(SHAPES["tiny"], num_heads=32, num_kv_heads=8, vocab_size=49_152, context_length=1 << 20)
 
@@ -58,7 +59,6 @@ class StubStep:
     """Describes a step as the CUDA body does, then makes tokens up."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._vocab_size = config.vocab_size
         self._shape = steps.Shape(config.num_heads, config.num_kv_heads, 264, 16384)
         self._out = np.zeros(1 << 20, np.int32)
         self._random = np.random.default_rng(0)
@@ -71,7 +71,7 @@ class StubStep:
         words = None if self._rows is None else self._rows.words(samplers, positions)[0]
         rows, logits = len(batch.ids), max(1, len(batch.logit_rows))
         steps.describe(self._out, batch, rows, logits, self._shape, sources=sources, params=words)
-        return StubFlight(self._random.integers(100, self._vocab_size, len(positions)).tolist())
+        return StubFlight(self._random.integers(100, COMMON, len(positions)).tolist())
 
 
 def packed_rows(vocab_size: int) -> Any:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unspool.config import EngineConfig
-from unspool.engine.ahead import AheadRunner, Draws
 from unspool.engine.plan import Plan, Work
 from unspool.params import SamplingParams
 from unspool.sampling.speculate import Sight
+from unspool.sampling.speculate.timing import step_times
 from unspool.weights.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -107,25 +107,11 @@ def answer(
 
 def step_seconds(engine: Engine, num_sequences: int, rows: int, context: int, rounds: int = 20) -> float:
     """A step of so many sequences with so many rows each behind a context, waited for: the median."""
-    blocks, runner, size = engine.scheduler.blocks, engine.runner, engine.scheduler.blocks.block_size
-    per = -(-(context + rows) // size)
+    blocks = engine.scheduler.blocks
+    per = -(-(context + rows) // blocks.block_size)
     held = [[blocks.allocate() for _ in range(per)] for _ in range(num_sequences)]
     plan = Plan(tuple(Work(i, context, (1,) * rows, tuple(own), rows, rows) for i, own in enumerate(held)))
-    draws = None
-    if isinstance(runner, AheadRunner):
-        from unspool.engine.speculation import greedy_sampler
-
-        sampler = greedy_sampler(engine.checkpoint.config.vocab_size)
-        positions = [context + row for _ in held for row in range(1, rows + 1)]
-        draws = Draws([sampler] * len(positions), positions)
-    times = []
-    for _ in range(rounds + 2):
-        start = time.perf_counter()
-        if isinstance(runner, AheadRunner) and draws is not None:
-            runner.launch(plan, draws, [-1] * len(draws)).tokens()
-        else:
-            runner.run(plan)
-        times.append(time.perf_counter() - start)
+    times = step_times(engine.runner, plan, rounds + 2)
     for own in held:
         blocks.release(own)
     return statistics.median(times[2:])

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from unspool.engine.plan import Plan
 from unspool.errors import SamplingError
-from unspool.events import Token
 from unspool.sampling.pipeline import Choice, why_none
 
 if TYPE_CHECKING:
@@ -179,25 +178,27 @@ class Ahead:
         chosen: dict[int, list[int]] = {}
         after: list[Callable[[], None]] = []
         now = engine.speculation.now()
+        branches, index, settle = engine.branches, last.index, engine.scheduler.settle
         for work in last.plan.works:
-            if work.num_samples and work.request in engine.branches:
-                group, branch = engine.branches[work.request]
-                start = last.index[work.request]
-                if not group.has_forked:
-                    engine.note_first(group, branch, after)
-                position = work.start + len(work.tokens) - work.num_samples + 1
-                if last.is_ahead and branch.is_plain and tokens[start] >= 0:
-                    engine.take_in(group, branch, Token(tokens[start]), now, after)
-                    engine.scheduler.settle(branch.request, position, tokens[start])
-                    continue
-                choices = _checked(tokens[start : start + work.num_samples], position, start, branch, last.flight)
-                try:
-                    chosen[work.request] = engine.accept(group, branch, work, choices, after)
-                except SamplingError as error:  # one request's failure is its own
-                    after.append(partial(engine.fail, group, branch, error))
-                    continue
-                if last.is_ahead:
-                    engine.scheduler.settle(branch.request, position, chosen[work.request][0])
+            request, first, rows, _, _, num_samples = work
+            if not num_samples or request not in branches:
+                continue
+            group, branch = branches[request]
+            draw, position = index[request], first + len(rows) - num_samples + 1
+            if not group.has_forked:
+                engine.note_first(group, branch, after)
+            if last.is_ahead and branch.is_plain and tokens[draw] >= 0:
+                engine.take_plainly(group, branch, tokens[draw], now, after)
+                settle(branch.request, position, tokens[draw])
+                continue
+            choices = _checked(tokens[draw : draw + num_samples], position, draw, branch, last.flight)
+            try:
+                chosen[request] = engine.accept(group, branch, work, choices, after)
+            except SamplingError as error:  # one request's failure is its own
+                after.append(partial(engine.fail, group, branch, error))
+                continue
+            if last.is_ahead:
+                settle(branch.request, position, chosen[request][0])
         if not last.is_ahead:
             engine.scheduler.commit(last.plan, chosen)
         for act in after:

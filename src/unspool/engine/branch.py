@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from unspool.engine.request import Request
-from unspool.events import FinishReason, Timings, Token, Usage
+from unspool.events import FinishReason, Timings, Token, Usage, plain_token
 from unspool.params import RepetitionDetector, ResolvedParams
 from unspool.text.assembler import Assembler, Piece, PlainAssembler
 
@@ -73,12 +73,13 @@ class Branch:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stop_ids = frozenset(self.params.stop_token_ids)
-        # Something besides its tokens can end it.
-        self.is_watched = self.sampler.constraint is not None or self.params.repetition_detector is not None
+        self.last_ids = self.end_ids | set(self.params.stop_token_ids)
         # Logprobs are asked for, or answers are ranked by them.
         self.is_told = self.params.logprobs is not None or self.params.best_of > self.params.n
-        self.is_plain = not self.is_told and self.speculate is None
+        # Nobody asks more of a token than its text, and nothing but a token's id can end it.
+        is_watched = self.sampler.constraint is not None or self.params.repetition_detector is not None
+        looks_for = isinstance(self.assembler, Assembler)
+        self.is_plain = not (self.is_told or is_watched or looks_for or self.speculate is not None)
 
     def advance(self, token: Token) -> tuple[Piece, Ending | None]:
         """Take a chosen token in: the text that is now safe to show, and why the answer ends here, if it does.
@@ -86,17 +87,12 @@ class Branch:
         An end token wins over the length, for it is what the model meant; a stop string wins over both, for it cuts.
         """
         self.output.append(token.id)
-        is_stop_token = token.id in self.stop_ids
+        is_stop_token = token.id in self.params.stop_token_ids
         if self.assembler is None:
             piece = Piece("", (token,))
         else:
             piece = self.assembler.push(token, show=not is_stop_token or self.params.include_stop_str)
         if piece.banned is not None:
-            return piece, None
-        if not (self.is_watched or is_stop_token or piece.stop or token.id in self.end_ids) and (
-            len(self.output) < self.max_output
-        ):
-            self.give(piece)
             return piece, None
         ending = None
         if piece.stop is not None:
@@ -115,6 +111,20 @@ class Branch:
             piece, ending = self._flush(piece, ending)
         self.give(piece)
         return piece, ending
+
+    def advance_plainly(self, id: int) -> tuple[str, tuple[Token, ...]] | None:
+        """`advance` for most tokens of most answers: the text and the tokens that go out. None, and nothing happened,
+        where there is more to it."""
+        if not self.is_plain or id in self.last_ids or len(self.output) + 1 >= self.max_output:
+            return None
+        self.output.append(id)
+        token = plain_token(id)
+        if isinstance(self.assembler, PlainAssembler):
+            text, tokens = self.assembler.next(token)
+        else:
+            text, tokens = "", (token,)
+        self.num_given += len(tokens)
+        return text, tokens
 
     def flush(self) -> Piece:
         """The end from outside (an abort, a deadline): what is held goes out."""

@@ -45,7 +45,7 @@ class Engine:
         checkpoint: Checkpoint,
         config: EngineConfig | None = None,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | Callable[[], Tokenizer] | None = None,
         ops: Ops | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -53,11 +53,14 @@ class Engine:
 
         config = config or EngineConfig()
         self.ops = ops or bodies.load(config)
-        self.checkpoint, self.tokenizer = checkpoint, tokenizer
+        self.checkpoint = checkpoint
         num_blocks = num_kv_blocks(checkpoint.config, config)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
         self.runner = make_runner(build(checkpoint.config, checkpoint.weights, self.ops), self.config, num_blocks)
+        # Weights may still be being packed on another core: whatever else takes time comes now.
+        self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
+        self._fingerprint = checkpoint.fingerprint
         self.scheduler = Scheduler(
             Blocks(num_blocks, config.block_size),
             step_tokens=config.step_tokens,
@@ -66,7 +69,7 @@ class Engine:
             chunk_tokens=config.chunk_tokens,
         )
         self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.blocks, clock)
-        self.end_ids = frozenset(checkpoint.eos_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
+        self.end_ids = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
         self.finished: Counter[str] = Counter()  # by reason
         self._now = clock
         self.ahead = Ahead(self) if isinstance(self.runner, AheadRunner) else None
@@ -175,7 +178,7 @@ class Engine:
         from unspool.sampling.pipeline import Sampler
 
         params, prompt = group.params, group.prompt
-        root = root_key(self.checkpoint.fingerprint, self.runner.kv.layout, params.cache_salt or "")
+        root = root_key(self._fingerprint, self.runner.kv.layout, params.cache_salt or "")
         request = Request(self._next_number, prompt, priority=params.priority, root=root)
         self._next_number += 1
         request.arrival = group.branches[0].request.arrival if group.branches else request.number
@@ -345,6 +348,17 @@ class Engine:
         if branch.speculate is not None:
             self.speculation.learn(branch, tokens)
         return tokens
+
+    def take_plainly(self, group: Group, branch: Branch, id: int, now: float, after: list[Callable[[], None]]) -> None:
+        """One more token of which nothing is asked but its text."""
+        piece = branch.advance_plainly(id)
+        if piece is None:
+            self.take_in(group, branch, Token(id), now, after)
+            return
+        branch.sampler.accept(id)
+        branch.clock.tick(now)
+        if piece[1]:
+            self._events.append(Text(group.id, branch.choice, *piece))
 
     def take_in(self, group: Group, branch: Branch, token: Token, now: float, after: list[Callable[[], None]]) -> bool:
         """One more token of an answer; whether it goes on after it."""

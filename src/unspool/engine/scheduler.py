@@ -89,9 +89,16 @@ class Scheduler:
         streaming: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
+            if request.is_paused:
+                continue
             known_left = len(request.tokens) - request.num_computed
-            if (known_left > 0 or request.draft) and not request.is_paused:
+            work = self._next_token(request) if known_left == 1 and len(works) < budget else None
+            if work is not None:
+                works[request.number] = work
+            elif known_left > 0 or request.draft:
                 (streaming if known_left <= 1 else prompts).append(request)
+        budget -= len(works)
+        is_streamed_in = bool(works or streaming)
 
         def schedule(request: Request, most: int) -> int:
             if preempted and request.number in preempted:
@@ -108,13 +115,8 @@ class Scheduler:
             return count
 
         for request in streaming:
-            work = self._next_token(request) if budget and not preempted else None
-            if work is not None:
-                works[request.number] = work
-                budget -= 1
-            elif budget:
-                budget -= schedule(request, budget)
-        if streaming:
+            budget -= schedule(request, budget) if budget else 0
+        if is_streamed_in:
             budget = min(budget, self.chunk_tokens)
         for request in prompts:
             budget -= schedule(request, budget) if budget else 0
@@ -252,21 +254,23 @@ class Scheduler:
 
     def commit_ahead(self, plan: Plan, placeholder: int) -> None:
         """Count a plan as computed whose tokens are not known yet; `settle` tells each."""
-        requests = {request.number: request for request in self.running}
-        for work in plan.works:
-            request = requests[work.request]
-            request.num_computed = work.start + len(work.tokens)
-            if work.num_samples:
+        requests, size = {request.number: request for request in self.running}, self.blocks.block_size
+        for number, start, tokens, _, _, num_samples in plan.works:
+            request = requests[number]
+            request.num_computed = start + len(tokens)
+            if num_samples:
                 request.tokens.append(placeholder)
                 request.num_pending += 1
                 request.is_paused = len(request.tokens) >= request.limit
-            self._register(request)
+            if len(tokens) > 1 or request.num_computed % size == 0:
+                self._register(request)
 
     def settle(self, request: Request, position: int, token: int) -> None:
         """A token that was computed with before it was known is known now."""
         request.tokens[position] = token
         request.num_pending -= 1
-        self._register(request)
+        if (position + 1) % self.blocks.block_size == 0:
+            self._register(request)
 
     def _register(self, request: Request) -> None:
         """Make the blocks that became full and computed findable."""

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unspool.engine.ahead import AheadRunner, Draws
 from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
-from unspool.params import SamplingParams
 from unspool.sampling.speculate import Draft, Drafter, Sight
 from unspool.sampling.speculate.lookup import Lookup
 from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
 from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Pace, Record, draft_length
+from unspool.sampling.speculate.timing import step_times
 
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
@@ -29,11 +28,10 @@ if TYPE_CHECKING:
     from unspool.engine.branch import Branch
     from unspool.engine.engine import Engine
     from unspool.params import ResolvedParams
-    from unspool.sampling.pipeline import Sampler
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
-LIKELY_ANSWER, LIKELY_SPEED = 512, 1.15  # tokens, and what a drafter that costs time makes of them, before any was seen
+LIKELY_ANSWER = 512  # tokens, unless the request wants fewer
 
 
 @dataclass
@@ -152,7 +150,8 @@ class Speculation:
         record = self._record(branch)
         if not record.may_try() or not self._goes_on(branch, drafter, num_rows, num_others, ()):
             return False
-        record.has_begun = record.has_begun or self._is_worth_starting(branch, drafter, num_rows)
+        if record.has_begun is None:
+            record.has_begun = self._is_worth_starting(branch, drafter, num_rows)
         return record.has_begun
 
     def _is_worth_starting(self, branch: Branch, drafter: Drafter, num_rows: int) -> bool:
@@ -161,7 +160,7 @@ class Speculation:
         if start_seconds is None:
             return True
         tokens = min(branch.max_output - len(branch.output), LIKELY_ANSWER) / 2
-        won = (1 - 1 / max(self._pace_of(drafter).price, LIKELY_SPEED)) * self.costs.plain(num_rows) / num_rows
+        won = (1 - 1 / self._pace_of(drafter).hope()) * self.costs.plain(num_rows) / num_rows
         return bool(tokens * won > start_seconds(branch.request.tokens))
 
     def _look(
@@ -231,6 +230,7 @@ class Speculation:
         steps = 1 + taken / plain * guess.rows
         pace.speed.observe(1 + accepted, steps)
         if guess.tokens:
+            pace.tried.observe(1 + accepted, steps)
             record.observe_round(1 + accepted, steps)
         if guess.sent:
             saved = accepted * plain / guess.rows - taken
@@ -260,7 +260,7 @@ class Speculation:
         """The drafter for a request: what it asks for, else the engine's own."""
         if params.speculate == "off" or params.beam is not None:
             return None
-        if params.speculate is None:
+        if params.speculate in (None, "auto", config.speculate):
             return next(iter(self.drafters), None)
         if params.speculate not in self.drafters:
             have = ", ".join(self.drafters) or "none; the engine's option speculate names them"
@@ -292,35 +292,11 @@ def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.pe
     try:
         for rows in MEASURED_ROWS:
             if rows <= len(taken) * size:
-                points.append((rows, _step_seconds(runner, rows, taken, clock, rounds)))
+                plan = Plan((Work(0, 0, (0,) * rows, tuple(taken), rows, rows),))
+                points.append((rows, min(step_times(runner, plan, rounds, clock))))
     finally:
         blocks.release(taken)
     return Costs(points) if len(points) > 1 else Costs([(1, 1.0), (2, 2.0)])  # nothing known: drafts do not pay
-
-
-def _step_seconds(runner: Runner, rows: int, blocks: Sequence[int], clock: Callable[[], float], rounds: int) -> float:
-    """The best of a few; the first one may have to prepare what others find."""
-    plan = Plan((Work(0, 0, (0,) * rows, tuple(blocks), rows, rows),))
-    draws = None
-    if isinstance(runner, AheadRunner):
-        sampler = greedy_sampler(runner.model.config.vocab_size)
-        draws = Draws([sampler] * rows, range(1, rows + 1))
-    times = []
-    for _ in range(rounds):
-        start = clock()
-        if isinstance(runner, AheadRunner) and draws is not None:
-            runner.launch(plan, draws, [-1] * rows).tokens()
-        else:
-            runner.run(plan)
-        times.append(clock() - start)
-    return max(min(times), 1e-9)
-
-
-def greedy_sampler(vocab_size: int) -> Sampler:
-    from unspool.sampling.pipeline import Sampler
-
-    params = SamplingParams(temperature=0).resolve({}, vocab_size=vocab_size)
-    return Sampler(params, prompt_ids=(0,), vocab_size=vocab_size, end_ids=frozenset())
 
 
 # Drafters -----------------------------------------------------------------------------------------------------------

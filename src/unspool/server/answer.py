@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from unspool.events import Event, Failed, Finished, Token
+from unspool.events import Event, Finished, Text, Token
 from unspool.server.calls import MISTRAL, Arguments, Begin, CallFormat, CallParser, Content, Part
 
 if TYPE_CHECKING:
@@ -65,18 +65,18 @@ class Answer:
     def push(self, index: int, event: Event) -> Delta:
         """`index`: the choice over all prompts of the request."""
         choice = self.choices[index]
-        if isinstance(event, Failed):
-            raise event.error
+        if isinstance(event, Text):
+            parts = self._parse(choice, event.text, event.tokens)
+            choice.tokens += event.tokens
+            self._take(choice, parts)
+            return Delta(choice, parts, event.tokens)
         if isinstance(event, Finished):
             parser = self._parsers.get(index)
             parts = parser.flush() if parser is not None and not self.is_full(choice) else []
             choice.end = event
             self._take(choice, parts)
             return Delta(choice, parts, end=event)
-        parts = self._parse(choice, event.text, event.tokens)
-        choice.tokens += event.tokens
-        self._take(choice, parts)
-        return Delta(choice, parts, event.tokens)
+        raise event.error
 
     def is_full(self, choice: Choice) -> bool:
         """Whether a request that wants one call at most has it: the rest of the answer is not wanted."""

@@ -37,11 +37,16 @@ class ChatWriter(Writer):
             yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def write(self, delta: Delta) -> Iterable[bytes]:
+        choice, parts = delta.choice, delta.parts
+        if self._is_plain and delta.end is None and len(parts) == 1 and isinstance(parts[0], Content):
+            return (self._cast(choice, parts[0].text),)
+        return self._write(delta)
+
+    def _write(self, delta: Delta) -> Iterable[bytes]:
         choice, tokens = delta.choice, delta.tokens
         for part in delta.parts:
             if isinstance(part, Content):
-                is_plain = self._is_plain
-                yield self._cast(choice, part.text) if is_plain else self._chunk(choice, {"content": part.text}, tokens)
+                yield self._chunk(choice, {"content": part.text}, tokens)
             elif isinstance(part, Begin):
                 call = choice.calls[part.index]
                 function = {"name": part.name, "arguments": ""}

@@ -42,12 +42,17 @@ class CompletionWriter(Writer):
                 yield self._chunk(choice, text)
 
     def write(self, delta: Delta) -> Iterable[bytes]:
-        choice = delta.choice
+        choice, parts = delta.choice, delta.parts
+        if self._is_plain and delta.end is None and len(parts) == 1 and isinstance(parts[0], Content):
+            return (self._cast(choice, parts[0].text),)
+        return self._write(delta)
+
+    def _write(self, delta: Delta) -> Iterable[bytes]:
         text = "".join(part.text for part in delta.parts if isinstance(part, Content))
         if text or delta.tokens:
-            yield self._cast(choice, text) if self._is_plain else self._chunk(choice, text, delta.tokens)
+            yield self._chunk(delta.choice, text, delta.tokens)
         if delta.end is not None:
-            yield self._chunk(choice, "", reason=finish_reason(choice))
+            yield self._chunk(delta.choice, "", reason=finish_reason(delta.choice))
 
     def end(self) -> Iterable[bytes]:
         if self._wants_usage:

@@ -134,6 +134,7 @@ class Guard:
         started = time.perf_counter()
         id = self._request_id(scope)
         scope["unspool.id"] = id.decode()
+        scope["unspool.send"] = send  # for a stream's body, which nothing on the way has to see
         scope["app"] = self  # so that the router raises what it cannot route, and does not answer by itself
         status = 0
 

@@ -74,7 +74,7 @@ class EventStream:
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send, self._now = send, asyncio.get_running_loop().time
+        self._send, self._now = scope.get("unspool.send", send), asyncio.get_running_loop().time
         watching = asyncio.create_task(self._watch(receive))
         minding = asyncio.create_task(self._mind())
         try:

@@ -30,9 +30,6 @@ class Piece(NamedTuple):
     banned_at: int = 0  # index of the output token that the banned string starts in
 
 
-NOTHING = Piece()
-
-
 class PlainAssembler:
     """An assembler without strings to look for, as most are: all text is safe to show as soon as it is whole."""
 
@@ -41,22 +38,26 @@ class PlainAssembler:
         self._held: list[Token] = []  # whose text is not out yet
 
     def push(self, token: Token, *, show: bool = True) -> Piece:
-        text = self._detokenizer.push(token.id) if show else ""
-        if not self._held:
-            if text:
-                return Piece(text, (token,))
-            self._held.append(token)
-            return NOTHING
+        if show:
+            return Piece(*self.next(token))
         self._held.append(token)
-        return self._give(text) if text else NOTHING
+        return Piece()
+
+    def next(self, token: Token) -> tuple[str, tuple[Token, ...]]:
+        """`push` for a token that is shown, with less ceremony: the text, and the tokens it completes."""
+        text = self._detokenizer.push(token.id)
+        if text and not self._held:
+            return text, (token,)
+        self._held.append(token)
+        return (text, self._release()) if text else ("", ())
 
     def flush(self) -> Piece:
-        return self._give(self._detokenizer.flush())
+        return Piece(self._detokenizer.flush(), self._release())
 
-    def _give(self, text: str) -> Piece:
+    def _release(self) -> tuple[Token, ...]:
         tokens = tuple(self._held)
         self._held.clear()
-        return Piece(text, tokens)
+        return tokens
 
 
 class Assembler:

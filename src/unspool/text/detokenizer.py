@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
+# By tokenizer: the texts of ids that are whole characters, as far as they came up.
+_whole_texts: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 
 
 class _Tokens(Protocol):
@@ -35,9 +38,25 @@ class Detokenizer:
         self._skip_special = skip_special
         self._utf8 = _Utf8("replace")
         self._at_start = tokenizer.strips_leading_space and all(i in self._special for i in prompt_ids)
+        self._whole = _whole_texts.setdefault(tokenizer, {})
+        self._is_plain = not self._at_start  # nothing is held, so that a token of whole characters is their text
 
     def push(self, token_id: int) -> str:
         """The characters that this id completes."""
+        if self._is_plain:
+            text = self._whole.get(token_id)
+            if text is not None:
+                return text
+        text = self._decode(token_id)
+        if self._is_plain and token_id not in self._special and not self._held():
+            self._whole[token_id] = text
+        self._is_plain = not self._at_start and not self._held()
+        return text
+
+    def _held(self) -> bool:
+        return bool(self._utf8.getstate()[0])
+
+    def _decode(self, token_id: int) -> str:
         if token_id in self._special:
             return "" if self._skip_special else self._utf8.decode(self._token_bytes(token_id))
         data = self._token_bytes(token_id)

@@ -23,8 +23,7 @@ from unspool.weights.fields import Fields, read_json
 from unspool.weights.generation import generation_from_gguf, generation_from_json
 from unspool.weights.gguf import GGUFFile, open_gguf
 from unspool.weights.gguf_config import config_from_gguf
-from unspool.weights.hf_config import canonical_name, config_from_json
-from unspool.weights.safetensors import open_safetensors_directory
+from unspool.weights.mapping import read_samples
 from unspool.weights.weight import Weight, encode_weight
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ class Checkpoint:
             if weight.nbytes <= SAMPLES * SAMPLE_BYTES:
                 digest.update(weight.data.data)
                 continue
-            for start in np.linspace(0, weight.nbytes - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist():
-                digest.update(weight.data[start : start + SAMPLE_BYTES].data)
+            starts = np.linspace(0, weight.nbytes - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist()
+            digest.update(read_samples(weight.data, starts, SAMPLE_BYTES))
         return digest.hexdigest()
 
 
@@ -74,18 +73,6 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise ModelError(f"{path} does not exist")
     return _open_directory(path) if path.is_dir() else _open_file(path)
-
-
-def check_names(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Weight]) -> None:
-    """Every expected tensor is there with its shape, and no other is."""
-    for name, shape in expected.items():
-        if name not in weights:
-            raise ModelError(f"tensor {name!r} of shape {shape} is missing")
-        if weights[name].shape != shape:
-            raise ModelError(f"tensor {name!r} has shape {weights[name].shape}; {shape} was expected")
-    for name, weight in weights.items():
-        if name not in expected:
-            raise ModelError(f"tensor {name!r} of shape {weight.shape} is not part of this architecture")
 
 
 # --- one file ----------------------------------------------------------------------------------------------------
@@ -137,6 +124,9 @@ def _bounded(path: Path, template: str | None) -> str | None:
 
 
 def _open_directory(path: Path) -> Checkpoint:
+    from unspool.weights.hf_config import config_from_json
+    from unspool.weights.safetensors import open_safetensors_directory
+
     if not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
         hint = f"; did you mean {files[0]}?" if files else ""
@@ -169,6 +159,8 @@ def _open_directory(path: Path) -> Checkpoint:
 
 def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
     """A Hugging Face directory's tensors under GGUF's names, and by GGUF's conventions."""
+    from unspool.weights.hf_config import canonical_name
+
     weights: dict[str, Weight] = {}
     for name, weight in tensors.items():
         canonical = canonical_name(name, config)

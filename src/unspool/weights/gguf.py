@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import re
-import stat
 import struct
 import sys
 from array import array
@@ -32,9 +30,10 @@ from unspool.text.texts import read_texts
 from unspool.weights.formats import FORMATS
 from unspool.weights.gguf_layout import ARRAY, MAGIC, OTHER_FORMATS, SCALARS, STRING, TENSOR_FORMATS
 from unspool.weights.gguf_writer import write_gguf
+from unspool.weights.mapping import map_file
 from unspool.weights.weight import Weight
 
-__all__ = ["GGUFFile", "map_file", "open_gguf", "write_gguf"]
+__all__ = ["GGUFFile", "open_gguf", "write_gguf"]
 
 # Far above any real model (the largest vocabulary has 262,144 tokens), low enough that lies are found at once.
 MAX_KEYS = 65_536
@@ -53,20 +52,6 @@ class GGUFFile:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Weight]
-
-
-def map_file(path: Path) -> mmap.mmap:
-    """The file, memory-mapped for reading."""
-    try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):  # a named pipe would block for ever
-                raise ModelError(f"{path} is not a regular file")
-            if status.st_size == 0:
-                raise ModelError(f"{path} is empty")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
 
 
 class Reader:

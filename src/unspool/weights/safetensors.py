@@ -17,8 +17,9 @@ import numpy as np
 from unspool.errors import ModelError
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.formats import FORMATS
-from unspool.weights.gguf import MAX_DIMS, MAX_NAME, MAX_TENSORS, map_file
+from unspool.weights.gguf import MAX_DIMS, MAX_NAME, MAX_TENSORS
 from unspool.weights.gguf_writer import replacing
+from unspool.weights.mapping import map_file
 from unspool.weights.weight import Weight
 
 DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,9 @@ import unspool._native as _native
 from unspool.config import Activation, EngineConfig, ModelConfig
 from unspool.errors import BackendError, EngineError, RequestError
 from unspool.ops import AttentionSpec, Batch, KVCache
-from unspool.ops.cpu.lower import Lowering
+from unspool.ops.cpu.lower import PRODUCTS, Lowering
 from unspool.ops.cpu.record import Graph, Value, narrow
+from unspool.weights.mapping import mapping_of, release
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -48,7 +48,7 @@ class CpuKV:
 
 
 class CpuMatrix:
-    """Weights that share their input. They are packed into tiles when a program first multiplies by them."""
+    """Weights that share their input. They are packed into tiles once a program multiplies by them."""
 
     def __init__(self, parts: Sequence[Weight]) -> None:
         columns = {part.shape[-1] for part in parts}
@@ -57,26 +57,6 @@ class CpuMatrix:
             raise EngineError(f"weights that do not share their input: {shapes}")
         self.parts = parts
         self.native = _native.Matrix([(part.format, part.data, part.shape[0]) for part in parts], columns.pop())
-
-    def pack(self, pool: Any, arena: Any) -> None:
-        if not self.native.packed:
-            self.native.pack(pool, arena)
-            for part in self.parts:
-                release_pages(part.data)
-
-
-def release_pages(data: np.ndarray) -> None:
-    """Give back the memory of a mapped file's bytes: they have been copied, and can be read again if need be."""
-    base: Any = data
-    while isinstance(base, np.ndarray) and base.base is not None:
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    if not isinstance(base, mmap.mmap) or not memoryview(base).readonly:
-        return
-    start = data.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    base.madvise(mmap.MADV_DONTNEED, first, start + data.nbytes - first)
 
 
 class CpuOps:
@@ -95,6 +75,7 @@ class CpuOps:
         self.kernel_set = f"cpu-{isa}"
         self._pool = _native.shared_pool(self.threads)
         self._arena = _native.Arena()
+        self._packing: Any = None  # what is being packed, until somebody needs it
         self._graph: Graph | None = None
 
     # Preparing a model -------------------------------------------------------------------------------------------
@@ -120,17 +101,35 @@ class CpuOps:
         graph.add("output", {"x": output}, output.width)
         graph = narrow(graph)
         end = graph.nodes.pop()
+        self._pack([node.arguments["weight"] for node in graph.nodes if node.kind in PRODUCTS])
         for node in graph.nodes:
-            matrix = node.arguments.get("weight")
-            if isinstance(matrix, CpuMatrix):
-                if node.kind != "embed":
-                    matrix.pack(self._pool, self._arena)
-                node.arguments["weight"] = matrix.native
+            if isinstance(node.arguments.get("weight"), CpuMatrix):
+                node.arguments["weight"] = node.arguments["weight"].native
         lowering = Lowering(graph, end.inputs["x"])
         lowering.plan()
         program = _native.Program(self._pool, self.isa, kv.native)
         lowering.emit(program)
-        return Step(program)
+        return Step(program, self.finish_packing)
+
+    def _pack(self, matrices: Sequence[CpuMatrix]) -> None:
+        """Begin to pack what is not packed yet. Another core does it while this one goes on with the start."""
+        new = [matrix for matrix in dict.fromkeys(matrices) if not matrix.native.packed]
+        if not new:
+            return
+        self.finish_packing()
+        packing = _native.Packing(self._arena)
+        for matrix in new:
+            packing.add(matrix.native, all(mapping_of(part.data) is not None for part in matrix.parts))
+        if self.threads > 1:
+            packing.start()
+        self._packing = packing, [part.data for matrix in new for part in matrix.parts]
+
+    def finish_packing(self) -> None:
+        """Wait until all weights are packed, and help."""
+        if self._packing is not None:
+            (packing, sources), self._packing = self._packing, None
+            packing.finish(self._pool)
+            release(sources)
 
     # Computing: recording --------------------------------------------------------------------------------------------
     def _record(self, kind: str, inputs: dict[str, Value | None], width: int, **arguments: Any) -> Value:
@@ -188,10 +187,14 @@ class CpuOps:
 class Step:
     """A compiled model: batch in, logits out. The array it returns is the program's own, until the next step."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, prepare: Callable[[], None]) -> None:
         self._program = program
+        self._prepare: Callable[[], None] | None = prepare  # before the first step
 
     def __call__(self, batch: Batch) -> np.ndarray:
+        if self._prepare is not None:
+            self._prepare()
+            self._prepare = None
         try:
             return self._program.run(
                 np.ascontiguousarray(batch.ids, np.int32),

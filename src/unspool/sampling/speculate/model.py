@@ -5,7 +5,7 @@ keyed by seed, position and token, the same noise. Two models that roughly agree
 on the draw, even at temperature 1.
 
 A guess is as sure as the draft model is: its probability is the guess's mark, and drafting ends where one more guess
-would not pay.
+would not pay. On a device that draws, a whole draft is made before the host reads it.
 
 It keeps keys and values in blocks of its own. What it has computed of a request is kept as long as there is room and
 the tokens still begin that way, and found again by the next request that begins like it: the next turn of a chat.
@@ -23,18 +23,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unspool.cache.blocks import Blocks, chain_key, root_key
+from unspool.engine.ahead import PENDING, AheadRunner, Draws, draws_in_turn
 from unspool.engine.plan import Plan, Work
 from unspool.errors import EngineError, RequestError
 from unspool.sampling import native
 from unspool.sampling.speculate import Draft, Sight
-from unspool.sampling.speculate.pace import tamed
+from unspool.sampling.speculate.pace import MOST, tamed
+from unspool.sampling.speculate.timing import step_times
 
 if TYPE_CHECKING:
+    from unspool.engine.ahead import Flight
     from unspool.engine.runner import Runner
     from unspool.sampling.pipeline import Sampler
     from unspool.text.tokenizer import Tokenizer
 
 STEP_ROWS = 512  # of prompts that are caught up on, in one call
+IN_THE_AIR = 2  # steps behind the last that a device is asked for
+BY_PLACE = tuple(range(MOST))
 PROMPT_ROWS = 16  # from which on a step's time tells what a row of a prompt takes
 SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # where the next mark begins
 
@@ -59,34 +64,41 @@ class Line:
     left: int
     goes_on: Callable[[Sequence[int]], bool]
     draft: Draft = field(default_factory=Draft)
+    num_read: int = 0  # places of the draft that were read from the device
+
+    @property
+    def end(self) -> int:
+        """As many tokens as it may come to."""
+        return len(self.tokens) + self.left
 
 
 class ModelDrafter:
-    priors = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)  # by mark
+    priors: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)  # by mark
 
     def __init__(self, name: str, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.name, self._runner, self._clock = name, runner, clock
+        if isinstance(runner, AheadRunner):
+            self.priors = (0.7, 0.75, 0.8)  # by place
         self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
         self._known: dict[int, Known] = {}  # least recently used first
         self._seconds = self._measure()  # of one drafted token
         self._row_seconds = self._seconds / 4  # of one token of a prompt, until one was seen
 
     def _measure(self) -> float:
-        """The best of a few steps of one row: the first ones find nothing warm."""
-        block, times = self._blocks.allocate(), []
-        for _ in range(4):
-            begun = self._clock()
-            self._runner.run(Plan((Work(0, 0, (0,), (block,), 1, 1),)))
-            times.append(self._clock() - begun)
+        block = self._blocks.allocate()
+        best = min(step_times(self._runner, Plan((Work(0, 0, (0,), (block,), 1, 1),)), 4, self._clock))
         self._blocks.release([block])
-        return max(min(times), 1e-6)  # never free: it is a model
+        return max(best, 1e-6)  # never free: it is a model
 
     def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
         lines = {sight.number: self._line(sight, count) for sight, count in zip(sights, counts, strict=True) if count}
-        while True:
-            active = [line for line in lines.values() if line.left]
-            if not active or not self._step(active):
-                return [lines[sight.number].draft if sight.number in lines else Draft() for sight in sights]
+        if lines and self._device_can_draw(list(lines.values())):
+            self._draft_on_device(list(lines.values()))
+        else:
+            active = list(lines.values())
+            while active and self._step(active):
+                active = [line for line in active if line.left]
+        return [lines[sight.number].draft if sight.number in lines else Draft() for sight in sights]
 
     def _line(self, sight: Sight, count: int) -> Line:
         return Line(self._recall(sight), list(sight.tokens), sight.sampler.fork(tells=False), count, sight.goes_on)
@@ -169,6 +181,60 @@ class ModelDrafter:
         elif len(plan) == 1 and len(plan[0].tokens) >= PROMPT_ROWS:
             self._row_seconds += 0.3 * ((self._clock() - begun) / len(plan[0].tokens) - self._row_seconds)
         return True
+
+    def _device_can_draw(self, lines: Sequence[Line]) -> bool:
+        runner = self._runner
+        return isinstance(runner, AheadRunner) and all(
+            line.sampler.constraint is None
+            and not params.bad_words
+            and not draws_in_turn(params)
+            and runner.can_draw(params)
+            for line in lines
+            for params in (line.sampler.params,)
+        )
+
+    def _draft_on_device(self, lines: Sequence[Line]) -> None:
+        """All guesses without a word to the host: each feeds the next step there, and they are read at the end.
+
+        How sure each looks is not known in time, so they are marked by their place.
+        """
+        if not all(self._catch_up(line) and self._make_room(line.known, line.end, lines) for line in lines):
+            return
+        begun, is_prompt = self._clock(), any(len(line.tokens) - len(line.known.tokens) > 2 for line in lines)
+        flights: list[tuple[list[Line], Flight]] = []
+        active = list(lines)
+        while active:
+            place = len(flights)
+            flights.append((active, self._launch(active, place, flights[-1][0] if flights else [])))
+            if place >= IN_THE_AIR:
+                flights[place - IN_THE_AIR][1].tokens()  # the device keeps the last few
+            active = [line for line in active if line.left > place + 1 and line.goes_on(BY_PLACE[: place + 1])]
+        for line in lines:
+            line.known.tokens = list(line.tokens)
+            self._register(line.known, len(line.tokens))
+        for members, flight in flights:
+            for line, token in zip(members, flight.tokens(), strict=True):
+                if len(line.draft) == line.num_read and token >= 0:  # after one that could not be drawn, none counts
+                    line.draft.append(token)
+                line.num_read += 1
+        for line in lines:
+            line.draft.marks = list(BY_PLACE[: len(line.draft)])
+            line.known.tokens += line.draft[: line.num_read - 1]
+        if not is_prompt:
+            ratio = (self._clock() - begun) / sum(len(members) for members, _ in flights) / self._seconds
+            self._seconds *= 1 + 0.1 * (tamed(ratio) - 1)
+
+    def _launch(self, lines: Sequence[Line], place: int, before: Sequence[Line]) -> Flight:
+        """Queue the step for the guesses at a place of the draft."""
+        works, sources, draw = [], [], {id(line): index for index, line in enumerate(before)}
+        for index, line in enumerate(lines):
+            start = len(line.tokens) + place - 1 if place else len(line.known.tokens)
+            tokens = (PENDING,) if place else tuple(line.tokens[start:])
+            works.append(Work(index, start, tokens, tuple(line.known.blocks), 1, 1))
+            sources += [draw[id(line)]] if place else [-1] * len(tokens)
+        assert isinstance(self._runner, AheadRunner)
+        draws = Draws([line.sampler for line in lines], [len(line.tokens) + place for line in lines])
+        return self._runner.launch(Plan(tuple(works)), draws, sources)
 
     def _choose(self, line: Line, row: np.ndarray) -> None:
         row = _fitted(row, line.sampler.vocab_size)

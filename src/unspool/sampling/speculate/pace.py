@@ -19,6 +19,8 @@ MOST = 16  # tokens in one draft
 MARGIN = 1.02  # seconds count for a little more than they seem, for the estimates are rough
 SUREST = 0.98
 MARKS = 32
+HOPE = 1.15  # what drafting makes of an answer's speed, before it was tried
+SKIPPED = 32  # requests that a drafter is not tried on, after it has not paid
 
 
 class Costs:
@@ -82,7 +84,16 @@ class Pace:
         self._chances = [priors[min(mark, len(priors) - 1)] for mark in range(MARKS)]
         self._weights = [8.0] * MARKS  # what the prior counts for, in guesses
         self.typical = 0.85  # chance of the guesses made lately, whatever their mark
-        self.speed = Speed(1.0, 0.03)
+        self.speed = Speed(1.0, 0.03)  # over all rounds
+        self.tried = Speed(HOPE, 0.05)  # over those with a draft
+        self._skipped = 0
+
+    def hope(self) -> float:
+        """The speed to be expected of a request that is new; now and then better than experience says."""
+        if self.tried.ratio > 1.02:
+            return self.tried.ratio
+        self._skipped = (self._skipped + 1) % SKIPPED
+        return HOPE if self._skipped == 0 else 1.0
 
     @property
     def price(self) -> float:
@@ -107,7 +118,7 @@ class Record:
         self._speed = Speed(max(speed, 1.02), 0.1)
         self._pause = 8
         self._left = 0  # tokens before a costly drafter is tried again
-        self.has_begun = False  # a costly drafter has seen the prompt
+        self.has_begun: bool | None = None  # whether a costly drafter shall see the prompt; None: not asked yet
 
     @property
     def trust(self) -> float:

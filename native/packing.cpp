@@ -1,0 +1,75 @@
+#include "packing.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace unspool {
+
+namespace {
+
+constexpr int64_t PIECE_BYTES = 1 << 20;  // of the file, held by a thread at a time
+
+// The pages stay in the system's cache; they are only no longer this process's.
+void give_back(const uint8_t* data, int64_t bytes) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), start = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t first = start / page * page, end = (start + static_cast<uintptr_t>(bytes)) / page * page;
+    if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+}
+
+}  // namespace
+
+Packing::~Packing() {
+    stop_.store(true);
+    join();
+}
+
+void Packing::join() {
+    if (!thread_) return;
+    if (pid_ == getpid()) thread_->join();
+    else (void)thread_.release();  // it stayed with the parent process
+    thread_.reset();
+}
+
+void Packing::add(Matrix& matrix, bool is_mapped) {
+    if (matrix.packed()) return;
+    matrix.lay_out(arena_);
+    const TileRef* tiles = matrix.tiles().data();
+    for (const Part& part : matrix.parts()) {
+        const int64_t count = (part.rows + TILE - 1) / TILE, bytes = TILE * row_bytes(part.format, matrix.columns());
+        const int64_t step = PIECE_BYTES / bytes > 1 ? PIECE_BYTES / bytes : 1;
+        for (int64_t t = 0; t < count; t += step)
+            pieces_.push_back({part.data + t * bytes, tiles + t, count - t < step ? count - t : step, matrix.columns(),
+                               is_mapped});
+        tiles += count;
+    }
+}
+
+void Packing::work() {
+    for (size_t i; !stop_.load() && (i = next_.fetch_add(1)) < pieces_.size();) {
+        const Piece& piece = pieces_[i];
+        const int64_t stride = row_bytes(piece.tiles->format, piece.columns);
+        int64_t rows = 0;
+        for (int64_t t = 0; t < piece.count; t++) {
+            const TileRef& tile = piece.tiles[t];
+            pack_tile(tile.format, piece.source + rows * stride, tile.count, piece.columns,
+                      const_cast<uint8_t*>(tile.data));
+            rows += tile.count;
+        }
+        if (piece.is_mapped) give_back(piece.source, rows * stride);
+    }
+}
+
+void Packing::start() {
+    pid_ = getpid();
+    thread_ = std::make_unique<std::thread>([this] { work(); });
+}
+
+void Packing::finish(Pool& pool) {
+    if (pieces_.empty()) return;
+    if (thread_ && pid_ != getpid()) next_.store(0);  // a forked child: its helper's share is not done
+    pool.run([](void* self, int) { static_cast<Packing*>(self)->work(); }, this);
+    join();
+    pieces_.clear();
+}
+
+}  // namespace unspool

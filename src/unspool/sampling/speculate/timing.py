@@ -1,0 +1,45 @@
+"""What a step takes, on the body that it runs on: waited for, with the choice where a device makes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from unspool.engine.ahead import AheadRunner, Draws
+from unspool.params import SamplingParams
+
+if TYPE_CHECKING:
+    from unspool.engine.plan import Plan
+    from unspool.engine.runner import Runner
+    from unspool.sampling.pipeline import Sampler
+
+
+def step_times(runner: Runner, plan: Plan, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+    """Seconds of each of some runs of a plan that samples; the first may have to prepare what others find."""
+    times = []
+    draws = _draws(runner, plan) if isinstance(runner, AheadRunner) else None
+    for _ in range(rounds):
+        begun = clock()
+        if draws is not None and isinstance(runner, AheadRunner):
+            runner.launch(plan, draws, [-1] * plan.num_tokens).tokens()
+        else:
+            runner.run(plan)
+        times.append(max(clock() - begun, 1e-9))
+    return times
+
+
+def _draws(runner: Runner, plan: Plan) -> Draws:
+    positions = [
+        work.start + len(work.tokens) - work.num_samples + 1 + place
+        for work in plan.works
+        for place in range(work.num_samples)
+    ]
+    return Draws([_greedy_sampler(runner.model.config.vocab_size)] * len(positions), positions)
+
+
+def _greedy_sampler(vocab_size: int) -> Sampler:
+    from unspool.sampling.pipeline import Sampler
+
+    params = SamplingParams(temperature=0).resolve({}, vocab_size=vocab_size)
+    return Sampler(params, prompt_ids=(0,), vocab_size=vocab_size, end_ids=frozenset())

@@ -1,0 +1,97 @@
+"""Packing goes on beside a start: whoever comes first to a step, its bits are the same; the file's pages go back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unspool.config import EngineConfig
+from unspool.engine.engine import Engine
+from unspool.params import SamplingParams
+from unspool.weights.checkpoint import Checkpoint, open_checkpoint
+from unspool.weights.mapping import mapping_of
+from unspool.weights.random import SHAPES, write_random_gguf
+
+pytest.importorskip("unspool._native")
+PROMPT = list(range(3, 40))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More than one piece (a megabyte of the file) in its largest tensors."""
+    path = tmp_path_factory.mktemp("models") / "m.gguf"
+    write_random_gguf(path, replace(SHAPES["tiny-wide"], intermediate_size=8192, vocab_size=16_384), format="q4_1")
+    return path
+
+
+def answer(engine: Engine) -> list[Any]:
+    engine.add(PROMPT, SamplingParams(max_tokens=4, temperature=0, logprobs=3))
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    return [event for event in events if hasattr(event, "tokens")]
+
+
+def make(checkpoint: Checkpoint, **options: Any) -> Engine:
+    return Engine(checkpoint, EngineConfig(device="cpu", kv_tokens=256, **options))
+
+
+def test_one_thread_or_two_finished_early_or_late(path: Path) -> None:
+    late = make(open_checkpoint(path), threads=2)
+    early = make(open_checkpoint(path), threads=2)
+    early.ops.finish_packing()  # type: ignore[attr-defined]
+    alone = make(open_checkpoint(path), threads=1)
+    assert answer(late) == answer(early) == answer(alone)
+
+
+def test_an_engine_may_go_before_its_weights_are_packed(path: Path) -> None:
+    for _ in range(20):
+        make(open_checkpoint(path), threads=2).close()
+
+
+def test_a_forked_child_finishes_what_its_parent_began(path: Path) -> None:
+    engine = make(open_checkpoint(path), threads=2)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, repr(answer(engine)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        theirs = file.read().decode()
+    os.waitpid(child, 0)
+    assert theirs
+    assert theirs == repr(answer(engine))
+
+
+def test_the_files_pages_are_given_back(path: Path, tmp_path: Path) -> None:
+    path = shutil.copy(path, tmp_path / "own.gguf")  # others may have mapped the shared one
+    checkpoint = open_checkpoint(path)
+    data = checkpoint.weights["blk.0.ffn_down.weight"].data
+    assert mapping_of(data) is not None
+    assert int(data.astype(np.int64).sum()) > 0  # every page is looked at
+    before = resident(path)
+    make(checkpoint, threads=2).ops.finish_packing()  # type: ignore[attr-defined]
+    after = resident(path)
+    assert before > 0
+    assert after <= before / 4
+    assert data.any(), "and can be read again"
+
+
+def resident(path: Path) -> int:
+    """KiB of a file that this process holds."""
+    found, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            found = line.endswith(str(path))
+        elif found and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
