@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from unspool.errors import RequestError
@@ -54,28 +54,47 @@ class ModelConfig:
     attention_softcap: float | None = None
 
 
+# A CPU computes some hundred tokens in the time that a stream may stand still; a GPU thousands, and its copy engine takes
+# keys 64 at a time.
+SUITED: dict[str, dict[str, int]] = {
+    "cpu": {"block_size": 32, "step_tokens": 512, "chunk_tokens": 128},
+    "cuda": {"block_size": 64, "step_tokens": 8192, "chunk_tokens": 2048},
+}
+
+
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs. Every None is resolved, and told, when the engine starts."""
+    """How an engine runs. Every None, and every 0 that stands for what suits the device, is resolved, and told, when the
+    engine starts."""
 
     device: Literal["auto", "cpu", "cuda", "reference"] = "auto"
     threads: int | None = None  # CPU threads; None: the cores this process may use
     isa: Literal["auto", "avx512", "avx2", "plain"] = "auto"  # CPU kernel set
-    block_size: int = 32  # tokens in one KV block
+    block_size: int = 0  # tokens in one KV block; 0: what suits the device
     kv_tokens: int | None = None  # capacity of the KV cache in tokens; None: from free memory
     kv_dtype: Literal["f16", "q8", "f32"] = "f16"
-    step_tokens: int = 512  # tokens computed in one step, over all requests
-    chunk_tokens: int = 128  # of which prompts may take, in a step that others stream in
+    step_tokens: int = 0  # tokens computed in one step, over all requests; 0: what suits the device
+    chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: what suits the device
     max_running: int = 256  # requests in one step
     max_waiting: int = 4096  # requests in the queue before QueueFullError
     prefix_cache: bool = True
     speculate: str | None = None  # "lookup", "model:PATH", "early-exit[:LAYERS]", "auto"; what it gives never differs
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "step_tokens", "chunk_tokens", "max_running", "max_waiting"):
+        for name in SUITED["cpu"]:
+            if getattr(self, name) < 0:
+                raise RequestError(
+                    f"{name} is {getattr(self, name)}; it must be at least 1, or 0 for what suits the device", name
+                )
+        for name in ("max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must be at least 1", name)
         for name in ("threads", "kv_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} is {value}; it must be at least 1", name)
+
+    def suited(self, body: str) -> EngineConfig:
+        """The same, with what suits a body of `ops` wherever nothing was said."""
+        suiting = SUITED.get(body, SUITED["cpu"])
+        return replace(self, **{name: value for name, value in suiting.items() if getattr(self, name) == 0})

@@ -35,7 +35,7 @@ def with_ids(batch: Batch, ids: np.ndarray) -> Batch:
 def test_families_agree_with_the_reference(
     isa: str, family: str, format: str, tiny: Callable[[str, str], Checkpoint]
 ) -> None:
-    checkpoint, engine = tiny(family, format), EngineConfig(kv_dtype="f32")
+    checkpoint, engine = tiny(family, format), EngineConfig(kv_dtype="f32").suited("cpu")
     ids = np.random.default_rng(1).integers(0, 256, 60)
     ours = compiled(CpuOps(threads=2, isa=isa), checkpoint, engine)
     theirs = compiled(ReferenceOps(), checkpoint, engine)
@@ -69,8 +69,8 @@ def test_threads_that_come_late_do_no_harm(family: str, tiny: Callable[[str, str
     """Many more threads than cores: most of them find their work done by others, or rows written over."""
     checkpoint = tiny(family, "q8_0")
     ids = np.random.default_rng(3).integers(0, 256, 64)
-    alone = compiled(CpuOps(threads=1), checkpoint, EngineConfig())
-    crowd = compiled(CpuOps(threads=9), checkpoint, EngineConfig())
+    alone = compiled(CpuOps(threads=1), checkpoint, EngineConfig().suited("cpu"))
+    crowd = compiled(CpuOps(threads=9), checkpoint, EngineConfig().suited("cpu"))
     for position in range(64):
         batch = with_ids(make_batch([(position, 1, [1, 2])], 32), ids[position : position + 1])
         assert np.array_equal(crowd(batch), alone(batch))
@@ -78,7 +78,7 @@ def test_threads_that_come_late_do_no_harm(family: str, tiny: Callable[[str, str
 
 def test_only_wanted_rows_have_logits(isa: str, tiny: Callable[[str, str], Checkpoint]) -> None:
     checkpoint = tiny("tiny", "q8_0")
-    step = compiled(CpuOps(threads=2, isa=isa), checkpoint, EngineConfig())
+    step = compiled(CpuOps(threads=2, isa=isa), checkpoint, EngineConfig().suited("cpu"))
     ids = np.arange(50)
     everything = np.array(step(with_ids(make_batch([(0, 50, [0, 1])], 32), ids)))
     for rows in ([49], [3, 2, 49], []):
@@ -113,7 +113,7 @@ def test_only_wanted_rows_have_logits(isa: str, tiny: Callable[[str, str], Check
 def test_steps_that_cannot_be_run_are_refused(
     changes: dict[str, np.ndarray], message: str, tiny: Callable[[str, str], Checkpoint]
 ) -> None:
-    step = compiled(CpuOps(threads=1), tiny("tiny", "q8_0"), EngineConfig())
+    step = compiled(CpuOps(threads=1), tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))
     batch = make_batch([(0, 2, [0])], 32)
     step(batch)
     with pytest.raises(EngineError, match=message):
@@ -130,12 +130,12 @@ def test_engines_share_threads(tiny: Callable[[str, str], Checkpoint]) -> None:
     many = [CpuOps(threads=3) for _ in range(5)]
     assert len(os.listdir("/proc/self/task")) <= before + 2
     batch = make_batch([(0, 20, [0])], 32)
-    answers = [np.array(compiled(ops, tiny("tiny", "q8_0"), EngineConfig())(batch)) for ops in many]
+    answers = [np.array(compiled(ops, tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))(batch)) for ops in many]
     assert all(np.array_equal(answer, answers[0]) for answer in answers)
 
 
 def test_a_forked_child_has_threads_of_its_own(tiny: Callable[[str, str], Checkpoint]) -> None:
-    step = compiled(CpuOps(threads=2), tiny("tiny", "q8_0"), EngineConfig())
+    step = compiled(CpuOps(threads=2), tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))
     batch = make_batch([(0, 20, [0])], 32)
     wanted = np.array(step(batch))
     child = os.fork()

@@ -97,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
     from unspool.weights.checkpoint import open_checkpoint
 
     config = make_config(options)
+    config = config.suited(config.device)
     plan = make_plan(open_checkpoint(locate(namespace.model)), config)
     bandwidth = measure(config.threads)
     if namespace.json:

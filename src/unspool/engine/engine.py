@@ -53,6 +53,7 @@ class Engine:
 
         config = config or EngineConfig()
         self.ops = ops or bodies.load(config)
+        config = config.suited(self.ops.name)
         self.checkpoint = checkpoint
         num_blocks = num_kv_blocks(checkpoint.config, config)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
