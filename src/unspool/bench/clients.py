@@ -75,7 +75,7 @@ def drive(port: int, bodies: Sequence[dict[str, Any]], clients: int) -> Round:
         while current:
             for number, _ in poll.poll() if len(current) > 1 else [(next(iter(current)), 0)]:  # one alone just reads
                 one, exchange = current[number]
-                piece = one.recv(1 << 18)
+                piece = one.recv(1 << 14)
                 exchange.times.append(clock())
                 exchange.pieces.append(piece)
                 if piece and not piece.endswith(END):
