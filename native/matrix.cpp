@@ -1,5 +1,6 @@
 #include "matrix.h"
 
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
@@ -211,6 +212,31 @@ template <int bits> ALWAYS void code_words(const uint32_t* quads, uint32_t* word
     }
 }
 
+// Bit i of quad q, at 4q + i, goes to bit q of byte i: eight bits at a time.
+constexpr auto SINGLE_BITS = [] {
+    std::array<uint32_t, 256> table{};
+    for (uint32_t bits = 0; bits < 256; bits++)
+        for (uint32_t i = 0; i < 4; i++) table[bits] |= (bits >> i & 1) << (8 * i) | (bits >> (4 + i) & 1) << (8 * i + 1);
+    return table;
+}();
+
+// Formats without super-blocks have their codes in the order of the words already. What is left of `c` are its scales.
+template <Format format> ALWAYS void plain_words(const uint8_t* row, int64_t b, Codes& c, uint32_t* words) {
+    constexpr Scheme s = SCHEMES[format];
+    constexpr int head = s.min ? 4 : 2, fifth = s.bits == 5 ? 4 : 0;
+    const uint8_t* p = row + b * (head + fifth + (s.bits == 8 ? 32 : 16));
+    c.d = short_word(p);
+    if (s.min) c.dmin = short_word(p + 2);
+    if constexpr (s.bits == 8)
+        for (int q = 0; q < 8; q++) words[q] = word(p + head + 4 * q) ^ 0x80808080u;
+    else memcpy(words, p + head + fifth, 16);
+    if constexpr (s.bits == 5) {
+        const uint8_t* bits = p + head;
+        words[4] = SINGLE_BITS[bits[0]] | SINGLE_BITS[bits[1]] << 2 | SINGLE_BITS[bits[2]] << 4 |
+                   SINGLE_BITS[bits[3]] << 6;
+    }
+}
+
 // Lanes become columns: word w of lane l goes to vector w, place l.
 template <int bits> ALWAYS void put_words(const uint32_t (*words)[8], uint8_t* codes) {
     typedef uint32_t Four __attribute__((vector_size(16)));
@@ -260,9 +286,16 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
     for (int64_t b = 0; b < blocks; b++) {
         uint8_t* scales = tile + scales_offset(s, b);
         for (int lane = 0; lane < count; lane++) {
+            const uint8_t* row = source + lane * source_stride;
+            // Sixteen rows at once are too many for the processor to foresee: it is told where the next ones lie.
+            __builtin_prefetch(row + TILE * source_stride + b * (source_stride / blocks));
             Codes c;
-            take_apart<format>(source + lane * source_stride, b, c);
-            code_words<s.bits>(c.quads, words[lane]);
+            if constexpr (s.super) {
+                take_apart<format>(row, b, c);
+                code_words<s.bits>(c.quads, words[lane]);
+            } else {
+                plain_words<format>(row, b, c, words[lane]);
+            }
             if (!s.super) {
                 memcpy(scales + 2 * lane, &c.d, 2);
                 if (s.min) memcpy(scales + 32 + 2 * lane, &c.dmin, 2);
