@@ -12,6 +12,10 @@ from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.random import SHAPES, random_checkpoint
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--model", help="the default model's file, where it is not the one that was fetched")
+
+
 @cache
 def _tiny(shape: str, format: str) -> Checkpoint:
     return random_checkpoint(SHAPES[shape], format=format)
@@ -24,11 +28,11 @@ def tiny() -> Callable[..., Checkpoint]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_path() -> Path:
+def smollm2_path(request: pytest.FixtureRequest) -> Path:
     """The default model's file, fetched if this machine has never had it."""
     from unspool.weights.store import resolve
 
-    return resolve("smollm2")
+    return resolve(request.config.getoption("--model") or "smollm2")
 
 
 @pytest.fixture(scope="session")
