@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from unspool.errors import RequestError
 
@@ -54,8 +54,8 @@ class ModelConfig:
     attention_softcap: float | None = None
 
 
-# A CPU computes some hundred tokens in the time that a stream may stand still, a GPU thousands; and its copy engine takes
-# keys from large blocks alone.
+# A CPU computes some hundred tokens in the time that a stream may stand still, a GPU thousands; and its copy engine
+# takes keys from large blocks alone.
 SUITED: dict[str, dict[str, int]] = {
     "cpu": {"block_size": 32, "step_tokens": 512, "chunk_tokens": 128},
     "cuda": {"block_size": 128, "step_tokens": 8192, "chunk_tokens": 2048},
@@ -64,8 +64,8 @@ SUITED: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs. Every None, and every 0 that stands for what suits the device, is resolved, and told, when the
-    engine starts."""
+    """How an engine runs. Every None, and every 0 that stands for what suits the device, is resolved, and told, when
+    the engine starts."""
 
     device: Literal["auto", "cpu", "cuda", "reference"] = "auto"
     threads: int | None = None  # CPU threads; None: the cores this process may use
@@ -73,6 +73,7 @@ class EngineConfig:
     block_size: int = 0  # tokens in one KV block; 0: what suits the device
     kv_tokens: int | None = None  # capacity of the KV cache in tokens; None: from free memory
     kv_dtype: Literal["f16", "q8", "f32"] = "f16"
+    gpu_memory: float = 0.9  # the share of a GPU's memory that may be in use, others' and ours, when kv_tokens is None
     step_tokens: int = 0  # tokens computed in one step, over all requests; 0: what suits the device
     chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: what suits the device
     max_running: int = 256  # requests in one step
@@ -89,6 +90,8 @@ class EngineConfig:
         for name in ("max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must be at least 1", name)
+        if not 0 < self.gpu_memory <= 1:
+            raise RequestError(f"gpu_memory is {self.gpu_memory}; it must be above 0 and at most 1", "gpu_memory")
         for name in ("threads", "kv_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -97,4 +100,5 @@ class EngineConfig:
     def suited(self, body: str) -> EngineConfig:
         """The same, with what suits a body of `ops` wherever nothing was said."""
         suiting = SUITED.get(body, SUITED["cpu"])
-        return replace(self, **{name: value for name, value in suiting.items() if getattr(self, name) == 0})
+        changes: dict[str, Any] = {name: value for name, value in suiting.items() if getattr(self, name) == 0}
+        return replace(self, **changes)

@@ -15,54 +15,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unspool.config import EngineConfig, ModelConfig
+from unspool.config import EngineConfig
+from unspool.ops.cuda.memory import weight_bytes
 from unspool.weights.checkpoint import Checkpoint
-from unspool.weights.shapes import SHAPES, tensor_shapes
-from unspool.weights.weight import Weight, encode_weight
+from unspool.weights.random import stand_in
+from unspool.weights.shapes import SHAPES
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
 
 BLOCK_SIZE = 128  # a block is a tile of keys: the copy engine brings it in one piece
 MEASURES = ("decode", "prefill", "serve", "laws")
-
-
-def shared_checkpoint(config: ModelConfig) -> Checkpoint:
-    """Random bf16 weights of a shape. Matrices of one width share their numbers on the host, never on the device: what
-    is timed is the reading of bytes, and sixteen gigabytes of them take long to draw."""
-    rng = np.random.default_rng(0)
-    shapes = tensor_shapes(config)
-    largest: dict[int, int] = {}
-    for shape in shapes.values():
-        if len(shape) == 2:
-            largest[shape[1]] = max(largest.get(shape[1], 0), math.prod(shape))
-    pools = {width: _pool(rng, size, 1 / math.sqrt(width)) for width, size in largest.items()}
-    weights: dict[str, Weight] = {}
-    for name, shape in shapes.items():
-        if len(shape) == 1:
-            weights[name] = encode_weight(name, np.ones(shape, np.float32))
-        else:
-            weights[name] = Weight(name, "bf16", shape, pools[shape[1]][: 2 * math.prod(shape)])
-
-    def no_tokenizer() -> Any:
-        raise NotImplementedError("random weights have no tokenizer")
-
-    return Checkpoint(Path("random"), "random", config, weights, no_tokenizer, None, {}, ())
-
-
-def _pool(rng: np.random.Generator, size: int, deviation: float) -> np.ndarray:
-    drawn = (deviation * rng.standard_normal(min(size, 8_388_617), np.float32)).view(np.uint32) >> 16
-    return np.resize(drawn.astype(np.uint16), size).view(np.uint8)
 
 
 def make_engine(checkpoint: Checkpoint, *, kv_tokens: int, step_tokens: int) -> Engine:
@@ -113,7 +84,7 @@ def decode_rows(engine: Engine, read_bandwidth: float) -> dict[str, Any]:
     for batch, tokens in ((1, 128), (8, 64), (32, 64), (128, 48)):
         answer(engine, [prompt_of(i, 512, 1000) for i in range(batch)], 4)  # compiles and captures
         took = decode(engine, batch, 512, tokens)
-        floor = 1000 * step_bytes(engine.checkpoint.config, batch, 512 + tokens // 2) / read_bandwidth
+        floor = 1000 * step_bytes(engine.checkpoint, batch, 512 + tokens // 2) / read_bandwidth
         out[str(batch)] = {"ms": took, "floor_ms": floor}
         print(f"decode, batch {batch:4d}, 512-token prompts   {took:7.3f} ms a step   floor {floor:.3f}", flush=True)
     return out
@@ -160,12 +131,12 @@ def laws(engine: Engine, rounds: int) -> int:
 
 
 # The card -----------------------------------------------------------------------------------------------------------
-def step_bytes(config: ModelConfig, batch: int, context: int) -> int:
+def step_bytes(checkpoint: Checkpoint, batch: int, context: int) -> int:
     """What one step of decoding must read: every weight once (of an embedding that is not the head, its rows alone),
     and the keys and values of every sequence."""
-    weights = 2 * sum(math.prod(shape) for shape in tensor_shapes(config).values())
-    if not config.tied_embeddings:
-        weights -= 2 * config.vocab_size * config.hidden_size
+    config = checkpoint.config
+    is_read = {name: config.tied_embeddings or name != "token_embd.weight" for name in checkpoint.weights}
+    weights = weight_bytes(weight for name, weight in checkpoint.weights.items() if is_read[name])
     return weights + batch * context * 4 * config.num_layers * config.num_kv_heads * config.head_dim
 
 
@@ -203,16 +174,16 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="unspool bench gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--random", default="llama-8b", choices=sorted(SHAPES), help="the shape of the weights")
+    parser.add_argument("--random", default="llama-8b", metavar="SHAPE[:FORMAT]", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--only", action="append", choices=MEASURES, help="one of the measures; repeatable (all)")
     parser.add_argument("--rounds", type=int, default=12, help="rounds of `laws` (12)")
     options = parser.parse_args(argv)
     wanted = options.only or MEASURES
-    config = SHAPES[options.random]
+    checkpoint = stand_in(options.random)
+    config = checkpoint.config
     result: dict[str, Any] = {"benchmark": "gpu", "shape": options.random, **versions()}
     bandwidth = result["read_bandwidth"] = read_bandwidth()
     print(f"{result['card']}: reads {bandwidth / 1e12:.2f} TB/s", flush=True)
-    checkpoint = shared_checkpoint(config)
     start = time.perf_counter()
     engine = make_engine(checkpoint, kv_tokens=262_144, step_tokens=8192)
     answer(engine, [prompt_of(0, 37, config.vocab_size)], 2)

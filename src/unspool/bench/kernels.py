@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unspool.bench.gpu import BLOCK_SIZE, event_seconds, read_bandwidth, shared_checkpoint, versions
-from unspool.config import EngineConfig, ModelConfig
+from unspool.bench.gpu import BLOCK_SIZE, event_seconds, read_bandwidth, versions
+from unspool.config import EngineConfig
 from unspool.models.registry import build
 from unspool.ops import Batch
+from unspool.weights.checkpoint import Checkpoint
+from unspool.weights.random import stand_in
 from unspool.weights.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -37,11 +39,12 @@ def matrix_rate() -> float:
     return 2 * 8192**3 / min(event_seconds(lambda: a @ b) for _ in range(10))
 
 
-def make_step(config: ModelConfig) -> CudaRunner:
+def make_step(checkpoint: Checkpoint) -> CudaRunner:
     from unspool.ops.cuda.body import CudaOps
 
     ops = CudaOps()
-    model = build(config, shared_checkpoint(config).weights, ops)
+    config = checkpoint.config
+    model = build(config, checkpoint.weights, ops)
     engine = EngineConfig(block_size=BLOCK_SIZE, step_tokens=8192)
     return ops.compile(model, ops.kv_cache(config, engine, 262_144 // BLOCK_SIZE))
 
@@ -134,13 +137,13 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="unspool bench kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--random", default="llama-8b", choices=sorted(SHAPES), help="the shape of the weights")
+    parser.add_argument("--random", default="llama-8b", metavar="SHAPE[:FORMAT]", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--rows", type=int, action="append", help="rows of a step; repeatable (1, 8, 32, 128, 4096)")
     parser.add_argument("--context", type=int, default=512, help="tokens before each decoded one (512)")
     options = parser.parse_args(argv)
     limits = (read_bandwidth(), matrix_rate())
     print(f"limits: {limits[0] / 1e12:.2f} TB/s read, {limits[1] / 1e12:.0f} TFLOP/s", flush=True)
-    step = make_step(SHAPES[options.random])
+    step = make_step(stand_in(options.random))
     table = []
     for rows in options.rows or (1, 8, 32, 128, 4096):
         found = measure(step, rows, options.context, limits)

@@ -79,7 +79,7 @@ def make_engine(args: argparse.Namespace) -> Engine:
 
 def _checkpoint(args: argparse.Namespace) -> Checkpoint:
     if args.device == "cuda":
-        from unspool.bench.gpu import shared_checkpoint
+        from unspool.weights.random import shared_checkpoint
 
         return shared_checkpoint(SHAPES[args.random])
     from unspool.weights.random import random_checkpoint

@@ -281,6 +281,7 @@ ENGINE_FLAGS = (
     EngineFlag("threads", int, "N", "CPU threads; without it, the cores this process may use"),
     EngineFlag("isa", str, "ISA", "CPU kernels: auto, avx512, avx2, plain"),
     EngineFlag("kv_tokens", int, "N", "KV cache for N tokens; without it, from the model and the free memory"),
+    EngineFlag("gpu_memory", float, "SHARE", "of a GPU's memory that may be in use when the KV cache was made"),
     EngineFlag("kv_dtype", str, "TYPE", "KV cache in f16, q8 or f32"),
     EngineFlag("block_size", int, "N", "tokens in one KV block"),
     EngineFlag("step_tokens", int, "N", "tokens computed in one step"),
@@ -297,6 +298,11 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False) 
     group.add_argument(
         "-m", "--model", metavar="MODEL", default="smollm2",
         help="smollm2 (the default), a GGUF file, a Hugging Face directory, or a hub id (org/name[:file or quant])",
+    )  # fmt: skip
+    group.add_argument(
+        "--random", metavar="SHAPE[:FORMAT]",
+        help="instead of a model, random weights of a shape (llama-8b, llama-1b, qwen3-0.6b, …) in a format (bf16): it "
+        "answers with noise, as fast as a real one would",
     )  # fmt: skip
     for flag in ENGINE_FLAGS:
         if flag.serving and not serving:

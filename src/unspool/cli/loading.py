@@ -17,6 +17,7 @@ from unspool.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
+    from unspool.weights.checkpoint import Checkpoint
 
 THREADS = "OPENBLAS_NUM_THREADS"
 
@@ -40,9 +41,18 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
             _import_numpy_alone()
         from unspool.llm import LLM
 
-        path = locate(namespace.model)
+        model = source_of(namespace)
         start = time.perf_counter()
-        return LLM(path, **options), time.perf_counter() - start
+        return LLM(model, **options), time.perf_counter() - start
+
+
+def source_of(namespace: argparse.Namespace) -> Path | Checkpoint:
+    """The model that was named, or one of random weights."""
+    if namespace.random is None:
+        return locate(namespace.model)
+    from unspool.weights.random import stand_in
+
+    return stand_in(namespace.random)
 
 
 def _import_numpy_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,9 +12,12 @@ from unspool.cli import flags
 from unspool.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from unspool.bench.bandwidth import Bandwidth
     from unspool.config import EngineConfig
     from unspool.weights.checkpoint import Checkpoint
+    from unspool.weights.weight import Weight
 
 DESCRIPTION = """\
 What a model needs and how fast it can be, before it is loaded: only its headers are read. The decode floor is what
@@ -40,14 +44,33 @@ class Plan:
     kv_tokens: int
     kv_bytes: float
     free_bytes: int
+    device: str
+    workspace_bytes: int  # of a device with memory of its own: what a step needs beside weights and cache
     requests: dict[int, int]  # tokens of a request, its answer included -> how many fit at once
 
     @property
     def fits(self) -> bool:
-        return self.weight_bytes + self.kv_bytes <= self.free_bytes
+        return self.weight_bytes + self.workspace_bytes + self.kv_bytes <= self.free_bytes
 
 
-def make_plan(checkpoint: Checkpoint, config: EngineConfig) -> Plan:
+@dataclass(frozen=True)
+class Speed:
+    bytes_per_second: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's memory in bytes, and how fast it is read where that is known."""
+
+    name: str
+    total: int
+    free: int
+    bytes_per_second: float | None = None
+    how: str = ""
+
+
+def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = None) -> Plan:
     import math
 
     from unspool.engine.sizing import free_memory, kv_bytes_per_token, num_kv_blocks
@@ -55,10 +78,18 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig) -> Plan:
     model, weights = checkpoint.config, checkpoint.weights
     formats: Counter[str] = Counter()
     for weight in weights.values():
-        formats[weight.format] += weight.nbytes
-    idle = 0 if model.tied_embeddings else weights["token_embd.weight"].nbytes if "token_embd.weight" in weights else 0
+        formats[weight.format] += weight.nbytes if gpu is None else _on_device(weight)
+    is_idle = not model.tied_embeddings and "token_embd.weight" in weights
+    idle = weights["token_embd.weight"] if is_idle else None
     per_token = kv_bytes_per_token(model, config.kv_dtype)
-    num_blocks = num_kv_blocks(model, config)
+    room = workspace = None
+    if gpu is not None:
+        from unspool.ops.cuda import memory
+
+        workspace = memory.workspace_bytes(model, config)
+        if config.kv_tokens is None:
+            room = memory.kv_room(gpu.free - formats.total(), gpu.total, model, config)
+    num_blocks = num_kv_blocks(model, config, room)
     lengths = sorted({min(EXAMPLE_TOKENS, model.context_length), model.context_length})
     return Plan(
         model=checkpoint.name,
@@ -70,36 +101,95 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig) -> Plan:
         parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         weight_bytes=formats.total(),
         weight_formats=dict(formats.most_common()),
-        step_bytes=formats.total() - idle,
+        step_bytes=formats.total() - (0 if idle is None else idle.nbytes if gpu is None else _on_device(idle)),
         kv_dtype=config.kv_dtype,
         kv_bytes_per_token=per_token,
         kv_tokens=num_blocks * config.block_size,
         kv_bytes=num_blocks * config.block_size * per_token,
-        free_bytes=free_memory(),
+        free_bytes=free_memory() if gpu is None else gpu.free,
+        device="cpu" if gpu is None else gpu.name,
+        workspace_bytes=workspace or 0,
         requests={length: num_blocks // -(-length // config.block_size) for length in lengths},
     )
+
+
+def _on_device(weight: Weight) -> int:
+    from unspool.ops.cuda.memory import weight_bytes
+
+    return weight_bytes([weight])
+
+
+def gpu_of(namespace: Namespace, config: EngineConfig) -> Gpu | None:
+    """The GPU that is planned for: one that was described, or the one that is here."""
+    from unspool.ops import uses_cuda
+
+    if namespace.gpu_memory_size is not None:
+        total = namespace.gpu_memory_size
+        return Gpu("a GPU that is not here", total, total, namespace.gpu_bandwidth, "as told")
+    if not uses_cuda(config):
+        return None
+    from unspool.ops.cuda import CudaOps
+
+    CudaOps()  # says what is missing
+    import torch
+
+    from unspool.bench.gpu import read_bandwidth
+
+    free, total = torch.cuda.mem_get_info()
+    speed = namespace.gpu_bandwidth or read_bandwidth()
+    how = "as told" if namespace.gpu_bandwidth else "measured by reading 8 GiB"
+    return Gpu(torch.cuda.get_device_name(), total, free, speed, how)
+
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def size(value: str) -> int:
+    """141GiB, 80GB, 4.4TB/s: bytes."""
+    import re
+
+    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?(?:/s)?", value.strip(), re.IGNORECASE)
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if match is None or number <= 0:
+        raise ArgumentTypeError(f"{value!r} is not a size, as in 141GiB or 80GB")
+    return int(number * (1024 if match[3] else 1000) ** _UNITS[match[2].upper()])
 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser("plan", "[MODEL] [options]", DESCRIPTION)
     parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help="as for run's -m (smollm2)")
+    parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="as for run: a shape instead of a model")
     parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
     parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
     parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in f16, q8 or f32 (f16)")
     parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that read memory")
+    parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
+    parser.add_argument(
+        "--gpu-memory", dest="gpu_memory_size", type=size, metavar="SIZE",
+        help="plan for a GPU with so much memory, here or not: 141GiB, 80GB",
+    )  # fmt: skip
+    parser.add_argument("--gpu-bandwidth", type=size, metavar="RATE", help="that reads so fast: 4.4TB/s")
     parser.add_common()
     namespace = parser.parse_args(argv)
     options = flags.engine_options(namespace)
 
     from unspool.bench.bandwidth import measure
-    from unspool.cli.loading import locate
+    from unspool.cli.loading import source_of
     from unspool.llm import make_config
-    from unspool.weights.checkpoint import open_checkpoint
+    from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 
     config = make_config(options)
-    config = config.suited(config.device)
-    plan = make_plan(open_checkpoint(locate(namespace.model)), config)
-    bandwidth = measure(config.threads)
+    gpu = gpu_of(namespace, config)
+    source = source_of(namespace)
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    plan = make_plan(checkpoint, config.suited("cpu" if gpu is None else "cuda"), gpu)
+    if gpu is None:
+        bandwidth: Bandwidth | Speed | None = measure(config.threads)
+    else:
+        bandwidth = None if gpu.bytes_per_second is None else Speed(gpu.bytes_per_second, gpu.how)
     if namespace.json:
         import json
 
@@ -109,36 +199,49 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def as_object(plan: Plan, bandwidth: Bandwidth) -> dict[str, Any]:
+def as_object(plan: Plan, bandwidth: Bandwidth | Speed | None) -> dict[str, Any]:
+    told = asdict(plan) | {"fits": plan.fits}
+    if bandwidth is None:
+        return told | {"bandwidth": None, "decode_floor": None}
     floor = plan.step_bytes / bandwidth.bytes_per_second
     full = floor + plan.context_length * plan.kv_bytes_per_token / bandwidth.bytes_per_second
-    return asdict(plan) | {
-        "fits": plan.fits,
+    return told | {
         "bandwidth": asdict(bandwidth) | {"how": bandwidth.how},
         "decode_floor": {"seconds_per_token": floor, "tokens_per_second": 1 / floor, "at_full_context": full},
     }
 
 
-def describe(plan: Plan, bandwidth: Bandwidth) -> str:
+def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
     from unspool.cli.terminal import human_bytes as size
 
-    told = as_object(plan, bandwidth)["decode_floor"]
     bits = 8 * plan.weight_bytes / plan.parameters
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
     each = {"f32": "4", "f16": "2", "q8": "1, and 4 for the scale of each head"}[plan.kv_dtype]
     factors = f"2 · {plan.num_layers} layers · {plan.num_kv_heads} KV heads · {plan.head_dim} · {each} bytes"
     fitting = ", or ".join(f"{count:,} of {length:,} tokens" for length, count in plan.requests.items())
     whole = f"{size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache"
+    if plan.workspace_bytes:
+        whole += f", {size(plan.workspace_bytes)} for a step"
     verdict = "" if plan.fits else ": they do not fit together"
+    when = "taken as it is used" if plan.device == "cpu" else "taken at once"
     lines = [
         f"{plan.model}: {plan.architecture}, {plan.num_layers} layers, context {plan.context_length:,}",
         f"weights       {size(plan.weight_bytes)}: {plan.parameters:,} parameters of {bits:.1f} bits ({formats})",
         f"KV cache      {plan.kv_bytes_per_token:,.0f} bytes a token = {factors}",
-        f"              room for {plan.kv_tokens:,} tokens, {size(plan.kv_bytes)} when full, taken as it is used",
+        f"              room for {plan.kv_tokens:,} tokens, {size(plan.kv_bytes)} when full, {when}",
         f"requests      at once: {fitting}",
-        f"memory        {size(plan.free_bytes)} free, {whole}{verdict}",
-        f"bandwidth     {bandwidth.bytes_per_second / 1e9:.1f} GB/s measured ({bandwidth.how})",
-        f"decode floor  {1000 * told['seconds_per_token']:.2f} ms a token, {told['tokens_per_second']:,.0f} tokens/s: "
-        f"{size(plan.step_bytes)} read each step; {1000 * told['at_full_context']:.2f} ms with a full context",
+        f"memory        {size(plan.free_bytes)} free{_where(plan)}, {whole}{verdict}",
     ]
+    if bandwidth is not None:
+        told = as_object(plan, bandwidth)["decode_floor"]
+        lines += [
+            f"bandwidth     {bandwidth.bytes_per_second / 1e9:,.1f} GB/s ({bandwidth.how})",
+            f"decode floor  {1000 * told['seconds_per_token']:.2f} ms a token, {told['tokens_per_second']:,.0f} "
+            f"tokens/s: {size(plan.step_bytes)} read each step; {1000 * told['at_full_context']:.2f} ms with a full "
+            "context",
+        ]
     return "\n".join(lines)
+
+
+def _where(plan: Plan) -> str:
+    return "" if plan.device == "cpu" else f" on {plan.device}"

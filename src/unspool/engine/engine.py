@@ -55,10 +55,13 @@ class Engine:
         self.ops = ops or bodies.load(config)
         config = config.suited(self.ops.name)
         self.checkpoint = checkpoint
-        num_blocks = num_kv_blocks(checkpoint.config, config)
+        model, room = build(checkpoint.config, checkpoint.weights, self.ops), None
+        if config.kv_tokens is None and hasattr(self.ops, "kv_room"):
+            room = self.ops.kv_room(checkpoint.config, config)
+        num_blocks = num_kv_blocks(checkpoint.config, config, room)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
-        self.runner = make_runner(build(checkpoint.config, checkpoint.weights, self.ops), self.config, num_blocks)
+        self.runner = make_runner(model, self.config, num_blocks)
         # Weights may still be being packed on another core: whatever else takes time comes now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
         self._fingerprint = checkpoint.fingerprint

@@ -16,11 +16,19 @@ def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> float:
     return heads * (model.head_dim * KV_BYTES[kv_dtype] + (4 if kv_dtype == "q8" else 0))
 
 
-def num_kv_blocks(model: ModelConfig, config: EngineConfig) -> int:
+def num_kv_blocks(model: ModelConfig, config: EngineConfig, room: int | None = None) -> int:
     """Unless told, room for four whole contexts or a quarter of the free memory, whichever is less, but one context
-    at least where half of the free memory has room for it. Memory is taken as it is used, not now."""
+    at least where half of the free memory has room for it. Memory is taken as it is used, not now.
+
+    A device with memory of its own says how many bytes of `room` it has: all of it is taken at once, up to what so many
+    whole contexts as run together could fill.
+    """
     if config.kv_tokens is not None:
         tokens = config.kv_tokens
+    elif room is not None:
+        most = config.max_running * model.context_length
+        tokens = int(min(most, room / kv_bytes_per_token(model, config.kv_dtype)))
+        tokens -= tokens % config.block_size
     else:
         per_token = kv_bytes_per_token(model, config.kv_dtype)
         free = free_memory()

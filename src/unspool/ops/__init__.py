@@ -137,7 +137,7 @@ def load(config: EngineConfig) -> Ops:
         from unspool.ops.reference import ReferenceOps
 
         return ReferenceOps()
-    if config.device == "cuda" or (config.device == "auto" and _cuda_is_usable()):
+    if uses_cuda(config):
         from unspool.ops.cuda import CudaOps
 
         return CudaOps()
@@ -149,6 +149,10 @@ def load(config: EngineConfig) -> Ops:
             'or pass device="reference" for the slow numpy body'
         ) from error
     return CpuOps(threads=config.threads, isa=config.isa)
+
+
+def uses_cuda(config: EngineConfig) -> bool:
+    return config.device == "cuda" or (config.device == "auto" and _cuda_is_usable())
 
 
 def _cuda_is_usable() -> bool:

@@ -22,7 +22,7 @@ from unspool.weights.weight import Weight, encode_weight
 if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
-__all__ = ["SHAPES", "byte_vocabulary", "random_checkpoint", "write_random_gguf"]
+__all__ = ["SHAPES", "byte_vocabulary", "random_checkpoint", "shared_checkpoint", "stand_in", "write_random_gguf"]
 
 NUM_BYTES = 256
 END = "<|endoftext|>"
@@ -51,6 +51,53 @@ def random_checkpoint(config: ModelConfig, *, format: str = "f32", seed: int = 0
         generation={},
         eos_ids=(NUM_BYTES,) if config.vocab_size > NUM_BYTES else (),
     )
+
+
+def stand_in(spec: str) -> Checkpoint:
+    """The model of random weights that `--random` names: a shape, and after a colon a format (bf16 without).
+
+    Matrices share their numbers in memory, so that eight billion of them take a gigabyte and a second: what is measured
+    with them is the reading of bytes.
+    """
+    shape, _, format = spec.partition(":")
+    format = format or "bf16"
+    if shape not in SHAPES:
+        raise ModelError(f"there is no shape {shape!r}; there are {', '.join(SHAPES)}")
+    if format not in FORMATS:
+        raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    return shared_checkpoint(SHAPES[shape], format, name=f"random-{shape}-{format}")
+
+
+def shared_checkpoint(config: ModelConfig, format: str = "bf16", *, name: str = "random") -> Checkpoint:
+    kind, shapes = FORMATS[format], tensor_shapes(config)
+    largest: dict[int, int] = {}
+    for shape in shapes.values():
+        if len(shape) == 2:
+            _check_width(shape[1], format)
+            largest[shape[1]] = max(largest.get(shape[1], 0), math.prod(shape))
+    pools = {width: _shared_pool(width, kind.nbytes(size), format) for width, size in largest.items()}
+    weights = {
+        name: encode_weight(name, np.ones(shape, np.float32))
+        if len(shape) == 1
+        else Weight(name, format, shape, pools[shape[1]][: kind.nbytes(math.prod(shape))])
+        for name, shape in shapes.items()
+    }
+    ends = (NUM_BYTES,) if config.vocab_size > NUM_BYTES else ()
+    return Checkpoint(Path("random"), name, config, weights, _tokenizer(config), None, {}, ends)
+
+
+def _check_width(width: int, format: str) -> None:
+    if width % FORMATS[format].block:
+        raise ModelError(f"{format} has {FORMATS[format].block} values a block; this shape has matrices {width} wide")
+
+
+def _shared_pool(width: int, size: int, format: str) -> np.ndarray:
+    """Bytes of weights whose rows have about unit length; a prime number of blocks over and over."""
+    kind = FORMATS[format]
+    blocks = min(POOL_BLOCKS[kind.block], -(-size // kind.bytes_per_block))
+    values = _generator(f"width {width}", 0).standard_normal((blocks, kind.block), dtype=np.float32)
+    drawn = np.frombuffer(kind.encode(values / np.float32(math.sqrt(width))), np.uint8)
+    return np.resize(drawn, size)
 
 
 def write_random_gguf(path: str | Path, config: ModelConfig, *, format: str = "f32", seed: int = 0) -> None:

@@ -10,6 +10,7 @@ import torch
 from unspool.config import Activation, EngineConfig, ModelConfig
 from unspool.errors import BackendError
 from unspool.ops import AttentionSpec, Batch, KVCache
+from unspool.ops.cuda import memory
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
@@ -35,10 +36,25 @@ class CudaOps:
 
     # Preparing a model -----------------------------------------------------------------------------------------------
     def matrix(self, parts: Sequence[Weight]) -> DeviceMatrix:
-        return make_matrix(parts, self.device)
+        try:
+            return make_matrix(parts, self.device)
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info()
+            raise BackendError(
+                f"the GPU's memory is full at {parts[0].name}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free; "
+                "`unspool plan --device cuda` tells what a model needs"
+            ) from error
 
     def vector(self, parts: Sequence[Weight]) -> torch.Tensor:
         return make_vector(parts, self.device)
+
+    def kv_room(self, config: ModelConfig, engine: EngineConfig) -> int | None:
+        """Bytes that the GPU has left for keys and values, now that the weights are there."""
+        if is_interpreted():
+            return None
+        torch.cuda.empty_cache()  # what loading held for a moment is free again
+        free, total = torch.cuda.mem_get_info()
+        return memory.kv_room(free, total, config, engine)
 
     def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CudaKV:
         return CudaKV(config, engine, num_blocks, self.device)
@@ -80,8 +96,8 @@ class CudaOps:
 def check_device() -> None:
     if not torch.cuda.is_available():
         raise BackendError(
-            "torch sees no NVIDIA GPU: the driver is missing or too old, or torch was installed without CUDA "
-            f"(torch {torch.__version__}, CUDA {torch.version.cuda})"
+            "torch sees no NVIDIA GPU: the driver is missing or too old (nvidia-smi tells), or torch was installed "
+            f"without CUDA (torch {torch.__version__}, CUDA {torch.version.cuda}; `pip install unspool[cuda]` has it)"
         )
     major, minor = torch.cuda.get_device_capability()
     if major < 9:

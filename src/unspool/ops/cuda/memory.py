@@ -1,0 +1,65 @@
+"""What a model takes of a GPU's memory, before torch is asked for any of it: weights, room for a step, keys and values.
+
+    total · gpu_memory  =  what others hold  +  weights  +  workspace  +  KV cache
+
+Nothing here imports torch, so that a plan can be made for a GPU on another machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from unspool.config import EngineConfig, ModelConfig
+from unspool.errors import BackendError
+
+if TYPE_CHECKING:
+    from unspool.weights.weight import Weight
+
+# Bytes of a value on the device: codes, and float16 scales and offsets of each group. What is not here becomes bf16.
+CODES = {"q4_0": 0.5, "q4_1": 0.5, "q4_k": 0.5}
+CODES |= dict.fromkeys(("q8_0", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "q6_k", "fp8"), 1.0)
+GROUPS = {"q8_0": 2 / 32, "q4_0": 4 / 32, "q4_1": 4 / 32, "q5_0": 2 / 32, "q5_1": 4 / 32}
+GROUPS |= {"q2_k": 4 / 16, "q3_k": 2 / 16, "q4_k": 4 / 32, "q5_k": 4 / 32, "q6_k": 2 / 16}
+# The CUDA context, compiled kernels, captured graphs, partial sums of linear layers and of attention.
+FIXED = 1 << 30
+
+
+def weight_bytes(weights: Iterable[Weight]) -> int:
+    """What weights take once they are on the device."""
+    return sum(_bytes_of(weight) for weight in weights)
+
+
+def _bytes_of(weight: Weight) -> int:
+    count = math.prod(weight.shape)
+    if len(weight.shape) == 1:
+        return 4 * count
+    return int(count * (CODES.get(weight.format, 2.0) + GROUPS.get(weight.format, 0.0)))
+
+
+def workspace_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """Room for the rows of the largest step, for logits, and for what sampling keeps beside them."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    # The stream and what goes into and comes out of linear layers, each some times over as steps of other sizes come.
+    row = 24 * model.hidden_size + 6 * heads + 4 * model.intermediate_size
+    # Logits, what the filters look at and gather, counts of tokens and bias.
+    drawn = 4 * model.vocab_size * (1 + 2 + 3)
+    return FIXED + 2 * engine.step_tokens * row + engine.max_running * drawn
+
+
+def kv_room(free: int, total: int, model: ModelConfig, engine: EngineConfig) -> int:
+    """What is left for keys and values, in bytes, once the weights are there."""
+    taken, workspace = total - free, workspace_bytes(model, engine)
+    room = int(engine.gpu_memory * total) - taken - workspace
+    if room <= 0:
+        raise BackendError(
+            f"the GPU has {_gib(total)} GiB, of which {_gib(taken)} are taken, the weights among them, and a step "
+            f"needs {_gib(workspace)}; gpu_memory allows {engine.gpu_memory:.0%} of it, so nothing is left for a KV "
+            "cache: use a smaller or quantized model, raise gpu_memory, or lower step_tokens and max_running"
+        )
+    return room
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f}"

@@ -1,0 +1,124 @@
+"""What a GPU's memory is planned for, and what is said where a GPU, its software or its memory is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from tests.ops.cuda_setting import ON_CARD, torch
+from unspool.cli import main
+from unspool.config import EngineConfig
+from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
+from unspool.errors import BackendError
+from unspool.ops import cuda
+from unspool.ops.cuda import body, memory
+from unspool.ops.cuda.matrix import make_matrix
+from unspool.weights.random import SHAPES, shared_checkpoint, stand_in
+
+CPU = torch.device("cpu")
+ENGINE = EngineConfig(device="cuda").suited("cuda")
+
+
+@pytest.mark.parametrize("format", ["bf16", "q8_0", "q4_1", "q5_1", "q6_k", "q2_k"])
+def test_weights_take_what_was_planned(format: str) -> None:
+    checkpoint = shared_checkpoint(SHAPES["tiny-wide"], format)
+    for weight in checkpoint.weights.values():
+        if len(weight.shape) == 2:
+            planned = memory.weight_bytes([weight])
+            assert make_matrix([weight], CPU).nbytes == planned, weight.name
+
+
+def test_the_cache_gets_what_is_left() -> None:
+    model = SHAPES["llama-8b"]
+    total = 141 << 30
+    free = total - memory.weight_bytes(stand_in("llama-8b").weights.values())
+    room = memory.kv_room(free, total, model, ENGINE)
+    assert room + memory.workspace_bytes(model, ENGINE) + (total - free) == int(0.9 * total)
+    blocks = num_kv_blocks(model, ENGINE, room)
+    assert blocks == room // kv_bytes_per_token(model, "f16") // ENGINE.block_size
+    small = SHAPES["tiny"]
+    most = 256 * small.context_length
+    assert num_kv_blocks(small, ENGINE, room) * ENGINE.block_size == most, "no more than can be used"
+
+
+def test_no_room_is_told_with_its_numbers() -> None:
+    with pytest.raises(BackendError, match=r"the GPU has 16\.0 GiB, of which 15\.0 are taken.* allows 90% of it"):
+        memory.kv_room(1 << 30, 16 << 30, SHAPES["llama-8b"], ENGINE)
+
+
+def test_an_engine_asks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = object.__new__(body.CudaOps)
+    monkeypatch.setattr(body, "is_interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 << 30, 80 << 30))
+    assert ops.kv_room(SHAPES["llama-1b"], ENGINE) == memory.kv_room(60 << 30, 80 << 30, SHAPES["llama-1b"], ENGINE)
+
+
+@pytest.mark.parametrize("module", ["torch", "triton"])
+def test_missing_software_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(BackendError, match=rf"needs {module}, which cannot be imported.*pip install unspool\[cuda\]"):
+        cuda.__getattr__("CudaOps")
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match=r"no NVIDIA GPU: the driver is missing or too old \(nvidia-smi tells\)"):
+        body.check_device()
+
+
+def test_an_old_card_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "An Old Card")
+    with pytest.raises(BackendError, match=r"An Old Card has compute capability 8\.6; .* need 9\.0"):
+        body.check_device()
+
+
+def test_memory_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(body, "make_matrix", full)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 29, 16 << 30))
+    ops = object.__new__(body.CudaOps)
+    ops.device = CPU
+    with pytest.raises(BackendError, match=r"full at output.weight: 0\.5 of 16\.0 GiB are free; `unspool plan"):
+        ops.matrix([shared_checkpoint(SHAPES["tiny-untied"]).weights["output.weight"]])
+
+
+def test_a_plan_for_a_gpu_that_is_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--random", "llama-8b", "--gpu-memory", "141GiB", "--gpu-bandwidth", "4.4TB/s", "--json"]
+    assert main(arguments) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["free_bytes"] == 141 << 30
+    assert plan["fits"]
+    assert 800_000 < plan["kv_tokens"] < 900_000
+    assert math.isclose(plan["decode_floor"]["seconds_per_token"], plan["step_bytes"] / 4.4e12)
+    assert main(["plan", "--random", "llama-8b", "--gpu-memory", "16GB"]) != 0
+    assert "nothing is left for a KV cache" in capsys.readouterr().err
+    assert main(["plan", "--random", "llama-8b", "--gpu-memory", "many"]) == 2
+    assert "'many' is not a size, as in 141GiB or 80GB" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(ON_CARD, reason="there is a GPU to plan for")
+def test_a_plan_for_a_gpu_that_is_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--random", "llama-8b", "--device", "cuda"]) != 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [("llama-9b", "there is no shape 'llama-9b'"), ("llama-8b:q9", "unknown format 'q9'"), ("tiny:q4_k", "64 wide")],
+)
+def test_random_weights_that_cannot_be(spec: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--random", spec, "hello"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_random_weights_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--random", "tiny:q8_0", "--json", "-n", "4", "--ignore-eos", "--seed", "1", "hello"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 4
