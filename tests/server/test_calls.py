@@ -12,6 +12,7 @@ from unspool.server.calls import (
     HERMES,
     LLAMA3,
     MISTRAL,
+    MISTRAL_ARGS,
     Arguments,
     Begin,
     CallFormat,
@@ -73,6 +74,10 @@ ARGUMENTS = '{"at": [1, {"x": "}\\"]"}], "deep": true}'
             "",
             [("go", "{}"), ("look", "{}")],
         ),
+        (MISTRAL_ARGS, f"Yes.[TOOL_CALLS]look[ARGS]{ARGUMENTS}", "Yes.", [("look", ARGUMENTS)]),
+        (MISTRAL_ARGS, '[TOOL_CALLS]go[ARGS]{}[TOOL_CALLS]look[ARGS]{"a": 1}', "", [("go", "{}"), ("look", '{"a": 1}')]),
+        (MISTRAL_ARGS, '[TOOL_CALLS] go[ARGS] {"a": "cut [TOOL_CALLS]', "", [("go", '{"a": "cut [TOOL_CALLS]')]),
+        (MISTRAL_ARGS, "[TOOL_CALLS]go[ARGS]{} Done.", " Done.", [("go", "{}")]),
         (
             MISTRAL,
             f'[TOOL_CALLS][{LOOK}, {{"name": "go", "arguments": {{}}}}]',
@@ -102,6 +107,9 @@ def test_calls_are_found(format: CallFormat, text: str, content: str, calls: lis
         (LLAMA3, 'I say {"name": "go"}'),
         (LLAMA3, "{"),
         (MISTRAL, "[TOOL_CALLS] none"),
+        (MISTRAL_ARGS, "[TOOL_CALLS]look at it"),
+        (MISTRAL_ARGS, "[TOOL_CALLS]fly[ARGS]{}"),
+        (MISTRAL_ARGS, "[TOOL_CALLS]look[ARGS"),
         (GENERIC, '{"name": "go", "arguments": {}}'),
         (HERMES, '<tool_call>{"name": {"a": 1}, "arguments": {}}</tool_call>'),
         (HERMES, "<tool_call>{[1]}</tool_call>"),
@@ -117,7 +125,7 @@ def test_random_texts_lose_nothing_and_raise_nothing() -> None:
               '"arguments": ', "{}", "x", "[TOOL_CALLS]", LOOK, "1"]  # fmt: skip
     for _ in range(3000):
         text = "".join(rng.choice(pieces) for _ in range(rng.randrange(12)))
-        for format in (HERMES, LLAMA3, MISTRAL):
+        for format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS):
             content, calls = every_cut(format, text) if text else parse(format, [text])
             if not calls:
                 assert content == text
@@ -142,5 +150,6 @@ def test_arguments_stream_as_they_come() -> None:
 def test_the_template_tells_the_format() -> None:
     assert format_of("… <tool_call> …") is HERMES
     assert format_of("… [TOOL_CALLS] …") is MISTRAL
+    assert format_of("… [TOOL_CALLS] … [ARGS] …") is MISTRAL_ARGS
     assert format_of('… "<|python_tag|>" …') is LLAMA3
     assert format_of("{% for m in messages %}…") is GENERIC

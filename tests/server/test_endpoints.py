@@ -41,6 +41,24 @@ def test_completions_have_openais_default_length_and_say_so() -> None:
     in_process(test)
 
 
+def test_text_offsets_are_exact() -> None:
+    async def test(client: Client) -> None:
+        body = {"prompt": "h☃é", "echo": True, "logprobs": 0, "max_tokens": 0}  # a token a byte
+        choice = (await client.ok("/v1/completions", body))["choices"][0]
+        assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1, 2, 2]
+        body = {"prompt": "a", "logprobs": 0, "max_tokens": 60, "temperature": 1.5, "seed": 3, "ignore_eos": True}
+        choice = (await client.ok("/v1/completions", body))["choices"][0]
+        offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+        for start, end, token in zip(offsets, [*offsets[1:], len(choice["text"])], tokens, strict=True):
+            if token.isascii():
+                assert choice["text"][start:end].endswith(token) or token.startswith("<")
+        chunks = [event for _, event in await client.events("/v1/completions", body) if event != "[DONE]"]
+        told = [offset for c in chunks for offset in (c["choices"][0]["logprobs"] or {}).get("text_offset", [])]
+        assert told == offsets
+
+    in_process(test)
+
+
 def test_echo_scores_the_prompt() -> None:
     async def test(client: Client) -> None:
         body = {"prompt": "hello", "echo": True, "logprobs": 2, "max_tokens": 0}

@@ -51,7 +51,7 @@ class Calling:
     format: CallFormat
     names: frozenset[str]
     parallel: bool
-    marks: dict[int, str]  # control tokens that begin a call, which have no text of their own
+    marks: dict[int, str]  # control tokens of a call's framing, which have no text of their own
 
 
 class Answer:
@@ -96,7 +96,7 @@ class Answer:
         return parts
 
     def _with_marks(self, text: str, tokens: Sequence[Token]) -> str:
-        """The text with the control tokens in it that begin a call, where they stood."""
+        """The text with the control tokens in it that frame a call, where they stood."""
         assert self._calling is not None
         marks = self._calling.marks
         for position in range(len(tokens) - 1, -1, -1):
@@ -121,6 +121,6 @@ class Answer:
                 choice.calls[part.index].arguments += part.text
 
     def _new_call_id(self) -> str:
-        if self._calling is not None and self._calling.format is MISTRAL:
+        if self._calling is not None and self._calling.format.name == MISTRAL.name:
             return secrets.token_hex(5)[:9]  # its template takes ids of nine characters alone
         return f"call_{secrets.token_hex(12)}"

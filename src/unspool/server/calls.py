@@ -26,11 +26,18 @@ class CallFormat:
     joins: str = ""  # characters that may stand around and between the calls of a run
     is_bare: bool = False  # an answer that begins with "{" is a call, without a mark
     key: str = "arguments"  # of the arguments in a call's object
+    argues: str = ""  # the mark between a call's name and its arguments, where a call is no object of both
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Those that a vocabulary may have as control tokens."""
+        return (self.opens, self.argues) if self.argues else (self.opens,)
 
 
 HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
 LLAMA3 = CallFormat("llama3", "<|python_tag|>", joins=";,", is_bare=True, key="parameters")
 MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", joins="[],")
+MISTRAL_ARGS = CallFormat("mistral", "[TOOL_CALLS]", argues="[ARGS]")  # since its eleventh tokenizer
 GENERIC = CallFormat("generic", "<tool_call>", "</tool_call>")  # for a template without tools: we describe it ourselves
 
 
@@ -39,7 +46,7 @@ def format_of(template: str) -> CallFormat:
     if "<tool_call>" in template:
         return HERMES
     if "[TOOL_CALLS]" in template:
-        return MISTRAL
+        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if "<|python_tag|>" in template or '"parameters"' in template:
         return LLAMA3
     return GENERIC
@@ -184,6 +191,39 @@ class CallReader:
         self.is_done = not self.is_wrong
 
 
+class NamedReader(CallReader):
+    """A call that is a name, a mark and an object of arguments."""
+
+    def __init__(self, names: Collection[str], mark: str) -> None:
+        super().__init__(names)
+        self._mark, self._head = mark, ""
+
+    def _take(self, character: str) -> None:
+        if self.name is None:
+            self._head += character
+            if self._head.endswith(self._mark):
+                name = self._head.removesuffix(self._mark).strip()
+                self.name = name if name in self._names else None
+                self.is_wrong = self.name is None
+            else:
+                head = self._head.lstrip()
+                self.is_wrong = not any(f"{name}{self._mark}".startswith(head) for name in self._names)
+        elif self._depth or character not in SPACE:
+            self._give(character)
+            self._count(character)
+
+    def _count(self, character: str) -> None:
+        """How deep we are in the object; it ends where it began."""
+        if self._in_string:
+            self._in_string = self._escaped or character != '"'
+            self._escaped = character == "\\" and not self._escaped
+        elif character == '"':
+            self._in_string = True
+        else:
+            self._depth += (character in "{[") - (character in "}]")
+        self.is_done = self._depth == 0
+
+
 def _text(value: str) -> str | None:
     try:
         found = json.loads(value)
@@ -268,8 +308,9 @@ class CallParser:
             self._framing += first
             self._pending = self._pending[1:]
             return True
-        if first == "{":
-            self._reader = CallReader(self._names)
+        argues = self._format.argues
+        if (first == "{" and not argues) or (argues and self._framing):
+            self._reader = NamedReader(self._names, argues) if argues else CallReader(self._names)
             self._began = self._gave = False
             return True
         closes = self._format.closes

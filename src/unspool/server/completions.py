@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unspool.errors import RequestError
 from unspool.events import Token
@@ -24,21 +24,40 @@ from unspool.server.dialect import (
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service
 from unspool.server.sse import DONE, Mould, frame
+from unspool.text.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from unspool.text.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 16  # OpenAI's
+
+
+class Place:
+    """Where tokens stand in a text: a token starts behind the characters that those before it complete, so all tokens
+    of one character start where it does."""
+
+    def __init__(self, tokenizer: Tokenizer, start: int = 0) -> None:
+        self._detokenizer, self._offset = Detokenizer(tokenizer), start
+
+    def of(self, tokens: Sequence[Token]) -> list[int]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push(token.id))
+        return offsets
 
 
 class CompletionWriter(Writer):
     prefix = "cmpl-"
 
     def begin(self) -> Iterable[bytes]:
-        self._offsets: dict[int, int] = {}
+        self._places: dict[int, Place] = {}
         self._moulds: dict[int, Mould] = {}  # by choice: of a chunk that brings text and nothing else
         self._is_plain = self.asked.get("logprobs") is None and not self.asked.get("trace")
         if self.asked.get("echo"):
             for choice in self.run.answer.choices:
                 text = self._prompt_text(choice)
-                self._offsets[choice.index] = len(text)
+                self._places[choice.index] = Place(self.tokenizer, len(text))
                 yield self._chunk(choice, text)
 
     def write(self, delta: Delta) -> Iterable[bytes]:
@@ -98,9 +117,8 @@ class CompletionWriter(Writer):
     def _chunk(self, choice: Choice, text: str, tokens: Sequence[Token] = (), reason: str | None = None) -> bytes:
         logprobs = None
         if tokens and self.asked.get("logprobs") is not None:
-            start = self._offsets.get(choice.index, 0)
-            logprobs = self._logprobs(tokens, start)
-            self._offsets[choice.index] = start + len(text)
+            place = self._places.setdefault(choice.index, Place(self.tokenizer))
+            logprobs = self._logprobs(tokens, place.of(tokens))
         entry: Body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         entry |= self._trace(tokens) if tokens else {}
         chunk = self._head()
@@ -138,16 +156,15 @@ class CompletionWriter(Writer):
     def _whole_logprobs(self, choice: Choice) -> Body | None:
         if self.asked.get("logprobs") is None:
             return None
-        before = self._prompt_tokens(choice) if self.asked.get("echo") else []
-        return self._logprobs([*before, *choice.tokens], 0)
+        if not self.asked.get("echo"):
+            return self._logprobs(choice.tokens, Place(self.tokenizer).of(choice.tokens))
+        before = self._prompt_tokens(choice)
+        offsets = Place(self.tokenizer).of(before)
+        offsets += Place(self.tokenizer, len(self._prompt_text(choice))).of(choice.tokens)
+        return self._logprobs([*before, *choice.tokens], offsets)
 
-    def _logprobs(self, tokens: Sequence[Token], offset: int) -> Body:
-        """Tokens share the text between them: where a character takes several tokens, it starts at the first."""
+    def _logprobs(self, tokens: Sequence[Token], offsets: Sequence[int]) -> Body:
         text = self.tokenizer.token_text
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(text(token.id)) if token.id not in self.tokenizer.special_ids else 0
         return {
             "tokens": [text(token.id) for token in tokens],
             "token_logprobs": [logprob(token.logprob) for token in tokens],
@@ -155,7 +172,7 @@ class CompletionWriter(Writer):
                 {text(id): logprob(value) for id, value in token.top} if token.logprob is not None else None
                 for token in tokens
             ],
-            "text_offset": offsets,
+            "text_offset": list(offsets),
         }
 
 

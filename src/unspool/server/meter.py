@@ -18,10 +18,14 @@ ARRAY_BYTES = 128 << 20  # read to learn the ceiling
 
 
 class Meter:
-    """A runner that notes its steps: how many, how long, and how many bytes they must have read at least."""
+    """A runner that notes its steps: how many, how long, and how many bytes they must have read at least.
+
+    An engine that runs ahead of its device launches steps without it: then nothing is known, and nothing is told.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._runner: Runner = engine.runner
+        self.sees_all = engine.ahead is None
         weights = engine.checkpoint.weights
         looked_up = 0 if engine.checkpoint.config.tied_embeddings else weights["token_embd.weight"].nbytes
         self._step_bytes = sum(weight.nbytes for weight in weights.values()) - looked_up

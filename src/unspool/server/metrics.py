@@ -152,13 +152,8 @@ class EngineCollector(Families):
         for reason in REASONS:
             success.add_metric([self._model, reason], engine.finished.get(reason, 0))
         yield success
-        yield self._counter("engine_steps", "Steps computed.", self._meter.num_steps)
-        yield self._counter("engine_step_seconds", "Time spent in them.", self._meter.seconds)
-        yield self._counter("engine_bytes_read", "Weights and KV cache that they read.", self._meter.num_bytes)
-        utilization = self._meter.utilization()
-        if utilization is not None:
-            text = "Of what memory can give, what the steps since the last scrape read, 0 to 1."
-            yield self._gauge("memory_bandwidth_utilization", text, utilization)
+        if self._meter.sees_all:
+            yield from self._steps()
         tally = engine.speculation.total
         yield self._counter("spec_decode_num_drafts", "Drafts verified.", tally.steps)
         yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", tally.drafted)
@@ -175,3 +170,12 @@ class EngineCollector(Families):
         yield self._gauge("spec_decode_mean_accepted_length", "Guesses of a draft that were chosen.", mean)
         text = "By the measured costs: plain steps that were not needed, less what drafts took."
         yield self._gauge("spec_decode_saved_seconds", text, tally.seconds_saved)
+
+    def _steps(self) -> Iterator[Metric]:
+        yield self._counter("engine_steps", "Steps computed.", self._meter.num_steps)
+        yield self._counter("engine_step_seconds", "Time spent in them.", self._meter.seconds)
+        yield self._counter("engine_bytes_read", "Weights and KV cache that they read.", self._meter.num_bytes)
+        utilization = self._meter.utilization()
+        if utilization is not None:
+            text = "Of what memory can give, what the steps since the last scrape read, 0 to 1."
+            yield self._gauge("memory_bandwidth_utilization", text, utilization)

@@ -47,11 +47,14 @@ class Server(uvicorn.Server):
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1] if self.servers else self._service.config.port
             announce(self._service, port)
-            engine = self._service.llm.engine
-            if engine.config.device in ("auto", "cpu"):  # beside the first requests, so that starting stays quick
-                self._measuring = asyncio.create_task(
-                    asyncio.to_thread(self._service.meter.measure, engine.config.threads)
-                )
+            # Beside the first requests, so that starting stays quick.
+            self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
+
+    def _prepare(self) -> None:
+        config = self._service.llm.engine.config
+        if config.device in ("auto", "cpu"):
+            self._service.meter.measure(config.threads)
+        self._service.warm_up()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """The listening sockets close at once; the drain runs beside uvicorn's own wait for its connections."""

@@ -217,8 +217,11 @@ class Service:
         constraint = constraint_for(toolbox, format, answer, tokenizer)
         if constraint is not None and constraint.kind == "grammar" and len(constraint.value) > 4 * MAX_SCHEMA_BYTES:
             raise RequestError(f"the tools' schemas have {len(constraint.value):,} characters together", "tools")
-        ids = tokenizer.encode(format.opens, add_special=False, parse_special=True)
-        marks = {ids[0]: format.opens} if len(ids) == 1 and ids[0] in tokenizer.special_ids else {}
+        marks = {}
+        for mark in format.marks:
+            ids = tokenizer.encode(mark, add_special=False, parse_special=True)
+            if len(ids) == 1 and ids[0] in tokenizer.special_ids:
+                marks[ids[0]] = mark
         names = frozenset(tool.name for tool in toolbox.callable)
         return constraint, Calling(format, names, toolbox.parallel, marks)
 
@@ -250,6 +253,13 @@ class Service:
         except BaseException:
             run.abort()
             raise
+
+    def warm_up(self) -> None:
+        """What the first requests would wait for otherwise: the vocabulary as constraints see it takes a second for
+        large ones."""
+        from unspool.sampling.constraint import compile_constraint
+
+        compile_constraint(Constraint("json_object"), self.llm.tokenizer)
 
     async def check(self) -> None:
         """Raises unless the engine's thread answers."""

@@ -102,12 +102,14 @@ def constraint_for(
         start, rules = _text_with_calls(toolbox, format, tokenizer)
     else:
         start, rules = f"({_calls_only(toolbox, format, tokenizer)}) | {_as_rule(answer)}", []
-    functions = [_function_rule(index, tool, format) for index, tool in enumerate(toolbox.callable)]
+    functions = [_function_rule(index, tool, format, tokenizer) for index, tool in enumerate(toolbox.callable)]
     return Constraint("grammar", "\n".join(["%llguidance {}", f"start: {start}", *rules, *functions]))
 
 
 def _calls_only(toolbox: Toolbox, format: CallFormat, tokenizer: Tokenizer) -> str:
     call, mark = _any_function(toolbox), _mark(format.opens, tokenizer)
+    if format.argues:
+        return f"({mark} {call})+" if toolbox.parallel else f"{mark} {call}"
     if format.closes:
         one = f'{mark} "\\n" {call} {_quoted(chr(10) + format.closes)}'
         return f'{one} ("\\n" {one})*' if toolbox.parallel else one
@@ -122,6 +124,7 @@ def _text_with_calls(toolbox: Toolbox, format: CallFormat, tokenizer: Tokenizer)
         return f"TEXT | {_calls_only(toolbox, format, tokenizer)}", [r"TEXT: /[^{](.|\n)*/ | //"]
     call, mark = _any_function(toolbox), _mark(format.opens, tokenizer)
     rest = f'"\\n" {call} {_quoted(chr(10) + format.closes)}' if format.closes else f'"[" {call} (", " {call})* "]"'
+    rest = call if format.argues else rest
     repeat = "*" if toolbox.parallel else "?"
     if mark.startswith("<["):
         return f"(TEXT {mark} {rest}){repeat} TEXT", [f"TEXT: {TEXT}"]
@@ -140,10 +143,12 @@ def _any_function(toolbox: Toolbox) -> str:
     return "(" + " | ".join(f"function_{index}" for index in range(len(toolbox.callable))) + ")"
 
 
-def _function_rule(index: int, tool: Tool, format: CallFormat) -> str:
+def _function_rule(index: int, tool: Tool, format: CallFormat, tokenizer: Tokenizer) -> str:
     """One call's object. The schema stands as a grammar of its own, so that its references keep their root."""
-    head = f'{{"name": {json.dumps(tool.name)}, "{format.key}": '
     schema = json.dumps(tool.parameters) if tool.parameters else '{"type": "object"}'
+    if format.argues:
+        return f"function_{index}: {_quoted(tool.name)} {_mark(format.argues, tokenizer)} %json {schema}"
+    head = f'{{"name": {json.dumps(tool.name)}, "{format.key}": '
     return f'function_{index}: {_quoted(head)} %json {schema} "}}"'
 
 
