@@ -75,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--draft", help="a draft model; without one, prompt lookup")
     parser.add_argument("--speculate", help='a drafter as the engine names it, e.g. "early-exit:12"')
+    parser.add_argument("--only", help="one of the engine's drafters (all)")
     parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-n", "--max-tokens", type=int, default=128)
@@ -109,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
 def compare(llm: LLM, kind: str, at_once: int, args: argparse.Namespace) -> dict[str, Any]:
     """One kind of prompts, off and with each drafter; with several at once the prompts are repeated to fill the engine,
     each with a seed of its own."""
-    names = ["off", *llm.engine.speculation.drafters]
+    names = ["off", *([args.only] if args.only else llm.engine.speculation.drafters)]
     work = [[prompt] for prompt in PROMPTS[kind]]
     if at_once > 1:
         work = [[PROMPTS[kind][i % len(PROMPTS[kind])] for i in range(at_once)]]

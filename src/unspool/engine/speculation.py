@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,32 +108,42 @@ class Speculation:
         Drafters that cost nothing look on meanwhile: their guesses are compared, not sent.
         """
         due = False
-        for branch in branches:
-            drafter = self._drafter_of(branch)
-            if drafter is None or branch.request.num_left != 1:
-                continue
+        for name, group in self._wanting(branches, num_rows).items():
+            drafter = self.drafters[name]
             if drafter.seconds(1) > 0:
-                due |= self.fixed_length is not None or self._is_worth_asking(branch, drafter, num_rows, 1)
+                fixed = self.fixed_length is not None
+                due |= fixed or any(self._is_worth_asking(branch, drafter, num_rows, len(group)) for branch in group)
                 continue
-            guess = self._look(drafter, [branch], [MOST], num_rows, 1)[0]
-            self._guesses[branch.request.number] = guess
-            due |= self._length(branch, guess, num_rows) > 0
+            for branch, guess in self._look(drafter, group, [MOST] * len(group), num_rows):
+                due |= self._length(branch, drafter, guess, num_rows) > 0
         return due
 
     def draft(self, branches: Sequence[Branch], num_rows: int) -> None:
         """Give each branch that decodes and wants it a draft. `num_rows` is what the step has without drafts."""
-        by_drafter: dict[str, list[Branch]] = {}
-        for branch in branches:
-            if self._drafter_of(branch) is not None and branch.request.num_left == 1:
-                by_drafter.setdefault(branch.speculate or "", []).append(branch)
-        for name, group in by_drafter.items():
+        for name, group in self._wanting(branches, num_rows).items():
             drafter = self.drafters[name]
             counts = [self._most_asked(branch, drafter, num_rows, len(group)) for branch in group]
-            for branch, guess in zip(group, self._look(drafter, group, counts, num_rows, len(group)), strict=True):
-                guess.sent = self._length(branch, guess, num_rows)
+            for branch, guess in self._look(drafter, group, counts, num_rows):
+                guess.sent = self._length(branch, drafter, guess, num_rows)
                 branch.request.draft = guess.tokens[: guess.sent]
-                self._guesses[branch.request.number] = guess
                 num_rows += guess.sent
+
+    def _wanting(self, branches: Sequence[Branch], num_rows: int) -> dict[str, list[Branch]]:
+        """Those that decode, by their drafter; nobody where even a sure guess would not pay."""
+        groups: dict[str, list[Branch]] = {}
+        for branch in branches:
+            name = branch.speculate
+            if name is not None and name in self.drafters and branch.request.num_left == 1:
+                groups.setdefault(name, []).append(branch)
+        if self.fixed_length is not None:
+            return groups
+        costs = self.costs
+        sure = [SUREST, SUREST]
+        return {
+            name: group
+            for name, group in groups.items()
+            if draft_length(sure, num_rows, 2, costs, self._pace_of(self.drafters[name]).price)
+        }
 
     def _drafter_of(self, branch: Branch) -> Drafter | None:
         return self.drafters.get(branch.speculate) if branch.speculate is not None else None
@@ -144,7 +154,7 @@ class Speculation:
             return min(self.fixed_length, room)
         if drafter.seconds(1) > 0 and not self._is_worth_asking(branch, drafter, num_rows, num_others):
             return 0
-        return min(MOST, room)
+        return min(MOST, room, max(2, 2 * MOST // num_rows))  # in a crowd, long drafts never pay
 
     def _is_worth_asking(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int) -> bool:
         record = self._record(branch)
@@ -164,30 +174,31 @@ class Speculation:
         return bool(tokens * won > start_seconds(branch.request.tokens))
 
     def _look(
-        self, drafter: Drafter, branches: Sequence[Branch], counts: Sequence[int], num_rows: int, num_others: int
-    ) -> list[Guess]:
+        self, drafter: Drafter, branches: Sequence[Branch], counts: Sequence[int], num_rows: int
+    ) -> list[tuple[Branch, Guess]]:
         """What a drafter proposes, as far as it makes sense. A token that is not one spoils the whole draft."""
-        sights = [
-            Sight(
-                request.number,
-                request.tokens[: -request.num_pending] if request.num_pending else request.tokens,
-                request.num_prompt,
-                request.blocks,
-                branch.sampler,
-                partial(self._goes_on, branch, drafter, num_rows, num_others),
-            )
-            for branch in branches
-            for request in (branch.request,)
-        ]
-        drafts = drafter.propose(sights, counts)
+        is_costly = drafter.seconds(1) > 0
+        sights = [self._sight(branch, drafter, num_rows, len(branches) if is_costly else 0) for branch in branches]
         guesses = []
-        for branch, draft in zip(branches, drafts, strict=True):
-            tokens, marks = list(draft[:MOST]), draft.marks[:MOST] if isinstance(draft, Draft) else list(range(MOST))
-            vocab_size = branch.sampler.vocab_size
-            if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
-                tokens = []
-            guesses.append(Guess(tokens, marks, 0, num_rows, drafter.seconds(len(tokens))))
+        pace = self._pace_of(drafter)
+        for branch, draft in zip(branches, drafter.propose(sights, counts), strict=True):
+            tokens, vocab_size = list(draft[:MOST]), branch.sampler.vocab_size
+            if not tokens or not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
+                pace.speed.observe(1, 1.0)
+                continue
+            marks = draft.marks[:MOST] if isinstance(draft, Draft) else list(range(MOST))
+            guess = Guess(tokens, marks, 0, num_rows, drafter.seconds(len(tokens)))
+            self._guesses[branch.request.number] = guess
+            guesses.append((branch, guess))
         return guesses
+
+    def _sight(self, branch: Branch, drafter: Drafter, num_rows: int, num_costly: int) -> Sight:
+        request = branch.request
+        tokens = request.tokens[: -request.num_pending] if request.num_pending else request.tokens
+        sight = Sight(request.number, tokens, request.num_prompt, request.blocks, branch.sampler)
+        if num_costly:
+            sight = replace(sight, goes_on=partial(self._goes_on, branch, drafter, num_rows, num_costly))
+        return sight
 
     def _goes_on(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int, marks: Sequence[int]) -> bool:
         """Whether one more guess of a costly drafter promises more than it costs; others draft as far, as it seems."""
@@ -200,12 +211,10 @@ class Speculation:
         row = min((costs(rows + more) - costs(rows)) / more for more in (1, 2))
         return promise > pace.price * num_rows / costs.plain(num_rows) * (row + drafter.seconds(1))
 
-    def _length(self, branch: Branch, guess: Guess, num_rows: int) -> int:
+    def _length(self, branch: Branch, drafter: Drafter, guess: Guess, num_rows: int) -> int:
         room = branch.max_output - len(branch.output) - branch.request.num_pending - 1
         if self.fixed_length is not None:
             return max(0, min(self.fixed_length, room, len(guess.tokens)))
-        drafter = self._drafter_of(branch)
-        assert drafter is not None
         pace, record = self._pace_of(drafter), self._record(branch)
         chances = [_chance(pace, record, mark) for mark, _ in zip(guess.marks, guess.tokens, strict=False)]
         return draft_length(chances, num_rows, room, self.costs, pace.price)
@@ -213,9 +222,11 @@ class Speculation:
     # After a step ---------------------------------------------------------------------------------------------------
     def learn(self, branch: Branch, chosen: Sequence[int]) -> None:
         """The model chose; compare with what was guessed."""
-        guess, drafter = self._guesses.pop(branch.request.number, None), self._drafter_of(branch)
-        if guess is None or drafter is None:
+        guess = self._guesses.pop(branch.request.number, None)
+        if guess is None:
             return
+        drafter = self._drafter_of(branch)
+        assert drafter is not None
         pace, record = self._pace_of(drafter), self._record(branch)
         accepted = 0
         for token, guessed, mark in zip(chosen, guess.tokens, guess.marks, strict=False):
@@ -229,9 +240,8 @@ class Speculation:
         taken = self.costs(guess.rows + guess.sent) - plain + guess.seconds if guess.sent else guess.seconds
         steps = 1 + taken / plain * guess.rows
         pace.speed.observe(1 + accepted, steps)
-        if guess.tokens:
-            pace.tried.observe(1 + accepted, steps)
-            record.observe_round(1 + accepted, steps)
+        pace.tried.observe(1 + accepted, steps)
+        record.observe_round(1 + accepted, steps)
         if guess.sent:
             saved = accepted * plain / guess.rows - taken
             self._tallies.setdefault(branch.request.number, Tally()).add(guess.sent, accepted, saved)
