@@ -75,7 +75,7 @@ ARGUMENTS = '{"at": [1, {"x": "}\\"]"}], "deep": true}'
             [("go", "{}"), ("look", "{}")],
         ),
         (MISTRAL_ARGS, f"Yes.[TOOL_CALLS]look[ARGS]{ARGUMENTS}", "Yes.", [("look", ARGUMENTS)]),
-        (MISTRAL_ARGS, '[TOOL_CALLS]go[ARGS]{}[TOOL_CALLS]look[ARGS]{"a": 1}', "", [("go", "{}"), ("look", '{"a": 1}')]),
+        (MISTRAL_ARGS, '[TOOL_CALLS]go[ARGS]{}[TOOL_CALLS]go[ARGS]{"a": 1}', "", [("go", "{}"), ("go", '{"a": 1}')]),
         (MISTRAL_ARGS, '[TOOL_CALLS] go[ARGS] {"a": "cut [TOOL_CALLS]', "", [("go", '{"a": "cut [TOOL_CALLS]')]),
         (MISTRAL_ARGS, "[TOOL_CALLS]go[ARGS]{} Done.", " Done.", [("go", "{}")]),
         (

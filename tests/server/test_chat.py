@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import Client, in_process, make_llm
+from tests.server.harness import TEMPLATE, Client, in_process, make_llm
 from unspool.server.config import ServerConfig
 
 PATH = "/v1/chat/completions"
@@ -221,10 +221,20 @@ def test_lenient_warns_instead() -> None:
     in_process(test, ServerConfig(lenient=True, log_format="off"))
 
 
+PLAIN = TEMPLATE.replace("<tool_call>", "").replace("</tool_call>", "")
+FORMATS = {
+    "hermes": TEMPLATE,
+    "llama3": PLAIN + "{# <|python_tag|> #}",
+    "mistral": PLAIN + "{# [TOOL_CALLS] #}",
+    "mistral, newer": PLAIN + "{# [TOOL_CALLS] [ARGS] #}",
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     ("choice", "count"), [("required", 1), ({"type": "function", "function": {"name": "weather"}}, 1)]
 )
-def test_tools_that_must_be_called_are(choice: Any, count: int) -> None:
+def test_tools_that_must_be_called_are(choice: Any, count: int, format: str) -> None:
     async def test(client: Client) -> None:
         for seed in range(4):
             body = {
@@ -243,10 +253,11 @@ def test_tools_that_must_be_called_are(choice: Any, count: int) -> None:
             assert 1 <= arguments["days"] <= 9
             assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
-    in_process(test)
+    in_process(test, llm=make_llm(FORMATS[format]))
 
 
-def test_strict_tools_bind_calls_and_leave_text_free() -> None:
+@pytest.mark.parametrize("format", FORMATS)
+def test_strict_tools_bind_calls_and_leave_text_free(format: str) -> None:
     async def test(client: Client) -> None:
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
         free = await client.ok(
@@ -259,7 +270,7 @@ def test_strict_tools_bind_calls_and_leave_text_free() -> None:
         )
         assert json.loads(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
 
-    in_process(test)
+    in_process(test, llm=make_llm(FORMATS[format]))
 
 
 def test_one_call_where_one_is_wanted() -> None:
