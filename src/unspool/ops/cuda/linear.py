@@ -40,39 +40,6 @@ def product(w, x, first_f, first_t, begin, end, F: tl.constexpr, T: tl.constexpr
 
 
 @triton.jit
-def product_of_few(
-    w, x, parts, residual, first_f, first_t, begin, end, num_tokens, features, width,
-    PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, EAGER: tl.constexpr,
-    F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The same for few tokens, and the wait for the kernel before: the first weights are on their way by then.
-
-    The compiler starts a loop's copies some rounds ahead, before the loop itself; whatever the kernel before has made is
-    read by plain loads, none of them before the wait. Tokens come a round ahead.
-    """
-    tokens, c = first_t + tl.arange(0, T), tl.arange(0, K)
-    here = (tokens < num_tokens)[:, None]
-    source = x + tokens.to(tl.int64)[:, None] * width + c[None, :]
-    acc = tl.zeros((F, T), tl.float32)
-    part = tl.zeros((T, PARTS_PADDED), tl.float32)
-    before = tl.zeros((T, F), tl.float32)
-    values = tl.zeros((T, K), tl.bfloat16)
-    for k in range(begin, end, K):
-        weights = w.load([first_f, k])
-        if k == begin:
-            wait_for_previous(PDL)
-            values = tl.load(source + k, mask=here & (k + c < end)[None, :], other=0.0)
-            if PARTS > 0:
-                part = load_parts(parts, tokens, num_tokens, PARTS, PARTS_PADDED)
-            if EAGER:
-                before = load_residual(residual, first_f, tokens, num_tokens, features, F)
-        following = tl.load(source + k + K, mask=here & (k + K + c < end)[None, :], other=0.0)
-        acc = tl.dot(weights, values.T, acc)
-        values = following
-    return acc, part, before
-
-
-@triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
@@ -113,7 +80,6 @@ def linear_kernel(
     w,  # descriptor [features, width]
     w_pointer,
     x,  # descriptor [tokens, width]
-    x_pointer,
     parts,  # [tokens, PARTS] sums of squares of the normed input's groups
     norm_size,
     eps,
@@ -140,7 +106,6 @@ def linear_kernel(
     PARTS_PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
     PARALLEL: tl.constexpr,
-    FEW: tl.constexpr,  # tokens: they wait for the kernel before, the first weights do not
     F: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
@@ -167,21 +132,16 @@ def linear_kernel(
     EAGER: tl.constexpr = EPILOGUE == "stream" and F * T <= 4096  # few registers: have all here when the sum is done
     if EAGER and next_weight is not None:
         weight = load_row(next_weight, first_f, features, F)
+    wait_for_previous(PDL)
+
+    if PARTS > 0:
+        part = load_parts(parts, tokens, num_tokens, PARTS, PARTS_PADDED)
+        if T >= 64:  # many registers: keep the factors alone
+            part = inverse_rms(part, norm_size, eps)
+    if EAGER:
+        before = load_residual(residual, first_f, tokens, num_tokens, features, F)
     end = tl.minimum(begin + split_width, width)
-    if FEW:
-        total, part, before = product_of_few(
-            w, x_pointer, parts, residual, first_f, first_t, begin, end, num_tokens, features, width,
-            PARTS, PARTS_PADDED, EAGER, F, T, K, PDL,
-        )  # fmt: skip
-    else:
-        wait_for_previous(PDL)
-        if PARTS > 0:
-            part = load_parts(parts, tokens, num_tokens, PARTS, PARTS_PADDED)
-            if T >= 64:  # many registers: keep the factors alone
-                part = inverse_rms(part, norm_size, eps)
-        if EAGER:
-            before = load_residual(residual, first_f, tokens, num_tokens, features, F)
-        total = product(w, x, first_f, first_t, begin, end, F, T, K)
+    total = product(w, x, first_f, first_t, begin, end, F, T, K)
     if not PARALLEL:
         for other in range(1, SPLITS):
             begin = other * split_width

@@ -283,7 +283,6 @@ class Lowering:
         if matrix.format == "bf16":
             w = descriptor(planes.codes, tile.features, tile.width)
             args |= {"w": w, "w_pointer": planes.codes, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
-            args |= {"x_pointer": rows, "FEW": tile.tokens <= 16}
             own = OWN_BYTES if has_dependent_launch() and self.rows <= MOST_PREFETCHED else 0
             args |= {"OWN": own, "THREADS": 32 * tile.warps}
             self._add(linear_kernel, grid, args, **options)
