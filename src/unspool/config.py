@@ -70,6 +70,7 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda", "reference"] = "auto"
     threads: int | None = None  # CPU threads; None: the cores this process may use
     isa: Literal["auto", "avx512", "avx2", "plain"] = "auto"  # CPU kernel set
+    quantize: Literal["none", "fp8", "int8", "int4"] = "none"  # of weights that a file stores in 16 or 32 bits
     block_size: int = 0  # tokens in one KV block; 0: what suits the device
     kv_tokens: int | None = None  # capacity of the KV cache in tokens; None: from free memory
     kv_dtype: Literal["f16", "q8", "f32"] = "f16"

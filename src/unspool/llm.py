@@ -40,6 +40,7 @@ class LLM:
         config = make_config(options)
         self.checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
         self.engine = Engine(self.checkpoint, config, tokenizer=self.checkpoint.tokenizer)
+        self.checkpoint = self.engine.checkpoint  # quantized, if that was asked for
         assert self.engine.tokenizer is not None  # it was just made
         self.tokenizer = self.engine.tokenizer
         self._inboxes: dict[str, deque[Event]] = {}

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 ENGINE = EngineConfig(device="cuda").suited("cuda")
 
 
-@pytest.mark.parametrize("format", ["bf16", "q8_0", "q4_1", "q5_1", "q6_k", "q2_k"])
+@pytest.mark.parametrize("format", ["bf16", "fp8", "q8_0", "q4_1", "q5_1", "q6_k", "q2_k"])
 def test_weights_take_what_was_planned(format: str) -> None:
     checkpoint = shared_checkpoint(SHAPES["tiny-wide"], format)
     for weight in checkpoint.weights.values():

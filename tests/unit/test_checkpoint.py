@@ -169,7 +169,7 @@ def test_gemma_with_new_style_fields(tmp_path: Path) -> None:
         ({"architectures": None}, "architectures: one name was expected"),
         ({"attention_bias": True}, "attention_bias: biases"),
         ({"mlp_bias": True}, "mlp_bias: biases"),
-        ({"quantization_config": {}}, "quantization_config: quantized directories are not supported"),
+        ({"quantization_config": {}}, "quantization_config: of quantized directories those of 8-bit floats"),
         ({"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 is outside 1 to 1024"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers: '2' is not an integer"),

@@ -12,7 +12,6 @@ import pytest
 
 from unspool.errors import ModelError
 from unspool.weights import gguf as reader
-from unspool.weights.formats import FORMATS
 from unspool.weights.gguf import open_gguf, write_gguf
 from unspool.weights.weight import encode_weight
 
@@ -59,7 +58,7 @@ def refused(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    tensors = {name: encode_weight(name, VALUES, name) for name in FORMATS}
+    tensors = {name: encode_weight(name, VALUES, name) for name in reader.TENSOR_FORMATS.values()}
     write_gguf(tmp_path / "a.gguf", METADATA, tensors)
     file = open_gguf(tmp_path / "a.gguf")
     assert file.metadata == METADATA

@@ -280,6 +280,7 @@ ENGINE_FLAGS = (
     EngineFlag("device", str, "DEVICE", "auto, cpu, cuda, or reference (numpy: slow, the specification)"),
     EngineFlag("threads", int, "N", "CPU threads; without it, the cores this process may use"),
     EngineFlag("isa", str, "ISA", "CPU kernels: auto, avx512, avx2, plain"),
+    EngineFlag("quantize", str, "TYPE", "weights that are 16 or 32 bits wide as none, fp8, int8 or int4"),
     EngineFlag("kv_tokens", int, "N", "KV cache for N tokens; without it, from the model and the free memory"),
     EngineFlag("gpu_memory", float, "SHARE", "of a GPU's memory that may be in use when the KV cache was made"),
     EngineFlag("kv_dtype", str, "TYPE", "KV cache in f16, q8 or f32"),

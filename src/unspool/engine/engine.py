@@ -54,6 +54,10 @@ class Engine:
         config = config or EngineConfig()
         self.ops = ops or bodies.load(config)
         config = config.suited(self.ops.name)
+        if config.quantize != "none":
+            from unspool.weights.quantize import loaded_as
+
+            checkpoint = loaded_as(checkpoint, config.quantize)
         self.checkpoint = checkpoint
         model, room = build(checkpoint.config, checkpoint.weights, self.ops), None
         if config.kv_tokens is None and hasattr(self.ops, "kv_room"):

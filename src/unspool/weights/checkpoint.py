@@ -124,6 +124,7 @@ def _bounded(path: Path, template: str | None) -> str | None:
 
 
 def _open_directory(path: Path) -> Checkpoint:
+    from unspool.weights.fp8_scales import own_scales
     from unspool.weights.hf_config import config_from_json
     from unspool.weights.safetensors import open_safetensors_directory
 
@@ -149,7 +150,7 @@ def _open_directory(path: Path) -> Checkpoint:
         path=path,
         name=_directory_name(path),
         config=config,
-        weights=canonical_weights(open_safetensors_directory(path), config),
+        weights=canonical_weights(own_scales(open_safetensors_directory(path)), config),
         tokenizer=tokenizer,
         chat_template=_bounded(path, _directory_template(path)),
         generation=generation,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unspool.errors import ModelError
-from unspool.weights import kquants
+from unspool.weights import fp8, kquants
 from unspool.weights.kquants import half, half_bytes
 
 Blocks = np.ndarray  # decoded: (n, block) float32; encoded: (n, bytes_per_block) uint8
@@ -182,6 +182,8 @@ FORMATS: dict[str, Format] = {
         Format("f32", 1, 4, _unpack_f32, _pack_f32),
         Format("f16", 1, 2, _unpack_f16, _pack_f16),
         Format("bf16", 1, 2, _unpack_bf16, _pack_bf16),
+        Format("f8_e4m3", 1, 1, fp8.unpack_bare, fp8.pack_bare),
+        Format("fp8", 128, 132, fp8.unpack, fp8.pack),
         Format("q8_0", 32, 34, _unpack_q8_0, _pack_q8_0),
         Format("q4_0", 32, 18, _unpack_q4_0, _pack_q4_0),
         Format("q4_1", 32, 20, _unpack_q4_1, _pack_q4_1),

@@ -33,6 +33,9 @@ DEFAULT_THETA = {"gemma3": 1_000_000.0}
 GEMMA3_PATTERN = 6
 GEMMA3_LOCAL_THETA = 10_000.0
 
+# Ways to store 8-bit floats; whatever else they may store is refused by its type.
+EIGHT_BIT = ("fp8", "fbgemm_fp8", "compressed-tensors")
+
 
 def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
     """`values` is the content of the config.json at `path`."""
@@ -41,8 +44,9 @@ def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
     for option in ("attention_bias", "mlp_bias"):
         if fields.boolean(option, False):
             fields.fail(option, "biases there are not supported")
-    if fields.get("quantization_config") is not None:
-        fields.fail("quantization_config", "quantized directories are not supported; use a GGUF file")
+    quantized = fields.get("quantization_config")
+    if quantized is not None and not (isinstance(quantized, dict) and quantized.get("quant_method") in EIGHT_BIT):
+        fields.fail("quantization_config", "of quantized directories those of 8-bit floats are read; use a GGUF file")
     heads = fields.integer("num_attention_heads", high=MAX_HEADS)
     hidden = fields.integer("hidden_size", high=MAX_WIDTH)
     default_dim = 256 if architecture == "gemma3" else even_share(hidden, heads)

@@ -9,12 +9,29 @@ from unspool.weights.checkpoint import Checkpoint
 from unspool.weights.formats import FORMATS
 from unspool.weights.weight import Weight, encode_weight
 
+# What a weight's 16 or 32 bits become when a model is loaded so.
+LOADED_AS = {"fp8": "fp8", "int8": "q8_0", "int4": "q4_1"}
+WIDE = ("f32", "f16", "bf16")
+
 
 def quantize_weight(weight: Weight, format: str) -> Weight:
     """The same values, as near as `format` can say them."""
     if format not in FORMATS:
         raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
     return weight if weight.format == format else encode_weight(weight.name, weight.dequantize(), format)
+
+
+def loaded_as(checkpoint: Checkpoint, kind: str) -> Checkpoint:
+    """A checkpoint as EngineConfig.quantize wants it: what its file stores in fewer bits stays as it is."""
+    if kind == "none":
+        return checkpoint
+    format = LOADED_AS[kind]
+    small = quantize(replace(checkpoint, weights=_wide(checkpoint)), format).weights
+    return replace(checkpoint, weights={**checkpoint.weights, **small}, name=f"{checkpoint.name}-{kind}")
+
+
+def _wide(checkpoint: Checkpoint) -> dict[str, Weight]:
+    return {name: weight for name, weight in checkpoint.weights.items() if weight.format in WIDE}
 
 
 def quantize(checkpoint: Checkpoint, format: str) -> Checkpoint:

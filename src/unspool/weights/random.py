@@ -29,7 +29,7 @@ END = "<|endoftext|>"
 # A tensor of more values than this is tiled from a pool instead of drawn: eight billion draws take minutes.
 # The pool has a prime number of blocks, so that no two of a matrix's first rows are alike.
 DRAWN = 1 << 19
-POOL_BLOCKS = {1: 8_388_617, 32: 262_147, 256: 65_537}
+POOL_BLOCKS = {1: 8_388_617, 32: 262_147, 128: 131_101, 256: 65_537}
 
 
 def random_checkpoint(config: ModelConfig, *, format: str = "f32", seed: int = 0) -> Checkpoint:

@@ -22,7 +22,7 @@ from unspool.weights.gguf_writer import replacing
 from unspool.weights.mapping import map_file
 from unspool.weights.weight import Weight
 
-DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f8_e4m3"}
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # the format's own bound
 
@@ -125,7 +125,8 @@ def _span(path: Path, name: str, entry: Any, size: int) -> tuple[str, tuple[int,
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         fail(f"type {str(dtype)[:60]} cannot be read; {', '.join(DTYPES)} can")
-    if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_DIMS or not all(_is_count(n) and n for n in shape):
+    shape = shape or [1]  # a scale may be a number without a shape
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_is_count(n) and n for n in shape):
         fail(f"shape {str(shape)[:60]} is not 1 to {MAX_DIMS} positive numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(n) for n in offsets):
         fail(f"data_offsets {str(offsets)[:60]} are not two positions")

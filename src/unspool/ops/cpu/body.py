@@ -55,6 +55,10 @@ class CpuMatrix:
         if len(columns) != 1 or any(len(part.shape) != 2 for part in parts):
             shapes = ", ".join(f"{part.name} {part.shape}" for part in parts)
             raise EngineError(f"weights that do not share their input: {shapes}")
+        if any(part.format in ("fp8", "f8_e4m3") for part in parts):  # the kernels have no 8-bit floats
+            from unspool.weights.fp8_scales import widened
+
+            parts = [widened(part) for part in parts]
         self.parts = parts
         self.native = _native.Matrix([(part.format, part.data, part.shape[0]) for part in parts], columns.pop())
 

@@ -6,7 +6,8 @@
 A file's blocks interleave all three and are not aligned; they are taken apart once, when a model is loaded. Codes of
 four bits share a byte: the low half holds k, the high half k + 64, of every 128 columns. Wider codes take a byte each.
 Scales and offsets are float16, one for each group of 16 or 32 columns. FORMAT tells kernels apart: "bf16", or the bits
-of a code and the columns of a group, with or without offsets: "u4g32o", "i8g32", "i8g16".
+of a code and the columns of a group, with or without offsets: "u4g32o", "i8g32", "i8g16"; "f8g128" are 8-bit floats,
+whose scales are float32.
 """
 
 from __future__ import annotations
@@ -16,10 +17,22 @@ import triton.language as tl
 
 
 @triton.jit
+def e4m3(code):
+    """8-bit floats by their codes, 2^-8 of their value: the bits of float16 a few places down, whose exponent counts
+    from 15 where theirs counts from 7."""
+    bits = ((code.to(tl.int16) & 0x80) << 8) | ((code.to(tl.int16) & 0x7F) << 7)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def decode_row(codes, scales, offsets, row, column, inside, WIDTH: tl.constexpr, FORMAT: tl.constexpr):
     """One row of a matrix as float32, as a lookup reads it. WIDTH counts the padding too."""
     if FORMAT == "bf16":
         value = tl.load(codes + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    elif FORMAT == "f8g128":
+        code = tl.load(codes + row * WIDTH + column, mask=inside, other=0)
+        scale = tl.load(scales + row * (WIDTH // 128) + column // 128, mask=inside, other=0.0)
+        value = e4m3(code) * (scale * 256.0)
     else:
         COLUMNS: tl.constexpr = 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
         if FORMAT == "u4g32o":

@@ -12,6 +12,7 @@ from unspool.weights.formats import FORMATS
 
 NIBBLE_COLUMNS = 128  # a byte holds columns k and k + 64 of these
 BYTE_COLUMNS = 64  # that a kernel reads at a time
+FLOAT_COLUMNS = 128  # of 8-bit floats that share a scale
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Planes:
             return self.codes.float()
         assert self.scales is not None
         codes = self.codes
+        if self.format == "f8g128":
+            codes = codes.view(torch.float8_e4m3fn)
         if self.format.startswith("u4"):
             halves = codes.reshape(len(codes), -1, NIBBLE_COLUMNS // 2)
             codes = torch.cat([halves & 15, halves >> 4], 2).reshape(len(codes), -1)
@@ -70,6 +73,8 @@ class Planes:
 def take_apart(raw: Tensor, format: str, features: int, width: int) -> Planes:
     """The planes of a matrix stored in one of GGUF's quantized formats."""
     kind = FORMATS[format]
+    if format == "fp8":
+        return _float_planes(raw, features, width)
     blocks = raw.reshape(features * width // kind.block, kind.bytes_per_block)
     codes, scales, offsets = UNPACK[format](blocks)
     columns = kind.block * len(blocks) // scales.numel()
@@ -80,6 +85,13 @@ def take_apart(raw: Tensor, format: str, features: int, width: int) -> Planes:
     padding = -width % BYTE_COLUMNS
     name = f"i8g{columns}" + ("" if offsets is None else "o")
     return _padded(name, codes, scales, offsets, width, padding)
+
+
+def _float_planes(raw: Tensor, features: int, width: int) -> Planes:
+    """8-bit floats: the codes as they are, a float32 for each 128 columns of a row."""
+    blocks = raw.reshape(features, width // FLOAT_COLUMNS, 4 + FLOAT_COLUMNS)
+    scales = blocks[:, :, :4].contiguous().view(torch.float32).reshape(features, -1)
+    return Planes("f8g128", width, blocks[:, :, 4:].reshape(features, width).contiguous(), scales)
 
 
 def _padded(name: str, codes: Tensor, scales: Tensor, offsets: Tensor | None, width: int, padding: int) -> Planes:

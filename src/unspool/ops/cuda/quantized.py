@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from unspool.ops.cuda.exact import inverse_rms, let_next_start, wait_for_previous
+from unspool.ops.cuda.formats import e4m3
 from unspool.ops.cuda.linear import finish, load_parts, place
 
 STEP = tl.constexpr(64)  # columns that go to the matrix unit at a time
@@ -29,7 +30,7 @@ def quantized_product(
     codes, scales, offsets, x, first_f, first_t, begin, end, features, width,
     FORMAT: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    COLUMNS: tl.constexpr = 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
+    COLUMNS: tl.constexpr = 128 if FORMAT == "f8g128" else 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
     row = tl.minimum(first_f + tl.arange(0, F), features - 1).to(tl.int64)
     group = row * (width // COLUMNS)
     column = tl.arange(0, STEP)
@@ -42,6 +43,12 @@ def quantized_product(
             acc = tl.dot(low, x.load([first_t, k]).T, acc)
             high = decode(byte >> 4, scales, offsets, group + (k + STEP) // COLUMNS, COLUMNS, F)
             acc = tl.dot(high, x.load([first_t, k + STEP]).T, acc)
+    elif FORMAT == "f8g128":
+        row = row * width
+        for k in range(begin, end, STEP):
+            code = tl.load(codes + row[:, None] + k + column[None, :])
+            scale = tl.load(scales + group + k // COLUMNS) * 256.0
+            acc = tl.dot((e4m3(code) * scale[:, None]).to(tl.bfloat16), x.load([first_t, k]).T, acc)
     else:
         row = row * width
         for k in range(begin, end, STEP):

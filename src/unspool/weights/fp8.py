@@ -1,0 +1,72 @@
+"""8-bit floats (e4m3): 4 bits of exponent, 3 of mantissa, 448 at most.
+
+A weight carries its own scales: blocks of 128 columns of a row, a float32 and 128 codes each; value = code · scale.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+COLUMNS = 128  # that share a scale
+LARGEST = 448.0
+
+
+def _table() -> np.ndarray:
+    code = np.arange(256)
+    exponent, mantissa = (code >> 3) & 15, code & 7
+    small = mantissa * 2.0**-9
+    values = np.where(exponent == 0, small, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    values[(code & 127) == 127] = np.nan
+    return np.where(code < 128, values, -values).astype(np.float32)
+
+
+VALUES = _table()  # by code
+_MIDDLES = (VALUES[:126] + VALUES[1:127]) / 2  # between a positive code and the next
+
+
+def encode(values: np.ndarray) -> np.ndarray:
+    """The nearest codes, halves to even; what is beyond the largest becomes the largest."""
+    magnitude = np.abs(values)
+    code = np.searchsorted(_MIDDLES, magnitude, side="left")
+    is_tie = (code < len(_MIDDLES)) & (magnitude == _MIDDLES[np.minimum(code, len(_MIDDLES) - 1)])
+    code = code + (is_tie & (code % 2 == 1))
+    return (code | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8)
+
+
+def unpack_bare(blocks: np.ndarray) -> np.ndarray:
+    return VALUES[blocks]
+
+
+def pack_bare(values: np.ndarray) -> np.ndarray:
+    return encode(values)
+
+
+def unpack(blocks: np.ndarray) -> np.ndarray:
+    scale = np.ascontiguousarray(blocks[:, :4]).view("<f4")
+    return scale * VALUES[blocks[:, 4:]]
+
+
+def pack(values: np.ndarray) -> np.ndarray:
+    scale = (np.abs(values).max(axis=1, keepdims=True) / np.float32(LARGEST)).astype(np.float32)
+    codes = encode(np.where(scale == 0, np.float32(0), values / np.where(scale == 0, np.float32(1), scale)))
+    return np.concatenate([np.ascontiguousarray(scale).astype("<f4").view(np.uint8), codes], axis=1)
+
+
+def interleave(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """[rows, columns] codes and [rows, columns / 128] scales as the bytes of an fp8 weight."""
+    rows, groups = scales.shape
+    out = np.empty((rows, groups, 4 + COLUMNS), np.uint8)
+    out[:, :, :4] = np.ascontiguousarray(scales, "<f4").view(np.uint8).reshape(rows, groups, 4)
+    out[:, :, 4:] = codes.reshape(rows, groups, COLUMNS)
+    return out.reshape(-1)
+
+
+def spread(scale: np.ndarray, rows: int, groups: int) -> np.ndarray | None:
+    """A checkpoint's scales, one for each row and group of columns; None where their shape fits neither."""
+    if scale.size == 1:
+        return np.full((rows, groups), scale.reshape(-1)[0], np.float32)
+    if scale.size == rows and scale.shape[0] == rows:
+        return np.repeat(scale.reshape(rows, 1), groups, axis=1)
+    if scale.ndim == 2 and scale.shape == (-(-rows // COLUMNS), groups):
+        return np.repeat(scale, COLUMNS, axis=0)[:rows]
+    return None
