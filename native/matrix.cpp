@@ -216,7 +216,8 @@ template <int bits> ALWAYS void code_words(const uint32_t* quads, uint32_t* word
 constexpr auto SINGLE_BITS = [] {
     std::array<uint32_t, 256> table{};
     for (uint32_t bits = 0; bits < 256; bits++)
-        for (uint32_t i = 0; i < 4; i++) table[bits] |= (bits >> i & 1) << (8 * i) | (bits >> (4 + i) & 1) << (8 * i + 1);
+        for (uint32_t i = 0; i < 4; i++)
+            table[bits] |= (bits >> i & 1) << (8 * i) | (bits >> (4 + i) & 1) << (8 * i + 1);
     return table;
 }();
 

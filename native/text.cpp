@@ -194,7 +194,8 @@ BytePairs::BytePairs(const Strings& tokens, const Strings& merges, bool whole_wo
         if (character < 0x80) {
             out[0] = static_cast<uint8_t>(character), spelled_size_[byte] = 1;
         } else {
-            out[0] = static_cast<uint8_t>(0xC0 | character >> 6), out[1] = static_cast<uint8_t>(0x80 | (character & 63));
+            out[0] = static_cast<uint8_t>(0xC0 | character >> 6);
+            out[1] = static_cast<uint8_t>(0x80 | (character & 63));
             spelled_size_[byte] = 2;
         }
         const int64_t id = tokens_.find({reinterpret_cast<const char*>(out), spelled_size_[byte]});

@@ -69,7 +69,7 @@ def _import_numpy_alone() -> None:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Loading makes a hundred thousand objects and no garbage: looking for it took a twentieth of the start."""
+    """Loading makes many objects and no garbage: looking for it takes time and finds nothing."""
     gc.disable()
     try:
         yield
