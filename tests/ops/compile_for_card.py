@@ -1,0 +1,81 @@
+"""Compile the kernels of some steps for a Hopper card, where there is none: run by test_cuda_compile.py.
+
+Under the interpreter a kernel is Python, which forgives what a compiler does not: a name that changes its shape, a type
+that does not fit, more shared memory than there is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from unspool.config import EngineConfig
+from unspool.models.registry import build
+from unspool.ops.cuda import attention, launch, lower, runner, sampler
+from unspool.ops.cuda.body import CudaOps
+from unspool.ops.cuda.sampler import SamplingRoom, results_room
+from unspool.weights.random import SHAPES, shared_checkpoint
+
+SHARED_MEMORY = 232_448  # bytes that a program may have on Hopper
+
+
+class NoCard:
+    """What Triton asks a driver for before it compiles."""
+
+    def __init__(self) -> None:
+        self.utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": SHARED_MEMORY})
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def pretend() -> None:
+    driver.set_active(NoCard())
+    for module in (launch, lower, runner, sampler, attention):
+        for name, value in (("multiprocessors", 132), ("has_dependent_launch", True)):
+            if hasattr(module, name):
+                setattr(module, name, lambda value=value: value)
+    torch.cuda.Stream = lambda: None  # type: ignore[assignment,misc]
+
+
+def launches_of(shape: str, format: str) -> list[Any]:
+    checkpoint = shared_checkpoint(SHAPES[shape], format)
+    ops = object.__new__(CudaOps)
+    ops.device = torch.device("cpu")
+    engine = EngineConfig(block_size=128, step_tokens=512, kv_tokens=1024).suited("cuda")
+    kv = ops.kv_cache(checkpoint.config, engine, 8)
+    step = ops.compile(build(checkpoint.config, checkpoint.weights, ops), kv)
+    step._room, step._results = SamplingRoom(64, step.vocab_size, ops.device), results_room(64, runner.RING, ops.device)
+    parts = (("all", 1, 1, (True, True)), ("all", 48, 48, (False, False)), ("body", 300, 16, None))
+    return [each for part in parts for each in step._layout(*part)[0].launches]
+
+
+def main(cases: list[list[str]]) -> None:
+    pretend()
+    told: dict[str, int] = {}
+    for shape, format in cases:
+        for each in launches_of(shape, format):
+            if not isinstance(each, launch.Launch):
+                continue
+            options = {"num_warps": each.warps, "num_stages": each.stages}
+            options |= {"enable_fp_fusion": False, "launch_pdl": True}
+            compiled = each.kernel.warmup(grid=each.grid, **each.args, **options)
+            assert compiled.metadata.shared <= SHARED_MEMORY, f"{each.label} asks for {compiled.metadata.shared} bytes"
+            told[each.label] = max(told.get(each.label, 0), compiled.metadata.shared)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

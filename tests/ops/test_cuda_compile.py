@@ -1,0 +1,28 @@
+"""Every kernel compiles for a card. Triton's own compiler needs none to do so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ops.cuda_setting import ON_CARD
+
+pytestmark = pytest.mark.skipif(ON_CARD, reason="a card's own tests compile them")
+SCRIPT = Path(__file__).parent / "compile_for_card.py"
+SAMPLING = {"prepare", "coarse", "gather", "search", "draw", "tell"}
+
+
+@pytest.mark.parametrize("cases", [[("tiny-wide", "bf16"), ("tiny-wide", "fp8"), ("tiny-wide", "q4_1")]], ids=["tiny"])
+def test_kernels_compile_for_hopper(cases: list[tuple[str, str]]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps(cases)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert set(told) >= SAMPLING | {"attention", "attention-prompt"}
