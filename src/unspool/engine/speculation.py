@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from unspool.engine.engine import Engine
     from unspool.params import ResolvedParams
 
-MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
+MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
 PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
 LIKELY_ANSWER = 512  # tokens, unless the request wants fewer
 
@@ -294,7 +294,7 @@ def _chance(pace: Pace, record: Record, mark: int) -> float:
 
 
 # The machine --------------------------------------------------------------------------------------------------------
-def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.perf_counter, rounds: int = 3) -> Costs:
+def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.perf_counter, rounds: int = 2) -> Costs:
     """What steps of a few rows take, on blocks that nobody holds, with the choice where the device makes it."""
     size = blocks.block_size
     taken = [blocks.allocate() for _ in range(min(blocks.num_free, -(-MEASURED_ROWS[-1] // size)))]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 MOST = 16  # tokens in one draft
 MARGIN = 1.15  # seconds count for more than they seem, for the estimates are rough
 SUREST = 0.98
-STRIDE = 8  # rows between points that were not measured beforehand
+EXACT, STRIDE = 32, 8  # rows that are told apart, and from there on in strides
 MARKS = 32
 HOPE = 1.15  # what drafting makes of an answer's speed, before it was tried
 SKIPPED = 32  # requests that a drafter is not tried on, after it has not paid
@@ -30,7 +30,6 @@ class Costs:
     def __init__(self, points: Sequence[tuple[int, float]]) -> None:
         self._rows = [rows for rows, _ in points]
         self._seconds = [seconds for _, seconds in points]
-        self._measured = self._rows[-1]
         self._drift = 1.0  # what steps take now against what was measured: contexts grow, neighbours come
         self._ahead = 1.0  # a step that the host runs ahead of, against one that it waits for
 
@@ -49,16 +48,13 @@ class Costs:
     def observe(self, rows: int, seconds: float) -> None:
         ratio = tamed(seconds / self(rows))
         self._drift *= 1 + 0.05 * (ratio - 1)
-        if rows > self._rows[-1]:  # beyond what was measured, in strides
-            self._add(-(-rows // STRIDE) * STRIDE)
+        rows = rows if rows <= EXACT else -(-rows // STRIDE) * STRIDE
         index = bisect_left(self._rows, rows)
-        if self._rows[index] == rows or rows > self._measured:
-            self._seconds[index] *= 1 + 0.1 * (ratio - 1)
-
-    def _add(self, rows: int) -> None:
-        seconds = self._at(rows)
-        self._rows.append(rows)
-        self._seconds.append(seconds)
+        if index == len(self._rows) or self._rows[index] != rows:  # kernels work in blocks of rows: lines hide steps
+            seconds = self._at(rows)
+            self._rows.insert(index, rows)
+            self._seconds.insert(index, seconds)
+        self._seconds[index] *= 1 + 0.1 * (ratio - 1)
 
     def observe_ahead(self, rows: int, seconds: float) -> None:
         self._ahead *= 1 + 0.05 * (tamed(seconds / self.plain(rows)) - 1)
