@@ -6,9 +6,9 @@
 
 `decode` runs the engine as it serves: tokens chosen on the device, one step ahead of the host; milliseconds a token,
 beside the floor (a step's bytes at the card's measured read bandwidth). `prefill` computes prompts of 4,096 tokens;
-`serve` answers 256 requests of 512 tokens with 256 tokens each; `laws` asks one prompt alone and among random
-neighbours and counts the different answers. Kernels are compiled when first needed and kept on disk: a second run
-starts warm. The last line is JSON.
+`serve` answers 256 requests of 512 tokens with 256 tokens each; `sampling` goes from logits to tokens; `laws` asks one
+prompt alone and among random neighbours and counts the different answers. Kernels are compiled when first needed and
+kept on disk: a second run starts warm. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from unspool.engine.engine import Engine
 
 BLOCK_SIZE = 128  # a block is a tile of keys: the copy engine brings it in one piece
-MEASURES = ("decode", "prefill", "serve", "laws")
+MEASURES = ("decode", "prefill", "serve", "sampling", "laws")
+# What `sampling` draws with: (temperature, top-k, top-p, how many best tokens are told or -1).
+DRAWS = {
+    "greedy": (0.0, 0, 1.0, -1),
+    "plain": (1.0, 0, 1.0, -1),
+    "top-k 50, top-p 0.95": (0.8, 50, 0.95, -1),
+    "top-p 0.9": (1.0, 0, 0.9, -1),
+    "logprobs 5": (1.0, 0, 1.0, 5),
+}
 
 
 def make_engine(checkpoint: Checkpoint, *, kv_tokens: int, step_tokens: int) -> Engine:
@@ -130,6 +138,42 @@ def laws(engine: Engine, rounds: int) -> int:
     return sum(len(answers) for answers in seen.values())
 
 
+def sampling(vocab_size: int, spread: float) -> dict[str, dict[str, float]]:
+    """Microseconds from logits to tokens, by what shapes the draw and by rows. Logits are normal with this spread: 1 is
+    as flat as random weights make them, 4 as steep as a model's."""
+    import torch
+
+    from unspool.ops.cuda.runner import Graph
+    from unspool.ops.cuda.sampler import TELLS, WORDS, SampleRows, SamplingRoom, results_room
+    from unspool.ops.cuda.sampling import PLANES
+    from unspool.ops.cuda.steps import HEADER, ROW_PARAMS
+
+    out: dict[str, dict[str, float]] = {}
+    device = torch.device("cuda")
+    planes = torch.zeros((1, PLANES, 1), dtype=torch.int32, device=device)
+    for rows in (1, 16, 128, 256):
+        logits = spread * torch.randn(rows, vocab_size, device=device)
+        room, results = SamplingRoom(rows, vocab_size, device), results_room(rows, 1, device)
+        sampled = torch.zeros(rows, dtype=torch.int32, device=device)
+        for name, (temperature, top_k, top_p, tops) in DRAWS.items():
+            some = SampleRows.greedy(rows)
+            some.temperature[:], some.top_k[:], some.top_p[:] = temperature, top_k, top_p
+            some.seed[:] = range(rows)
+            some.flags[:], some.tops[:] = (0, 0) if tops < 0 else (TELLS, tops)
+            words = np.zeros(HEADER + rows * WORDS, np.int32)
+            words[ROW_PARAMS], words[HEADER:] = HEADER, some.words().reshape(-1)
+            args = (logits, rows, torch.from_numpy(words).to(device), planes, sampled, results)
+            graph = Graph(room.launches(*args, filtered=some.is_filtered, tells=some.tells))
+            for _ in range(3):
+                graph.run()
+            took = 1e6 * statistics.median(event_seconds(graph.run) for _ in range(20))
+            out.setdefault(name, {})[str(rows)] = took
+    for name, by_rows in out.items():
+        told = ", ".join(f"{took:.0f} µs at {rows}" for rows, took in by_rows.items())
+        print(f"sampling, {name}, spread {spread:g}: {told}", flush=True)
+    return out
+
+
 # The card -----------------------------------------------------------------------------------------------------------
 def step_bytes(checkpoint: Checkpoint, batch: int, context: int) -> int:
     """What one step of decoding must read: every weight once (of an embedding that is not the head, its rows alone),
@@ -201,6 +245,8 @@ def main(argv: Sequence[str]) -> int:
         result["serve_tokens_per_second"] = serve(engine, 256, 512, 256)
         first, again = result["first_serve_tokens_per_second"], result["serve_tokens_per_second"]
         print(f"256 requests of 512 in, 256 out: {again:,.0f} tokens/s; the first time {first:,.0f}", flush=True)
+    if "sampling" in wanted:
+        result["sampling_us"] = {str(spread): sampling(config.vocab_size, spread) for spread in (1.0, 4.0)}
     if "laws" in wanted:
         result["answers"] = laws(engine, options.rounds)
         print(f"different answers to one prompt, greedy and drawn: {result['answers']} (2 is right)", flush=True)
