@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from unspool.engine.plan import Plan
 from unspool.errors import SamplingError
+from unspool.events import Token
 from unspool.sampling.pipeline import Choice, why_none
 
 if TYPE_CHECKING:
@@ -187,8 +188,12 @@ class Ahead:
             draw, position = index[request], first + len(rows) - num_samples + 1
             if not group.has_forked:
                 engine.note_first(group, branch, after)
-            if last.is_ahead and branch.is_plain and tokens[draw] >= 0:
-                engine.take_plainly(group, branch, tokens[draw], now, after)
+            if last.is_ahead and branch.speculate is None and tokens[draw] >= 0:
+                if branch.is_told:
+                    token = Token(tokens[draw], *last.flight.told(draw, branch.params.logprobs or 0))
+                    engine.take_in(group, branch, token, now, after)
+                else:
+                    engine.take_plainly(group, branch, tokens[draw], now, after)
                 settle(branch.request, position, tokens[draw])
                 continue
             choices = _checked(tokens[draw : draw + num_samples], position, draw, branch, last.flight)

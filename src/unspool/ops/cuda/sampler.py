@@ -107,29 +107,35 @@ class Sampled:
 
     def __init__(self, words: np.ndarray) -> None:
         self._words = words  # [row, RESULT]
+        self._numbers: list[list[int]] = []  # the same as Python's, once they are asked for
+        self._floats: list[list[float]] = []
         # Negative where there is none: sampling.native's HAS_NAN, HAS_INFINITY, NONE_LEFT.
         self.tokens: list[int] = words[:, 0].tolist()
 
     def logit(self, row: int) -> float:
         """The chosen token's, raw."""
-        return float(self._words[row, 1:2].view(np.float32)[0])
+        return self._read(row)[1][1]
 
     def stats(self, row: int) -> RowStats:
         """Of the raw logits: what sampling.logprobs would say, to the bit."""
-        best, low, high = self._words[row, 2:5].tolist()
-        return RowStats(float(np.int32(best).view(np.float32)), low & 0xFFFFFFFF | high << 32)
+        numbers, floats = self._read(row)
+        return RowStats(floats[2], numbers[3] & 0xFFFFFFFF | numbers[4] << 32)
 
     def rank(self, row: int) -> int:
         """1 for the best."""
-        return int(self._words[row, 5])
+        return self._read(row)[0][5]
 
     def told(self, row: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
         """The chosen token's raw logprob, and the best tokens with theirs."""
-        stats = self.stats(row)
-        pairs = self._words[row, 8 : 8 + 2 * count]
-        logits = pairs[1::2].copy().view(np.float32).tolist()
-        top = tuple((token, stats.logprob(logit)) for token, logit in zip(pairs[::2].tolist(), logits, strict=True))
-        return stats.logprob(self.logit(row)), top
+        numbers, floats = self._read(row)
+        logprob, end = self.stats(row).logprob, 8 + 2 * count
+        top = zip(numbers[8:end:2], map(logprob, floats[9:end:2]), strict=True)
+        return logprob(floats[1]), tuple(top)
+
+    def _read(self, row: int) -> tuple[list[int], list[float]]:
+        if not self._numbers:
+            self._numbers, self._floats = self._words.tolist(), self._words.view(np.float32).tolist()
+        return self._numbers[row], self._floats[row]
 
 
 class Rows:
