@@ -41,7 +41,10 @@ class Costs:
         return self(rows) * self._ahead
 
     def _at(self, rows: int) -> float:
-        index = min(max(bisect_left(self._rows, rows), 1), len(self._rows) - 1)
+        index = max(bisect_left(self._rows, rows), 1)
+        if index == len(self._rows):  # beyond all that is known: the mean slope, for two neighbours' may be noise
+            slope = (self._seconds[-1] - self._seconds[0]) / (self._rows[-1] - self._rows[0])
+            return self._seconds[-1] + max(slope, 0.0) * (rows - self._rows[-1])
         (r0, r1), (s0, s1) = self._rows[index - 1 : index + 1], self._seconds[index - 1 : index + 1]
         return s0 + (s1 - s0) * (rows - r0) / (r1 - r0)
 
