@@ -15,9 +15,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-END = b"0\r\n\r\n"  # of a body in chunks
+END = b"\r\n0\r\n\r\n"  # of a body in chunks
 
 
 @dataclass
@@ -53,46 +54,74 @@ class Round:
 class Exchange:
     """A request under way: what came of its response, and when."""
 
+    request: bytes
     sent: float
     pieces: list[bytes] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    tail: bytes = b""  # the last bytes that came
+
+
+class Generator:
+    """Clients of one server, each with one exchange at a time."""
+
+    def __init__(self, port: int, requests: Iterator[bytes]) -> None:
+        self._port, self._requests = port, requests
+        self._poll = select.poll()
+        self._current: dict[int, tuple[socket.socket, Exchange]] = {}
+        self.done: list[Exchange] = []
+
+    def connect(self, request: bytes) -> None:
+        connection = socket.create_connection(("127.0.0.1", self._port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._poll.register(connection, select.POLLIN)
+        self._ask(connection, request)
+
+    def _ask(self, connection: socket.socket, request: bytes) -> None:
+        self._current[connection.fileno()] = (connection, Exchange(request, time.perf_counter()))
+        connection.sendall(request)
+
+    def run(self) -> None:
+        current, clock = self._current, time.perf_counter
+        while current:
+            for number, _ in self._poll.poll() if len(current) > 1 else [(next(iter(current)), 0)]:
+                connection, exchange = current[number]
+                piece = connection.recv(1 << 14)
+                exchange.times.append(clock())
+                exchange.pieces.append(piece)
+                exchange.tail = (exchange.tail + piece)[-len(END) :]
+                if not piece or exchange.tail == END:
+                    self._end(connection, exchange)
+
+    def _end(self, connection: socket.socket, exchange: Exchange) -> None:
+        if exchange.pieces == [b""]:  # the server kept the connection for one request alone: ask again on another
+            self.close(connection)
+            self.connect(exchange.request)
+            return
+        self.done.append(exchange)
+        following = next(self._requests, None)
+        if following is None or not exchange.pieces[-1]:
+            self.close(connection)
+            if following is not None:
+                self.connect(following)
+        else:
+            self._ask(connection, following)
+
+    def close(self, connection: socket.socket) -> None:
+        self._poll.unregister(connection)
+        del self._current[connection.fileno()]
+        connection.close()
 
 
 def drive(port: int, bodies: Sequence[dict[str, Any]], clients: int) -> Round:
     """Send every body, `clients` at a time, each to its end."""
     requests = iter([_request(body) for body in bodies])
-    done: list[Exchange] = []
-    poll, clock = select.poll(), time.perf_counter
-    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(clients)]
-    try:
-        start, cpu = clock(), time.process_time()
-        current: dict[int, tuple[socket.socket, Exchange]] = {}
-        for one, request in zip(sockets, requests, strict=False):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            poll.register(one, select.POLLIN)
-            current[one.fileno()] = (one, Exchange(clock()))
-            one.sendall(request)
-        while current:
-            for number, _ in poll.poll() if len(current) > 1 else [(next(iter(current)), 0)]:  # one alone just reads
-                one, exchange = current[number]
-                piece = one.recv(1 << 14)
-                exchange.times.append(clock())
-                exchange.pieces.append(piece)
-                if piece and not piece.endswith(END):
-                    continue
-                done.append(exchange)
-                following = next(requests, None) if piece else None
-                if following is None:
-                    poll.unregister(one)
-                    del current[number]
-                else:
-                    current[number] = (one, Exchange(clock()))
-                    one.sendall(following)
-        seconds, cpu = clock() - start, time.process_time() - cpu
-    finally:
-        for one in sockets:
-            one.close()
-    return Round(seconds, [_sample(exchange) for exchange in done], cpu)
+    generator = Generator(port, requests)
+    start, cpu = time.perf_counter(), time.process_time()
+    for request in islice(requests, clients):
+        generator.connect(request)
+    generator.run()
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return Round(seconds, [_sample(exchange) for exchange in generator.done], cpu)
 
 
 def _request(body: dict[str, Any]) -> bytes:

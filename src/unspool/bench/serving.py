@@ -212,7 +212,7 @@ def main(argv: Sequence[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--clients", default="1,4,16,64", help="numbers of clients (1,4,16,64)")
-    parser.add_argument("--requests", type=int, default=96, help="of each side with so many clients, at least (96)")
+    parser.add_argument("--requests", type=int, default=48, help="of each side with so many clients, at least (48)")
     parser.add_argument("--prompt-words", type=int, default=128, help="words of a prompt (128)")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (64)")
     parser.add_argument("--rounds", type=int, default=3, help="of each side with so many clients, at least (3)")
