@@ -253,3 +253,17 @@ def test_spans_tell_a_request() -> None:
     assert format(spans[0].context.trace_id, "032x") == "0af7651916cd43dd8448eb211c80319c"
     assert spans[0].attributes["gen_ai.usage.output_tokens"] == 2
     assert spans[0].attributes["gen_ai.response.finish_reasons"] == ("length",)
+
+
+def test_no_step_is_faster_than_the_memory() -> None:
+    """A ceiling that was measured beside a busy neighbour does not flatter."""
+
+    async def test(client: Client) -> None:
+        meter = client.service.meter
+        meter.ceiling = 1.0
+        await client.ok("/v1/completions", {"prompt": "a", "max_tokens": 8, "ignore_eos": True})
+        share = meter.utilization()
+        assert share is not None
+        assert 0 < share <= 1
+
+    in_process(test)

@@ -34,6 +34,7 @@ class Meter:
         self.seconds = 0.0
         self.num_bytes = 0.0
         self.ceiling: float | None = None  # bytes a second; None: not measured
+        self.fastest = 0.0  # bytes a second, of any step
         self._seen = (0.0, 0.0)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,10 +43,12 @@ class Meter:
     def run(self, plan: Plan) -> np.ndarray:
         start = time.perf_counter()
         logits = self._runner.run(plan)
-        self.seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        num_bytes = self._step_bytes + self._kv_bytes * sum(work.start + len(work.tokens) for work in plan.works)
+        self.seconds += seconds
         self.num_steps += 1
-        self.num_bytes += self._step_bytes
-        self.num_bytes += self._kv_bytes * sum(work.start + len(work.tokens) for work in plan.works)
+        self.num_bytes += num_bytes
+        self.fastest = max(self.fastest, num_bytes / seconds)
         return logits
 
     def measure(self, threads: int | None) -> None:
@@ -55,12 +58,16 @@ class Meter:
         self.ceiling = measure(threads, seconds=0.1, array_bytes=ARRAY_BYTES).bytes_per_second
 
     def utilization(self) -> float | None:
-        """Of the steps since the last look, 0 to 1; None: the ceiling is unknown."""
+        """Of the steps since the last look, 0 to 1; None: the ceiling is unknown.
+
+        A ceiling that was measured among neighbours is too low: what a step has reached can be reached.
+        """
         if self.ceiling is None:
             return None
+        ceiling = max(self.ceiling, self.fastest)
         seconds, num_bytes = self.seconds - self._seen[0], self.num_bytes - self._seen[1]
         self._seen = (self.seconds, self.num_bytes)
-        return num_bytes / seconds / self.ceiling if seconds > 0 else 0.0
+        return num_bytes / seconds / ceiling if seconds > 0 else 0.0
 
 
 def attach(engine: Engine) -> Meter:
