@@ -1,6 +1,7 @@
 // Attention in a program: which rows and kv heads are looked after together, and in how many pieces.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "program.h"
 
@@ -34,7 +35,7 @@ struct Attention : Instruction {
 
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int most = kernels.max_queries;
-        return 4 * (static_cast<int64_t>(most) * shape.head_dim + attend_scratch_floats(shape.head_dim, most) +
+        return 4 * (static_cast<int64_t>(most) * (2 * shape.head_dim + 2) + attend_scratch_floats(shape.head_dim, most) +
                     2 * most * state_floats() + 4 * shape.head_dim + 64);
     }
 
@@ -45,7 +46,8 @@ struct Attention : Instruction {
     // the last to finish merges them, in order.
     void plan(const Program& program, const Step& step) {
         const int64_t rows = narrow() ? step.num_logits : step.rows;
-        const int most = std::max(1, program.kernels().max_queries / group());
+        // As many rows as fill whole passes of queries.
+        const int most = program.kernels().max_queries / std::gcd(program.kernels().max_queries, group());
         items.clear();
         for (int64_t r = 0; r < rows;) {
             const int32_t sequence = program.sequence_of(row_at(step, r));
@@ -143,15 +145,25 @@ struct Attention : Instruction {
             out.last[n] = position;
             out.first[n] = shape.window ? std::max(0, position + 1 - shape.window) : 0;
         }
-        out.queries = {q,           count,        out.first, out.last, step.tables + item.sequence * step.table_width,
-                       shape.scale, shape.softcap};
-        (void)program;
+        out.queries = {q,
+                       count,
+                       out.first,
+                       out.last,
+                       step.tables + item.sequence * step.table_width,
+                       shape.scale,
+                       shape.softcap,
+                       program.kv().type == KV_I16,
+                       nullptr,
+                       nullptr};
     }
 
     void attend_some(Program& program, const Step& step, int thread, const Item& item, int head, int split, int from,
                      int count) {
         float* q = reinterpret_cast<float*>(program.scratch(thread));
-        float* scratch = q + static_cast<int64_t>(program.kernels().max_queries) * shape.head_dim;
+        const int64_t most = program.kernels().max_queries;
+        auto* pairs = reinterpret_cast<int32_t*>(q + most * shape.head_dim);
+        float* factors = q + most * (2 * shape.head_dim + 1);
+        float* scratch = factors + most;
         float* part = scratch + attend_scratch_floats(shape.head_dim, program.kernels().max_queries);
         float* state = part + program.kernels().max_queries * state_floats();
         for (int n = 0; n < count; n++) {
@@ -163,6 +175,8 @@ struct Attention : Instruction {
         Looking looking;
         look(program, step, item, from, count, q, looking);
         const KvView kv = program.kv().view(shape.layer, head);
+        program.kernels().prepare(kv, looking.queries, pairs, factors);
+        looking.queries.pairs = pairs, looking.queries.factors = factors;
         if (split >= 0) {
             program.kernels().attend(kv, looking.queries, split, scratch, part_at(item, head, split, from));
             return;

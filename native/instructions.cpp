@@ -154,6 +154,14 @@ uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_
     return scratch + (total * 16 + 63) / 64 * 64;
 }
 
+// Where rows are many, the lists of each panel are made once, not by every piece of the weights that reads them.
+struct Gathered {
+    const OutlierColumn* columns;
+    const OutlierEntry* entries;
+    int64_t num_columns;
+};
+constexpr int64_t gathered_bytes(int64_t width) { return (sizeof(Gathered) + width / BLOCK * 16 + 63) / 64 * 64; }
+
 struct Product : Instruction {
     Forms x;
     const Matrix* weight;
@@ -192,6 +200,10 @@ struct Product : Instruction {
         return rows(program, step) <= FEW_ROWS ? eighth : std::min(eighth, cached);
     }
 
+    bool gathers(const Program& program, const Step& step) const {
+        return weight->wants_q8() && !x.fine && rows(program, step) > FEW_ROWS;
+    }
+
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int64_t most = kernels.row_counts[0], k = weight->columns();
         return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * (k / BLOCK) * 16 + 64 : 0);
@@ -205,7 +217,13 @@ struct Product : Instruction {
         if (weight->wants_q8()) {
             const QRow row = program.q8_row(x, step, thread, k, first);
             result.q8 = row.blocks;
-            scratch = gather_outliers(row.outliers, k, count, scratch, result);
+            if (gathers(program, step)) {
+                const auto* made = reinterpret_cast<const Gathered*>(program.gathered(first));
+                result.columns = made->columns, result.entries = made->entries;
+                result.num_columns = static_cast<int>(made->num_columns);
+            } else {
+                scratch = gather_outliers(row.outliers, k, count, scratch, result);
+            }
         }
         if (weight->wants_f32()) {
             const float* rows = program.floats(x.f32, step, thread) + first * k;
@@ -236,6 +254,28 @@ struct Product : Instruction {
     }
 };
 
+struct Gather : Instruction {
+    const Product* product;
+
+    int64_t units(const Program& program, const Step& step) const override {
+        return product->gathers(program, step) ? product->rows(program, step) : 0;
+    }
+    int64_t grain(const Program&, const Step&) const override { return 4 * FEW_ROWS; }
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
+        const Panels& panels = program.panels(product->x);
+        const int64_t width = product->weight->columns();
+        for (int64_t r = begin; r < end; r++) {
+            if (panels.first[static_cast<size_t>(r)] != r) continue;
+            Panel panel{panels.size[static_cast<size_t>(r)], nullptr, nullptr, nullptr, nullptr, 0};
+            uint8_t* room = program.gathered(r);
+            gather_outliers(program.q8_row(product->x, step, thread, width, r).outliers, width, panel.rows,
+                            room + sizeof(Gathered), panel);
+            *reinterpret_cast<Gathered*>(room) = {panel.columns, panel.entries, panel.num_columns};
+        }
+    }
+};
+
 struct Linear : Product {
     const float* bias;
     Operand residual, out;
@@ -261,24 +301,10 @@ struct Linear : Product {
                 }
             }
             if (softcap != 0.0f) program.kernels().softcap(part, count * TILE, softcap);
-            for (int r = 0; r < count; r++) {
-                const int64_t at = (first + r) * width + tile.column;
-                put(part + r * TILE, tile, add ? add + at : nullptr, rows + at);
-            }
+            const int64_t at = first * width + tile.column;
+            program.kernels().put(part, count, tile.count, bias ? bias + tile.column : nullptr, add ? add + at : nullptr,
+                                  rows + at, width);
         });
-    }
-
-    void put(const float* part, const TileRef& tile, const float* add, float* row) const {
-        const float* b = bias ? bias + tile.column : nullptr;
-        const int count = tile.count;
-        if (count == TILE && !b) {
-            for (int i = 0; i < TILE; i++) row[i] = add ? add[i] + part[i] : part[i];
-            return;
-        }
-        for (int i = 0; i < count; i++) {
-            const float value = b ? part[i] + b[i] : part[i];
-            row[i] = add ? add[i] + value : value;
-        }
     }
 };
 
@@ -298,14 +324,20 @@ struct Gated : Product {
             const TileRef& tile = tiles[static_cast<size_t>(unit)];
             multiply(program, tile, p, gates);
             multiply(program, tiles[static_cast<size_t>(half_tiles + unit)], p, ups);
-            for (int r = 0; r < p.rows; r++)
-                program.kernels().gate(gates + r * TILE, ups + r * TILE, tile.count, activation,
-                                       rows + (first + r) * width + tile.column);
+            program.kernels().gate(gates, ups, p.rows, tile.count, activation, rows + first * width + tile.column, width);
         });
     }
 };
 
 }  // namespace
+
+// Defined here, where products are known.
+void Program::gather_for(const Instruction* product) {
+    auto gather = std::make_unique<Gather>();
+    gather->product = static_cast<const Product*>(product);
+    want_gathered(gathered_bytes(gather->product->weight->columns()));
+    instructions_.push_back(std::move(gather));
+}
 
 void Program::embed(const Matrix* table, float scale, Operand out) {
     auto embed = std::make_unique<Embed>();
@@ -328,6 +360,7 @@ void Program::linear(Forms x, const Matrix* weight, const float* bias, Operand r
     linear->softcap = softcap, linear->out = out;
     linear->measure(static_cast<int64_t>(weight->tiles().size()));
     want_scratch(linear->scratch_bytes(*kernels_));
+    gather_for(linear.get());
     instructions_.push_back(std::move(linear));
 }
 
@@ -337,6 +370,7 @@ void Program::gated(Forms x, const Matrix* weight, Activation activation, Operan
     gated->half_tiles = static_cast<int64_t>(weight->tiles().size()) / 2;
     gated->measure(gated->half_tiles);
     want_scratch(gated->scratch_bytes(*kernels_));
+    gather_for(gated.get());
     instructions_.push_back(std::move(gated));
 }
 

@@ -5,14 +5,16 @@
 namespace unspool {
 
 enum Isa : int { PLAIN, AVX2, AVX512 };
-enum KvType : int { KV_F16, KV_F32, KV_Q8 };
+enum KvType : int { KV_I16, KV_F16, KV_F32, KV_Q8 };
 enum Activation : int { SILU, GELU_TANH };
 
 constexpr int SPLIT =
-    128;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
+    256;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
 
 // Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
-// 8-bit ones are followed by a float32 scale for each token.
+// Integers are followed by a float32 scale for each token. 16-bit ones lie in pairs that are multiplied together: keys
+// [pair of channels][token][2], values [pair of tokens][padded channel][2]; where blocks hold no whole sixteens, both
+// are [token][channel], and are gathered.
 struct KvView {
     const uint8_t* base;  // of this layer and head in block 0
     int64_t block_stride;
@@ -32,6 +34,10 @@ struct Queries {
     const int32_t* table;  // the sequence's blocks
     float scale;
     float softcap;  // 0: none
+    bool base2;     // maxima and weights are powers of 2, not of e
+    // For 16-bit keys, by Kernels::prepare: [count][pairs of channels], and what a product is worth.
+    const int32_t* pairs;
+    const float* factors;
 };
 
 struct OutlierEntry {
@@ -67,19 +73,25 @@ struct Kernels {
     // Blocks go to out[0], out[stride], …; where outliers is null nothing is set apart.
     void (*quantize)(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers);
     void (*remainder)(const float* x, int blocks, const QBlock* rounded, int stride, float* out);  // x - rounded
-    void (*gate)(const float* gate, const float* up, int n, Activation activation, float* out);
+    // Rows of n (at most 16) values, 16 apart, to rows that lie a stride apart.
+    void (*gate)(const float* gate, const float* up, int rows, int n, Activation activation, float* out,
+                 int64_t stride);
+    // out = add (or null) + bias (or null) + part, likewise; add lies as out does.
+    void (*put)(const float* part, int rows, int n, const float* bias, const float* add, float* out, int64_t stride);
     void (*softcap)(float* x, int n, float cap);
     void (*rotate)(float* x, const float* cos, const float* sin, int half, bool interleaved);
 
     void (*store_kv)(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
+    void (*prepare)(const KvView& kv, const Queries& queries, int32_t* pairs, float* factors);
     // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, of the keys in one split.
     void (*attend)(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
     void (*merge)(const Queries& queries, int split, int padded_dim, const float* parts, float* state);
     void (*finish)(const float* state, int head_dim, int padded_dim, float* out);
 };
 
+// Weights in float32 and in 16 bits; then sixteen keys, or a split's keys and values in 16 bits with their scales.
 inline constexpr int attend_scratch_floats(int head_dim, int max_queries) {
-    return max_queries * SPLIT + head_dim * TILE + TILE * 4;
+    return max_queries * SPLIT * 3 / 2 + (head_dim + TILE) * SPLIT + 2 * SPLIT + TILE * 4;
 }
 
 const Kernels* kernels_plain();

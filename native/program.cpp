@@ -97,6 +97,7 @@ void Program::reserve(const Step& step) {
             total += slot_bytes_[i] * capacity_ + LINE;
         }
         slots_ = Memory(static_cast<size_t>(total), true);
+        gathered_ = Memory(static_cast<size_t>(capacity_ * gathered_bytes_), false);
     }
     if (copies_.size() == 0) {
         copies_stride_ = 0;
@@ -220,7 +221,8 @@ void Program::work(int thread) {
             // A thread that comes late may find the reader of its copy done and the rows it would read written over:
             // then the copy is of no use to anyone, and most often not even made.
             size_t reader = i + 1;
-            while (reader < instructions_.size() && instructions_[reader]->now_copied) reader++;
+            while (reader < instructions_.size() && (instructions_[reader]->now_copied || !instructions_[reader]->now_units))
+                reader++;
             if (!is_over(reader)) instruction.run(*this, *step_, thread, 0, instruction.now_units);
             continue;
         }

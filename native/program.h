@@ -114,8 +114,7 @@ public:
     int64_t output_rows(const Step& step) const { return output_.narrow ? step.num_logits : step.rows; }
     int64_t output_width() const { return output_width_; }
 
-    // For instructions
-    // -------------------------------------------------------------------------------------------------
+    // For instructions ------------------------------------------------------------------------------------------------
     static constexpr int64_t FEW = 4;  // rows that each thread norms for itself
 
     int64_t rows_of(Operand o, const Step& step) const { return o.narrow ? step.num_logits : step.rows; }
@@ -130,6 +129,9 @@ public:
     }
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
     void want_scratch(int64_t bytes);
+    // Room for what a step with many rows gathers of a panel that begins at this row.
+    uint8_t* gathered(int64_t row) const { return gathered_.data() + row * gathered_bytes_; }
+    void want_gathered(int64_t bytes) { gathered_bytes_ = bytes > gathered_bytes_ ? bytes : gathered_bytes_; }
 
     struct Rope {
         std::vector<float> inv_freq;
@@ -153,6 +155,7 @@ private:
     void deal(const Step& step);
     void work(int thread);
     bool is_over(size_t instruction) const;
+    void gather_for(const Instruction* product);
 
     // Of each instruction: where each thread's share has got to, and how many units are done.
     std::atomic<int32_t>& cursor(size_t instruction, int thread) const {
@@ -171,8 +174,8 @@ private:
 
     std::vector<int64_t> slot_bytes_, slot_offsets_, copy_offsets_;
     int64_t capacity_ = 0, copies_stride_ = 0;
-    Memory slots_, copies_, scratch_;
-    int64_t scratch_bytes_ = 0;
+    Memory slots_, copies_, scratch_, gathered_;
+    int64_t scratch_bytes_ = 0, gathered_bytes_ = 0;
 
     std::vector<int32_t> row_sequence_;
     Panels panels_, narrow_panels_, fine_panels_;

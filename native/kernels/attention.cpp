@@ -1,21 +1,11 @@
 // Attention over blocks of keys and values.
 //
-// A split of 128 keys, counted from position 0, has a softmax of its own: scores, their maximum, weights, their sum,
+// A split of 256 keys, counted from position 0, has a softmax of its own: scores, their maximum, weights, their sum,
 // weighted values in the order of the keys. Splits merge in order. So a query's bits depend on its own keys alone,
 // whoever else looks at them in the same pass, and splits may be computed apart.
-#include "kernels/simd.h"
-#include "kernels/table.h"
+#include "kernels/attention.h"
 
 namespace unspool::KERNEL_ISA {
-
-#if defined(KERNEL_ISA_AVX512)
-constexpr int MOST = 12;
-#elif defined(KERNEL_ISA_AVX2)
-constexpr int MOST = 6;
-#else
-constexpr int MOST = 4;
-#endif
-constexpr float NEVER = -__builtin_inff();
 
 struct F16Element {
     using type = uint16_t;
@@ -29,10 +19,6 @@ struct Q8Element {
     using type = int8_t;
     INLINE F read(const int8_t* p) { return load_i8(p); }
 };
-
-INLINE const uint8_t* block_of(const KvView& kv, const Queries& queries, int64_t key) {
-    return kv.base + queries.table[key / kv.block_size] * kv.block_stride;
-}
 
 template <class E> INLINE int64_t key_bytes(const KvView& kv) {
     return static_cast<int64_t>(kv.block_size) * kv.head_dim * static_cast<int64_t>(sizeof(typename E::type));
@@ -70,18 +56,6 @@ INLINE F gather_scales(const KvView& kv, const Queries& queries, int64_t key, in
     return load(scales);
 }
 
-INLINE int64_t lower(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t higher(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// The keys [low, high) of a split that a query sees.
-struct Range {
-    int64_t low, high;
-};
-INLINE Range seen(const Queries& queries, int n, int split) {
-    const int64_t start = static_cast<int64_t>(split) * SPLIT;
-    return {higher(start, queries.first[n]), lower(start + SPLIT, static_cast<int64_t>(queries.last[n]) + 1)};
-}
-
 // What will be read two blocks from now: keys of a split in turn, then its values, then the next split's. Blocks lie
 // far apart, and nothing but this asks for the next ones in time.
 INLINE const uint8_t* soon(const KvView& kv, const Queries& queries, Range all, int64_t key, bool is_value) {
@@ -112,33 +86,6 @@ template <class E, int N, int G> void score(const typename E::type* keys, int64_
         }
     }
     UNROLL for (int g = 0; g < G; g++) UNROLL for (int n = 0; n < N; n++) store(out + n * SPLIT + g * TILE, acc[g][n]);
-}
-
-// Calls f(std::integral constant n, done) for pieces of count that kernels are made for.
-template <int N> struct Count {
-    static constexpr int value = N;
-};
-
-template <class Each> INLINE void in_pieces(int count, Each each) {
-    for (int done = 0; done < count;) {
-        const int left = count - done;
-#if defined(KERNEL_ISA_AVX512)
-        if (left >= 12) each(Count<12>(), done), done += 12;
-        else if (left >= 9) each(Count<9>(), done), done += 9;
-        else if (left >= 8) each(Count<8>(), done), done += 8;
-        else
-#endif
-#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
-            if (left >= 6)
-            each(Count<6>(), done), done += 6;
-        else
-#endif
-            if (left >= 4)
-            each(Count<4>(), done), done += 4;
-        else if (left == 3) each(Count<3>(), done), done += 3;
-        else if (left == 2) each(Count<2>(), done), done += 2;
-        else each(Count<1>(), done), done += 1;
-    }
 }
 
 constexpr int at_once(int n, int most) {  // how many of a kind fit in the registers beside n queries: 4, 2 or 1
@@ -298,14 +245,15 @@ template <class E> void attend_as(const KvView& kv, const Queries& queries, int 
 }
 
 void attend(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
-    if (kv.type == KV_F16) attend_as<F16Element>(kv, queries, split, scratch, parts);
+    if (kv.type == KV_I16) attend16(kv, queries, split, scratch, parts);
+    else if (kv.type == KV_F16) attend_as<F16Element>(kv, queries, split, scratch, parts);
     else if (kv.type == KV_F32) attend_as<F32Element>(kv, queries, split, scratch, parts);
     else attend_as<Q8Element>(kv, queries, split, scratch, parts);
 }
 
-INLINE float exp_of(float x) {
+INLINE float power_of(bool base2, float x) {
     float out[16];
-    store(out, exp(set1(x)));
+    store(out, base2 ? exp2_below_one(set1(x)) : exp(set1(x)));
     return out[0];
 }
 
@@ -317,7 +265,8 @@ void merge(const Queries& queries, int split, int padded_dim, const float* parts
         const bool fresh = static_cast<int64_t>(split) * SPLIT <= queries.first[n];
         const float ours = state[padded_dim], theirs = parts[padded_dim];
         const float most = fresh || theirs > ours ? theirs : ours;
-        const float keep_ours = fresh ? 0.0f : exp_of(ours - most), keep_theirs = exp_of(theirs - most);
+        const float keep_ours = fresh ? 0.0f : power_of(queries.base2, ours - most);
+        const float keep_theirs = fresh ? 1.0f : power_of(queries.base2, theirs - most);
         if (fresh) {
             for (int c = 0; c < stride; c += TILE) store(state + c, load(parts + c));
             continue;
@@ -355,6 +304,7 @@ INLINE uint16_t to_f16(float x) {
 }
 
 void store_kv(const KvView& kv, int64_t block, int offset, const float* key, const float* value) {
+    if (kv.type == KV_I16) return store16(kv, block, offset, key, value);
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
     const int n = kv.head_dim, size = kv.block_size, padded = kv.padded_dim;
@@ -382,7 +332,12 @@ void store_kv(const KvView& kv, int64_t block, int offset, const float* key, con
     }
 }
 
+void prepare(const KvView& kv, const Queries& queries, int32_t* pairs, float* factors) {
+    if (kv.type == KV_I16) prepare16(kv, queries, pairs, factors);
+}
+
 void fill_attention(Kernels& kernels) {
+    kernels.prepare = prepare;
     kernels.max_queries = MOST;
     kernels.store_kv = store_kv;
     kernels.attend = attend;

@@ -33,7 +33,7 @@ INLINE void quantize_block(const float* x, float most, QBlock* out) {
     I low = round_int(mul(load(x), inverse)), high = round_int(mul(load(x + 16), inverse));
     store_i8(out->q, low);
     store_i8(out->q + 16, high);
-    const int sum_low = isum(low), sum_high = isum(high);
+    const int sum_low = sum16(out->q, low), sum_high = sum16(out->q + 16, high);
     out->d = empty ? 0.0f : most / 127.0f;
     out->ds = out->d * static_cast<float>(sum_low + sum_high);
     out->ns = -8 * (sum_low + sum_high);
@@ -88,11 +88,26 @@ INLINE F gelu_tanh(F x) {
     return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh(inner)));
 }
 
-void gate(const float* gate, const float* up, int n, Activation activation, float* out) {
-    for (int i = 0; i < n; i += 16) {
-        F g = load_n(gate + i, n - i);
-        g = activation == SILU ? silu(g) : gelu_tanh(g);
-        store_n(out + i, mul(g, load_n(up + i, n - i)), n - i);
+template <class Activate>
+INLINE void gate_rows(const float* gate, const float* up, int rows, int n, float* out, int64_t stride, Activate f) {
+    for (int r = 0; r < rows; r++) {
+        const F value = mul(f(load(gate + r * TILE)), load(up + r * TILE));
+        store_n(out + r * stride, value, n);
+    }
+}
+
+void gate(const float* gate, const float* up, int rows, int n, Activation activation, float* out, int64_t stride) {
+    if (activation == SILU) gate_rows(gate, up, rows, n, out, stride, [](F x) { return silu(x); });
+    else gate_rows(gate, up, rows, n, out, stride, [](F x) { return gelu_tanh(x); });
+}
+
+void put(const float* part, int rows, int n, const float* bias, const float* add_to, float* out, int64_t stride) {
+    const F b = bias ? load_n(bias, n) : zero();
+    for (int r = 0; r < rows; r++, out += stride) {
+        F value = load(part + r * TILE);
+        if (bias) value = add(value, b);
+        if (add_to) value = add(load_n(add_to + r * stride, n), value);
+        store_n(out, value, n);
     }
 }
 
@@ -124,6 +139,7 @@ void fill_rows(Kernels& kernels) {
     kernels.quantize = quantize;
     kernels.remainder = remainder;
     kernels.gate = gate;
+    kernels.put = put;
     kernels.softcap = softcap;
     kernels.rotate = rotate;
 }

@@ -13,6 +13,8 @@
 
 namespace unspool::KERNEL_ISA {
 
+typedef int32_t __attribute__((may_alias)) pair_t;  // two 16-bit integers
+
 #if defined(KERNEL_ISA_AVX512)
 
 using F = __m512;
@@ -42,7 +44,25 @@ INLINE I load_bits(const uint8_t* p, int shift, int mask) {
     return _mm512_and_si512(_mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(mask));
 }
 INLINE I ior(I a, I b) { return _mm512_or_si512(a, b); }
+INLINE I izero() { return _mm512_setzero_si512(); }
+INLINE I iset1(int a) { return _mm512_set1_epi32(a); }
+INLINE I iload(const void* p) { return _mm512_loadu_si512(p); }
+INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+// c += the products of the pairs of 16-bit integers in each lane of a with the pair at b. Given the intrinsic, the
+// compiler moves every sum to another register and back.
+INLINE void dot_pairs(I& c, I a, const pair_t* b) {
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
+}
+INLINE void store_i16(int16_t* p, I a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a));
+}
 INLINE void store_i8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a)); }
+// The sum of sixteen 8-bit integers, given both ways: in memory and wide.
+INLINE int sum16(const int8_t* p, I) {
+    const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+    const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+}
 INLINE F load_i8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
@@ -117,10 +137,31 @@ INLINE I load_bits(const uint8_t* p, int shift, int mask) {
     return {load8_bits(p, shift, mask), load8_bits(p + 32, shift, mask)};
 }
 INLINE I ior(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+INLINE I izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INLINE I iset1(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE I iload(const void* p) {
+    const auto* at = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+INLINE I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+INLINE void dot_pairs(I& z, I x, const pair_t* y) {
+    const __m256i pair = _mm256_set1_epi32(*y);
+    z.a = _mm256_add_epi32(z.a, _mm256_madd_epi16(x.a, pair));
+    z.b = _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, pair));
+}
+INLINE void store_i16(int16_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8));
+}
 INLINE void store_i8(int8_t* p, I x) {
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+// The sum of sixteen 8-bit integers, given both ways: in memory and wide.
+INLINE int sum16(const int8_t* p, I) {
+    const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+    const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
 }
 INLINE __m256 load8_i8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
@@ -211,9 +252,24 @@ INLINE I load_bits(const uint8_t* p, int shift, int mask) {
     return a >> shift & mask;
 }
 INLINE I ior(I a, I b) { return a | b; }
+INLINE I izero() { return I{}; }
+INLINE I iset1(int a) { return I{} + a; }
+INLINE I iload(const void* p) {
+    I a;
+    memcpy(&a, p, 64);
+    return a;
+}
+INLINE I iadd(I a, I b) { return a + b; }
+INLINE void dot_pairs(I& c, I a, const pair_t* b) {
+    c += (a << 16 >> 16) * static_cast<int16_t>(*b) + (a >> 16) * (*b >> 16);
+}
+INLINE void store_i16(int16_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a[i]);
+}
 INLINE void store_i8(int8_t* p, I a) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(a[i]);
 }
+INLINE int sum16(const int8_t*, I a) { return isum(a); }
 INLINE F load_i8(const int8_t* p) {
     F a;
     for (int i = 0; i < 16; i++) a[i] = p[i];
@@ -307,6 +363,20 @@ INLINE F exp(F x) {
     p = add(fma(mul(r, r), p, r), set1(1.0f));
     F power = as_float(ishl<23>(iadd(as_int(shifted), 127 - 0x4B400000)));
     return where_below(x, -87.0f, zero(), mul(p, power));
+}
+
+// 2ˣ for x of at most 0, to a unit or two in the last place; 2⁻¹²⁶ below -126. NaN stays NaN.
+INLINE F exp2_below_one(F x) {
+    F y = max(set1(-126.0f), x);
+    F shifted = add(y, set1(12582912.0f));
+    F r = sub(y, sub(shifted, set1(12582912.0f)));
+    F p = set1(1.3276471519e-3f);
+    p = fma(p, r, set1(9.6755413307e-3f));
+    p = fma(p, r, set1(5.5507132750e-2f));
+    p = fma(p, r, set1(2.4022119724e-1f));
+    p = fma(p, r, set1(6.9314696706e-1f));
+    p = fma(p, r, set1(1.0f));
+    return as_float(iadd(as_int(p), ishl<23>(as_int(shifted))));
 }
 
 INLINE F tanh(F x) {

@@ -62,7 +62,7 @@ class Bench:
         self, ops: Ops, config: ModelConfig = TINY, engine: EngineConfig | None = None, blocks: int = 64
     ) -> None:
         self.ops = ops
-        self.kv = ops.kv_cache(config, engine or EngineConfig().suited("cpu"), blocks)
+        self.kv = ops.kv_cache(config, engine or EngineConfig().suited(ops.name), blocks)
 
     def run(self, forward: Forward, rows: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         """forward(rows), where the rows of the batch are those of the array that its ids name."""

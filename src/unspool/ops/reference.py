@@ -25,16 +25,17 @@ class ReferenceKV:
     """keys and values as [layer, block, slot in block, kv head, channel]"""
 
     def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> None:
-        if engine.kv_dtype == "q8":
-            raise RequestError("the reference body keeps f16 or f32 keys and values, not q8", "kv_dtype")
-        dtype = np.float16 if engine.kv_dtype == "f16" else np.float32
+        kept = engine.suited("reference").kv_dtype
+        if kept not in ("f16", "f32"):
+            raise RequestError(f"the reference body keeps f16 or f32 keys and values, not {kept}", "kv_dtype")
+        dtype = np.float16 if kept == "f16" else np.float32
         shape = (config.num_layers, num_blocks, engine.block_size, config.num_kv_heads, config.head_dim)
         self.keys = np.zeros(shape, dtype)
         self.values = np.zeros(shape, dtype)
         self.block_size = engine.block_size
         self.num_blocks = num_blocks
         self.block_bytes = 2 * self.keys[:, 0].nbytes
-        self.layout = f"reference-{engine.kv_dtype}-{engine.block_size}"
+        self.layout = f"reference-{kept}-{engine.block_size}"
 
     def copy_block(self, source: int, target: int) -> None:
         self.keys[:, target] = self.keys[:, source]

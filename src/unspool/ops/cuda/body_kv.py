@@ -17,7 +17,7 @@ class CudaKV:
     """
 
     def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int, device: torch.device) -> None:
-        if engine.kv_dtype != "f16":
+        if engine.suited("cuda").kv_dtype != "f16":
             raise RequestError(f"the CUDA body keeps f16 keys and values, not {engine.kv_dtype}", "kv_dtype")
         if KEYS % engine.block_size and engine.block_size % KEYS:
             raise RequestError(
