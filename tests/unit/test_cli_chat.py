@@ -206,6 +206,11 @@ def test_what_is_no_conversation(content: str, tmp_path: Path) -> None:
 
 
 # A terminal --------------------------------------------------------------------------------------------------------
+def _as_in_a_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ^C in it is a signal
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who was started in the background passes on that it is ignored
+
+
 class Terminal:
     """A chat on a pseudo-terminal."""
 
@@ -216,7 +221,7 @@ class Terminal:
         call += ["--allowed-token-ids", "97,98", "--seed", "5"]
         self.process = subprocess.Popen(
             call, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that ^C in it is a signal
+            preexec_fn=_as_in_a_terminal,
         )  # fmt: skip
         os.close(slave)
         self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
