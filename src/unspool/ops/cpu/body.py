@@ -26,15 +26,15 @@ class CpuKV:
     """Keys and values in native memory, which is taken from the system as blocks are first used."""
 
     def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> None:
+        engine = engine.suited("cpu")
         self.block_size = engine.block_size
         self.num_blocks = num_blocks
-        dtype = engine.suited("cpu").kv_dtype
         self.native = _native.KvCache(
-            config.num_layers, config.num_kv_heads, config.head_dim, engine.block_size, num_blocks, dtype
+            config.num_layers, config.num_kv_heads, config.head_dim, engine.block_size, num_blocks, engine.kv_dtype
         )
         self.block_bytes: int = self.native.block_bytes
         shape = f"{config.num_layers}x{config.num_kv_heads}x{config.head_dim}"
-        self.layout = f"cpu-2-{dtype}-{engine.block_size}-{shape}"
+        self.layout = f"cpu-2-{engine.kv_dtype}-{engine.block_size}-{shape}"
 
     def copy_block(self, source: int, target: int) -> None:
         self.native.copy_block(source, target)
