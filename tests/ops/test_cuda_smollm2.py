@@ -23,7 +23,7 @@ from unspool.weights.store import default_model_path
 
 pytestmark = [*MARKS, pytest.mark.skipif(not ON_CARD, reason="thirty layers take a card; smaller models run without")]
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "smollm2"
-CLEAR = 0.4  # a lead of the best logit over the second that bf16 between kernels does not turn over
+CLEAR = 0.3  # a lead of the best logit over the second that bf16 between kernels does not turn over
 
 
 @pytest.fixture(scope="module")

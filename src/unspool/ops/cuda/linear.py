@@ -69,6 +69,22 @@ def place(tile, tiles_f, tiles_t):
 
 
 @triton.jit
+def join_splits(total, partial, arrivals, tile, split, SPLITS: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
+    """Keep a split's sum; whoever comes last gets all of them, added in order, and is told so."""
+    own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
+    mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
+    tl.store(mine + split * (F * T), total, cache_modifier=".cg")
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
+    if is_last:
+        tl.store(arrivals + tile, 0)
+        total = tl.load(mine, cache_modifier=".cg")
+        for other in tl.static_range(1, SPLITS):
+            total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
+    return total, is_last
+
+
+@triton.jit
 def load_parts(parts, tokens, num_tokens, PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr):
     groups = tl.arange(0, PARTS_PADDED)
     inside = (tokens < num_tokens)[:, None] & (groups < PARTS)[None, :]
@@ -149,16 +165,7 @@ def linear_kernel(
             total = total + product(w, x, first_f, first_t, begin, end, F, T, K)
     let_next_start(PDL)
     if PARALLEL and SPLITS > 1:
-        own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
-        mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
-        tl.store(mine + split * (F * T), total, cache_modifier=".cg")
-        tl.debug_barrier()
-        is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            tl.store(arrivals + tile, 0)
-            total = tl.load(mine, cache_modifier=".cg")
-            for other in tl.static_range(1, SPLITS):
-                total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
+        total, is_last = join_splits(total, partial, arrivals, tile, split, SPLITS, F, T)
     if is_last:
         scale = 1.0
         if PARTS > 0:

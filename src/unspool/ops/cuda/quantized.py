@@ -8,7 +8,7 @@ import triton.language as tl
 
 from unspool.ops.cuda.exact import inverse_rms, let_next_start, wait_for_previous
 from unspool.ops.cuda.formats import e4m3
-from unspool.ops.cuda.linear import finish, load_parts, place
+from unspool.ops.cuda.linear import finish, join_splits, load_parts, place
 
 STEP = tl.constexpr(64)  # columns that go to the matrix unit at a time
 
@@ -91,32 +91,10 @@ def quantized_kernel(
             FORMAT, F, T,
         )  # fmt: skip
         if SPLITS > 1:
-            own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
-            mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
-            tl.store(mine + split * (F * T), total, cache_modifier=".cg")
-            tl.debug_barrier()
-            is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
-            if is_last:
-                tl.store(arrivals + tile, 0)
-                total = tl.load(mine, cache_modifier=".cg")
-                for other in tl.static_range(1, SPLITS):
-                    total = total + tl.load(mine + other * (F * T), cache_modifier=".cg")
+            total, is_last = join_splits(total, partial, arrivals, tile, split, SPLITS, F, T)
     else:
-        total = quantized_product(
-            codes,
-            scales,
-            offsets,
-            x,
-            first_f,
-            first_t,
-            0,
-            tl.minimum(split_width, width),
-            features,
-            width,
-            FORMAT,
-            F,
-            T,
-        )
+        end = tl.minimum(split_width, width)
+        total = quantized_product(codes, scales, offsets, x, first_f, first_t, 0, end, features, width, FORMAT, F, T)
         for other in tl.static_range(1, SPLITS):
             begin = other * split_width
             end = tl.minimum(begin + split_width, width)
