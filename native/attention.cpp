@@ -81,6 +81,7 @@ struct Attention : Instruction {
         for (size_t i = 0; i < counters; i++) arrived[i].store(0, std::memory_order_relaxed);
     }
 
+    bool varies() const override { return true; }
     int64_t units(const Program&, const Step&) const override { return static_cast<int64_t>(work.size()); }
     // Pieces differ too much in size for equal shares: everyone takes from one pile, the largest first.
     int64_t cut(const Program&, int64_t units, int thread) const override { return thread == 0 ? 0 : units; }
@@ -233,6 +234,7 @@ struct Attention : Instruction {
 struct Store : Instruction {
     Attention* attention;
 
+    bool varies() const override { return true; }
     void prepare(Program& program, const Step& step) override { attention->plan(program, step); }
     int64_t units(const Program&, const Step& step) const override {
         return attention->store_first ? step.rows * attention->shape.num_kv_heads : 0;

@@ -79,10 +79,7 @@ struct Pool::Crew {
             phase.store(now + 1, std::memory_order_release);
             return;
         }
-        for (int i = 0; phase.load(std::memory_order_acquire) == now; i++) {
-            if (i < SPINS) pause();
-            else sched_yield();
-        }
+        Pool::await([&] { return phase.load(std::memory_order_acquire) != now; });
     }
 
     const int threads;
@@ -115,11 +112,9 @@ void Pool::run(void (*work)(void*, int), void* argument) {
     crew_->run(work, argument);
 }
 
-void Pool::await(const std::atomic<int32_t>& count, int32_t number) {
-    for (int i = 0; count.load(std::memory_order_acquire) != number; i++) {
-        if (i < SPINS) pause();
-        else sched_yield();  // another thread may be waiting for this very core
-    }
+void Pool::rest(int turn) {
+    if (turn < SPINS) pause();
+    else sched_yield();  // another thread may be waiting for this very core
 }
 
 std::shared_ptr<Pool> Pool::shared(int threads) {

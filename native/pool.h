@@ -24,12 +24,15 @@ public:
     // Calls work(argument, thread) on every thread, the caller's being thread 0. Work must not throw.
     void run(void (*work)(void*, int), void* argument);
 
-    // Waits, first on the core and then off it, until a count that other threads add to has reached a number.
-    static void await(const std::atomic<int32_t>& count, int32_t number);
+    // Waits, first on the core and then off it, until something that other threads do is done.
+    template <class Done> static void await(Done done) {
+        for (int turn = 0; !done(); turn++) rest(turn);
+    }
 
 private:
     struct Crew;  // the threads themselves; a forked child, where they do not exist, hires another
     void hire();
+    static void rest(int turn);
 
     int threads_;
     std::mutex turn_;

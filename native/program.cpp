@@ -19,6 +19,7 @@ int64_t Instruction::cut(const Program& program, int64_t units, int thread) cons
 
 // Cosines and sines of the step's rows, for every rotation that the model uses.
 struct Turns : Instruction {
+    bool varies() const override { return true; }
     void prepare(Program& program, const Step& step) override {
         for (auto& rope : program.ropes_) {
             const size_t size = rope.inv_freq.size() * static_cast<size_t>(step.rows);
@@ -184,63 +185,75 @@ void Program::study(const Step& step) {
     stamp_ += step.sequences;
 }
 
-// Deals each thread its share of every instruction.
+// Deals each thread its share of every instruction that has something to do. Most steps are like the one before, and
+// then it is done already.
 void Program::deal(const Step& step) {
     const int threads = pool_->threads();
-    if (!claims_) {
-        claims_stride_ = (static_cast<size_t>(threads) + 1 + 15) / 16 * 16;
-        claims_ = std::make_unique<std::atomic<int32_t>[]>(instructions_.size() * claims_stride_);
+    std::vector<int64_t>& like = now_;
+    like.assign({step.rows, step.num_logits});
+    if (!shares_) {
+        shares_ = std::make_unique<Share[]>(2 * instructions_.size() * static_cast<size_t>(threads));
+        for (const auto& instruction : instructions_)
+            if (instruction->varies()) varying_.push_back(instruction.get());
     }
-    for (size_t i = 0; i < instructions_.size(); i++) {
-        Instruction& instruction = *instructions_[i];
-        instruction.prepare(*this, step);
-        const int64_t units = instruction.units(*this, step);
-        instruction.now_units = static_cast<int32_t>(units);
-        instruction.now_grain = static_cast<int32_t>(std::max<int64_t>(1, instruction.grain(*this, step)));
-        instruction.now_copied = instruction.copied(*this, step);
-        instruction.ends.resize(static_cast<size_t>(threads));
+    for (Instruction* instruction : varying_) instruction->prepare(*this, step);
+    for (Instruction* instruction : varying_) like.push_back(instruction->units(*this, step));
+    set_ = 1 - set_;
+    if (like == dealt_for_) return;
+    dealt_for_ = like;
+    num_shares_ = 0;
+    for (const auto& instruction : instructions_) {
+        const int64_t units = instruction->units(*this, step);
+        if (units == 0) continue;
+        const auto grain = static_cast<int32_t>(std::max<int64_t>(1, instruction->grain(*this, step)));
+        const bool is_copied = instruction->copied(*this, step);
         for (int t = 0; t < threads; t++) {
-            cursor(i, t).store(static_cast<int32_t>(instruction.cut(*this, units, t)), std::memory_order_relaxed);
-            instruction.ends[static_cast<size_t>(t)] =
-                static_cast<int32_t>(t + 1 == threads ? units : instruction.cut(*this, units, t + 1));
+            const auto begin = static_cast<int32_t>(instruction->cut(*this, units, t));
+            const auto end = static_cast<int32_t>(t + 1 == threads ? units : instruction->cut(*this, units, t + 1));
+            share(num_shares_, t).set(*instruction, static_cast<int32_t>(units), grain, begin, end, is_copied);
         }
-        done(i).store(0, std::memory_order_relaxed);
+        num_shares_++;
     }
 }
 
-bool Program::is_over(size_t i) const {
-    return i < instructions_.size() && done(i).load(std::memory_order_relaxed) == instructions_[i]->now_units;
+bool Program::is_over(size_t index) const {
+    const int threads = pool_->threads();
+    int32_t done = 0;
+    for (int t = 0; t < threads; t++) done += share(index, t).done.load(std::memory_order_acquire);
+    return done == share(index, 0).units;
+}
+
+// Does one's own share, then what is left of others'. How many units that were.
+int32_t Program::take_part(size_t index, int thread) {
+    const int threads = pool_->threads();
+    int32_t done = 0;
+    for (int k = 0; k < threads; k++) {
+        Share& owner = share(index, (thread + k) % threads);
+        while (owner.next.load(std::memory_order_relaxed) < owner.end) {
+            const int32_t begin = owner.next.fetch_add(owner.grain, std::memory_order_relaxed);
+            if (begin >= owner.end) break;
+            const int32_t end = std::min(owner.end, begin + owner.grain);
+            owner.instruction->run(*this, *step_, thread, begin, end);
+            done += end - begin;
+        }
+    }
+    return done;
 }
 
 void Program::work(int thread) {
-    const int threads = pool_->threads();
-    for (size_t i = 0; i < instructions_.size(); i++) {
-        Instruction& instruction = *instructions_[i];
-        if (instruction.now_units == 0) continue;
-        if (instruction.now_copied) {
+    for (size_t i = 0; i < num_shares_; i++) {
+        Share& mine = share(i, thread);
+        share(1 - set_, i, thread).set(*mine.instruction, mine.units, mine.grain, mine.begin, mine.end, mine.is_copied);
+        if (mine.is_copied) {
             // A thread that comes late may find the reader of its copy done and the rows it would read written over:
             // then the copy is of no use to anyone, and most often not even made.
             size_t reader = i + 1;
-            while (reader < instructions_.size() && (instructions_[reader]->now_copied || !instructions_[reader]->now_units))
-                reader++;
-            if (!is_over(reader)) instruction.run(*this, *step_, thread, 0, instruction.now_units);
+            while (reader < num_shares_ && share(reader, thread).is_copied) reader++;
+            if (reader == num_shares_ || !is_over(reader)) mine.instruction->run(*this, *step_, thread, 0, mine.units);
             continue;
         }
-        int32_t finished = 0;
-        for (int k = 0; k < threads; k++) {
-            const int owner = (thread + k) % threads;
-            const int32_t end = instruction.ends[static_cast<size_t>(owner)];
-            auto& at = cursor(i, owner);
-            while (at.load(std::memory_order_relaxed) < end) {
-                const int32_t begin = at.fetch_add(instruction.now_grain, std::memory_order_relaxed);
-                if (begin >= end) break;
-                const int32_t stop = std::min(end, begin + instruction.now_grain);
-                instruction.run(*this, *step_, thread, begin, stop);
-                finished += stop - begin;
-            }
-        }
-        if (finished) done(i).fetch_add(finished, std::memory_order_release);
-        Pool::await(done(i), instruction.now_units);
+        mine.done.store(take_part(i, thread), std::memory_order_release);
+        Pool::await([&] { return is_over(i); });
     }
 }
 

@@ -76,17 +76,16 @@ class Program;
 // that are under way.
 struct Instruction {
     virtual ~Instruction() = default;
-    virtual void prepare(Program&, const Step&) {}  // by one thread, before the step
+    // Whether its units depend on more of a step than its numbers of rows. Such a one is prepared before every step, by
+    // one thread.
+    virtual bool varies() const { return false; }
+    virtual void prepare(Program&, const Step&) {}
     virtual int64_t units(const Program&, const Step&) const = 0;
     virtual int64_t grain(const Program&, const Step&) const { return 1; }         // units taken at once
     virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // where a thread's share begins
     // Every thread does all units for itself, into copies of its own, and goes on at once.
     virtual bool copied(const Program&, const Step&) const { return false; }
     virtual void run(Program&, const Step&, int thread, int64_t begin, int64_t end) = 0;
-
-    int32_t now_units = 0, now_grain = 0;
-    bool now_copied = false;
-    std::vector<int32_t> ends;  // of the threads' shares
 };
 
 class Program {
@@ -154,14 +153,31 @@ private:
     void study(const Step& step);
     void deal(const Step& step);
     void work(int thread);
-    bool is_over(size_t instruction) const;
     void gather_for(const Instruction* product);
 
-    // Of each instruction: where each thread's share has got to, and how many units are done.
-    std::atomic<int32_t>& cursor(size_t instruction, int thread) const {
-        return claims_[instruction * claims_stride_ + static_cast<size_t>(thread)];
+    // All that a thread needs to know of one instruction of a step: its own share, and how much it has done of anyone's.
+    // A cache line of its own, for threads that write to one line wait for each other at every piece.
+    struct alignas(64) Share {
+        Instruction* instruction;
+        int32_t units, grain;
+        int32_t begin, end;
+        bool is_copied;
+        std::atomic<int32_t> next;  // the first unit that nobody has taken
+        std::atomic<int32_t> done;
+
+        void set(Instruction& of, int32_t all, int32_t at_once, int32_t first, int32_t last, bool copied) {
+            instruction = &of, units = all, grain = at_once, begin = first, end = last, is_copied = copied;
+            next.store(first, std::memory_order_relaxed), done.store(0, std::memory_order_relaxed);
+        }
+    };
+    // Steps use two sets of shares in turn: each thread makes its shares of the next step ready as it goes.
+    Share& share(size_t set, size_t index, int thread) const {
+        const auto threads = static_cast<size_t>(pool_->threads());
+        return shares_[(set * instructions_.size() + index) * threads + static_cast<size_t>(thread)];
     }
-    std::atomic<int32_t>& done(size_t instruction) const { return cursor(instruction, pool_->threads()); }
+    Share& share(size_t index, int thread) const { return share(set_, index, thread); }
+    bool is_over(size_t index) const;
+    int32_t take_part(size_t index, int thread);
 
     std::shared_ptr<Pool> pool_;
     const Kernels* kernels_;
@@ -184,8 +200,10 @@ private:
     bool shares_fresh_blocks_ = false;
     const Step* step_ = nullptr;
     std::mutex turn_;
-    std::unique_ptr<std::atomic<int32_t>[]> claims_;
-    size_t claims_stride_ = 0;
+    std::vector<Instruction*> varying_;
+    std::vector<int64_t> dealt_for_, now_;  // rows, wanted rows, units of what varies: of the shares, of this step
+    std::unique_ptr<Share[]> shares_;
+    size_t num_shares_ = 0, set_ = 0;  // of a thread in a set: instructions that have something to do
 };
 
 }  // namespace unspool

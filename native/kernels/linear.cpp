@@ -132,6 +132,15 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
     if constexpr (GROUP == 16) {
         dot_quad<BITS, q, R>(c, x, dot), dot_quad<BITS, q + 1, R>(c, x, dot);
         dot_quad<BITS, q + 2, R>(c, x, dot), dot_quad<BITS, q + 3, R>(c, x, dot);
+    } else if constexpr (R <= 2) {
+        // Few rows leave the processor waiting for one product before it may add the next: two sums instead of one.
+        VI other[R];
+        UNROLL for (int r = 0; r < R; r++) other[r] = vset1i(0);
+        dot_quad<BITS, 0, R>(c, x, dot), dot_quad<BITS, 4, R>(c, x, other);
+        dot_quad<BITS, 1, R>(c, x, dot), dot_quad<BITS, 5, R>(c, x, other);
+        dot_quad<BITS, 2, R>(c, x, dot), dot_quad<BITS, 6, R>(c, x, other);
+        dot_quad<BITS, 3, R>(c, x, dot), dot_quad<BITS, 7, R>(c, x, other);
+        UNROLL for (int r = 0; r < R; r++) dot[r] = iadd(dot[r], other[r]);
     } else {
         dot_quad<BITS, 0, R>(c, x, dot), dot_quad<BITS, 4, R>(c, x, dot);
         dot_quad<BITS, 1, R>(c, x, dot), dot_quad<BITS, 5, R>(c, x, dot);
