@@ -193,7 +193,8 @@ struct Product : Instruction {
         return std::min<int64_t>(at - bytes_before.begin(), units);
     }
 
-    // Few rows: a share goes in eight pieces. Many: as much as stays in the cache while rows pass by.
+    // Few rows: a share goes by halves, down to an eighth. Many: as much as stays in the cache while rows pass by.
+    bool by_halves(const Program& program, const Step& step) const override { return rows(program, step) <= FEW_ROWS; }
     int64_t grain(const Program& program, const Step& step) const override {
         const int64_t eighth = num_units() / (8 * program.pool().threads()) + 1;
         const int64_t cached = std::max<int64_t>(1, GROUP_BYTES * num_units() / bytes_before.back());
@@ -244,9 +245,15 @@ struct Product : Instruction {
 
     // Calls each(unit, first row, panel) for all units and rows. Fine rows are two rows each, which stay together.
     template <class Each>
-    void sweep(const Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
+    void sweep(Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
         const int64_t count = rows(program, step) * (x.fine ? 2 : 1);
         const Panels& panels = program.panels(x);
+        if (panels.size[0] == count) {
+            Program::Made& made = program.made(thread);
+            if (made.by != this) made = {this, panel(program, step, thread, 0, static_cast<int>(count))};
+            for (int64_t unit = begin; unit < end; unit++) each(unit, 0, made.panel);
+            return;
+        }
         for (int64_t first = 0; first < count; first += panels.size[static_cast<size_t>(first)]) {
             const Panel p = panel(program, step, thread, first, panels.size[static_cast<size_t>(first)]);
             for (int64_t unit = begin; unit < end; unit++) each(unit, first, p);

@@ -205,12 +205,15 @@ void Program::deal(const Step& step) {
     for (const auto& instruction : instructions_) {
         const int64_t units = instruction->units(*this, step);
         if (units == 0) continue;
-        const auto grain = static_cast<int32_t>(std::max<int64_t>(1, instruction->grain(*this, step)));
-        const bool is_copied = instruction->copied(*this, step);
         for (int t = 0; t < threads; t++) {
-            const auto begin = static_cast<int32_t>(instruction->cut(*this, units, t));
-            const auto end = static_cast<int32_t>(t + 1 == threads ? units : instruction->cut(*this, units, t + 1));
-            share(num_shares_, t).set(*instruction, static_cast<int32_t>(units), grain, begin, end, is_copied);
+            Share& dealt = share(num_shares_, t);
+            dealt.instruction = instruction.get(), dealt.units = static_cast<int32_t>(units);
+            dealt.grain = static_cast<int32_t>(std::max<int64_t>(1, instruction->grain(*this, step)));
+            dealt.begin = static_cast<int32_t>(instruction->cut(*this, units, t));
+            dealt.end = static_cast<int32_t>(t + 1 == threads ? units : instruction->cut(*this, units, t + 1));
+            dealt.is_copied = instruction->copied(*this, step);
+            dealt.is_halved = instruction->by_halves(*this, step);
+            dealt.renew(dealt);
         }
         num_shares_++;
     }
@@ -229,10 +232,12 @@ int32_t Program::take_part(size_t index, int thread) {
     int32_t done = 0;
     for (int k = 0; k < threads; k++) {
         Share& owner = share(index, (thread + k) % threads);
-        while (owner.next.load(std::memory_order_relaxed) < owner.end) {
-            const int32_t begin = owner.next.fetch_add(owner.grain, std::memory_order_relaxed);
+        for (int32_t left; (left = owner.end - owner.next.load(std::memory_order_relaxed)) > 0;) {
+            // Every taking waits until all that was written before has reached the others: few and large ones.
+            const int32_t count = k == 0 && owner.is_halved ? std::max(owner.grain, left / 2) : owner.grain;
+            const int32_t begin = owner.next.fetch_add(count, std::memory_order_relaxed);
             if (begin >= owner.end) break;
-            const int32_t end = std::min(owner.end, begin + owner.grain);
+            const int32_t end = std::min(owner.end, begin + count);
             owner.instruction->run(*this, *step_, thread, begin, end);
             done += end - begin;
         }
@@ -243,7 +248,7 @@ int32_t Program::take_part(size_t index, int thread) {
 void Program::work(int thread) {
     for (size_t i = 0; i < num_shares_; i++) {
         Share& mine = share(i, thread);
-        share(1 - set_, i, thread).set(*mine.instruction, mine.units, mine.grain, mine.begin, mine.end, mine.is_copied);
+        share(1 - set_, i, thread).renew(mine);
         if (mine.is_copied) {
             // A thread that comes late may find the reader of its copy done and the rows it would read written over:
             // then the copy is of no use to anyone, and most often not even made.
@@ -263,6 +268,7 @@ const float* Program::run(const Step& step) {
     study(step);
     deal(step);
     step_ = &step;
+    made_.assign(static_cast<size_t>(pool_->threads()), {});
     pool_->run([](void* self, int thread) { static_cast<Program*>(self)->work(thread); }, this);
     return floats(output_, step, 0);
 }

@@ -81,7 +81,8 @@ struct Instruction {
     virtual bool varies() const { return false; }
     virtual void prepare(Program&, const Step&) {}
     virtual int64_t units(const Program&, const Step&) const = 0;
-    virtual int64_t grain(const Program&, const Step&) const { return 1; }         // units taken at once
+    virtual int64_t grain(const Program&, const Step&) const { return 1; }         // units taken at once, at least
+    virtual bool by_halves(const Program&, const Step&) const { return false; }    // of what is left of one's own share
     virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // where a thread's share begins
     // Every thread does all units for itself, into copies of its own, and goes on at once.
     virtual bool copied(const Program&, const Step&) const { return false; }
@@ -128,6 +129,12 @@ public:
     }
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
     void want_scratch(int64_t bytes);
+    // The panel that a thread has made in its scratch, for all pieces that it takes of one instruction.
+    struct alignas(64) Made {
+        const Instruction* by = nullptr;
+        Panel panel{};
+    };
+    Made& made(int thread) { return made_[static_cast<size_t>(thread)]; }
     // Room for what a step with many rows gathers of a panel that begins at this row.
     uint8_t* gathered(int64_t row) const { return gathered_.data() + row * gathered_bytes_; }
     void want_gathered(int64_t bytes) { gathered_bytes_ = bytes > gathered_bytes_ ? bytes : gathered_bytes_; }
@@ -155,19 +162,21 @@ private:
     void work(int thread);
     void gather_for(const Instruction* product);
 
-    // All that a thread needs to know of one instruction of a step: its own share, and how much it has done of anyone's.
-    // A cache line of its own, for threads that write to one line wait for each other at every piece.
+    // All that a thread needs to know of one instruction of a step: its own share, and how much it has done of anyone's. A
+    // cache line of its own, for threads that write to one line wait for each other at every piece.
     struct alignas(64) Share {
         Instruction* instruction;
         int32_t units, grain;
         int32_t begin, end;
-        bool is_copied;
+        bool is_copied, is_halved;
         std::atomic<int32_t> next;  // the first unit that nobody has taken
         std::atomic<int32_t> done;
 
-        void set(Instruction& of, int32_t all, int32_t at_once, int32_t first, int32_t last, bool copied) {
-            instruction = &of, units = all, grain = at_once, begin = first, end = last, is_copied = copied;
-            next.store(first, std::memory_order_relaxed), done.store(0, std::memory_order_relaxed);
+        // As a share of the same that is begun or done.
+        void renew(const Share& like) {
+            instruction = like.instruction, units = like.units, grain = like.grain, begin = like.begin, end = like.end;
+            is_copied = like.is_copied, is_halved = like.is_halved;
+            next.store(begin, std::memory_order_relaxed), done.store(0, std::memory_order_relaxed);
         }
     };
     // Steps use two sets of shares in turn: each thread makes its shares of the next step ready as it goes.
@@ -200,6 +209,7 @@ private:
     bool shares_fresh_blocks_ = false;
     const Step* step_ = nullptr;
     std::mutex turn_;
+    std::vector<Made> made_;
     std::vector<Instruction*> varying_;
     std::vector<int64_t> dealt_for_, now_;  // rows, wanted rows, units of what varies: of the shares, of this step
     std::unique_ptr<Share[]> shares_;

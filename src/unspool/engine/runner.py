@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Runner:
     def __init__(self, model: Decoder, kv: KVCache, step: Any) -> None:
         self.model, self.kv, self._step = model, kv, step
+        self._batches = Batches(kv.block_size)
 
     def run(self, plan: Plan) -> np.ndarray:
         """Logits [sum of num_logits, vocabulary], work after work; the next run may overwrite them."""
@@ -31,15 +32,11 @@ class Runner:
     def _batch(self, plan: Plan) -> Batch:
         for source, target in plan.copies:
             self.kv.copy_block(source, target)
-        return make_batch(plan, self.kv.block_size)
+        return self._batches.make(plan)
 
 
 class DeviceRunner(Runner):
     """A runner whose device chooses tokens too, so that the engine can run ahead of it."""
-
-    def __init__(self, model: Decoder, kv: KVCache, step: Any) -> None:
-        super().__init__(model, kv, step)
-        self._batches = Batches(kv.block_size)
 
     def can_draw(self, params: ResolvedParams) -> bool:
         """Whether the device has all that shapes these draws; whatever it has not is the host's."""
@@ -47,10 +44,8 @@ class DeviceRunner(Runner):
         return can
 
     def launch(self, plan: Plan, draws: Draws, sources: Sequence[int]) -> Flight:
-        for source, target in plan.copies:
-            self.kv.copy_block(source, target)
-        batch = self._batches.make(plan)
-        flight: Flight = self._step.launch(batch, draws.samplers, draws.positions, np.array(sources, np.int32))
+        batch, positions = self._batch(plan), draws.positions
+        flight: Flight = self._step.launch(batch, draws.samplers, positions, np.array(sources, np.int32))
         return flight
 
 
@@ -70,6 +65,8 @@ class Batches:
         self._last: Batch | None = None
 
     def make(self, plan: Plan) -> Batch:
+        if len(plan.works) == 1:
+            return self._alone(plan)
         _, starts, tokens, tables, num_logits, _ = zip(*plan.works, strict=True)
         rows, last = len(starts), self._last
         is_decode = plan.num_tokens == rows == sum(num_logits)
@@ -82,6 +79,19 @@ class Batches:
         slots = blocks * self._block_size + positions % self._block_size
         ids = np.fromiter(chain.from_iterable(tokens), np.int32, rows)
         return replace(last, ids=ids, positions=positions, slots=slots)
+
+    def _alone(self, plan: Plan) -> Batch:
+        """One request's step. What it costs is seen there: nothing else goes on meanwhile."""
+        _, start, tokens, blocks, num_logits, _ = plan.works[0]
+        last, size = self._last, self._block_size
+        is_decode = len(tokens) == num_logits == 1
+        if last is None or not is_decode or (blocks,) != self._tables:
+            batch = make_batch(plan, size)
+            self._tables, self._last = (blocks,), batch if is_decode else None
+            return batch
+        slot = blocks[start // size] * size + start % size
+        positions, slots = np.array([start], np.int32), np.array([slot], np.int64)
+        return Batch(np.array(tokens, np.int32), positions, slots, last.starts, last.tables, last.logit_rows)
 
 
 def make_batch(plan: Plan, block_size: int) -> Batch:

@@ -98,6 +98,7 @@ class Sampler:
             isinstance(stage, str) and (stage == "temperature" or stage not in DRAW_STAGES) for stage in self._stages
         )
         self._check_first = constraint is not None and narrow and not params.trace and not self._tells_final
+        self._is_simple = self._fast is not None and not self._front and not self._tells
 
     @property
     def num_output(self) -> int:
@@ -106,6 +107,10 @@ class Sampler:
     def choose(self, logits: F32, position: int) -> Choice:
         """The token for this position of the sequence (prompt and output counted together); commits nothing."""
         self._check_row(logits)
+        if self._is_simple and self._fast is not None and not self._banned:
+            token, _ = self._fast.pick(logits, self.seed, position, False)
+            if token >= 0:
+                return Choice(token, math.nan, None, ())
         recorded: list[Recorded] | None = [] if self.params.trace else None
         token, final = self._pick(logits, position, recorded, masked=not self._check_first)
         if self._check_first and self.constraint is not None and not self.constraint.check(token):
