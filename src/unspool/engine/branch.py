@@ -77,7 +77,9 @@ class Branch:
         # Logprobs are asked for, or answers are ranked by them.
         self.is_told = self.params.logprobs is not None or self.params.best_of > self.params.n
         # Nobody asks more of a token than its text, and nothing but a token's id can end it.
-        is_watched = self.sampler.constraint is not None or self.params.repetition_detector is not None
+        is_watched = (
+            self.sampler.constraint is not None or self.params.repetition_detector is not None or self.params.trace
+        )
         looks_for = isinstance(self.assembler, Assembler)
         self.is_plain = not (self.is_told or is_watched or looks_for or self.speculate is not None)
 
