@@ -6,9 +6,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import inverse_rms, let_next_start, wait_for_previous
+from unspool.ops.cuda.exact import inverse_root, let_next_start, wait_for_previous
+from unspool.ops.cuda.finish import finish
 from unspool.ops.cuda.formats import e4m3
-from unspool.ops.cuda.linear import finish, join_splits, load_parts, place
+from unspool.ops.cuda.linear import join_splits, place, sum_squares
 
 STEP = tl.constexpr(64)  # columns that go to the matrix unit at a time
 
@@ -58,14 +59,14 @@ def quantized_product(
     return acc
 
 
-@triton.jit(do_not_specialize=["num_tokens", "norm_size"])
+@triton.jit(do_not_specialize=["num_tokens"])
 def quantized_kernel(
     codes, scales, offsets,
     x,  # descriptor [tokens, width]
-    parts, norm_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+    parts, inverse_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
     partial, arrivals, num_tokens, features, width, split_width,
     FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_PADDED: tl.constexpr, SPLITS: tl.constexpr, PARALLEL: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    SPLITS: tl.constexpr, PARALLEL: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """linear_kernel over planes; its arguments mean the same."""
@@ -79,10 +80,10 @@ def quantized_kernel(
     first_f, first_t = tile_f * F, tile_t * T
     let_next_start(PDL)
     wait_for_previous(PDL)
-    part = 0.0
+    scale = 1.0
     if PARTS > 0:
-        part = load_parts(parts, first_t + tl.arange(0, T), num_tokens, PARTS, PARTS_PADDED)
-        part = inverse_rms(part, norm_size, eps)
+        squares = sum_squares(parts, first_t + tl.arange(0, T), num_tokens, T, PARTS)
+        scale = inverse_root(squares, inverse_size, eps)
     is_last = True
     if PARALLEL:
         begin = split * split_width
@@ -103,6 +104,7 @@ def quantized_kernel(
             )
     if is_last:
         finish(
-            total, part, 0.0, 0.0, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+            total, scale, 0.0, (), bias, residual, out, scaled,
+            next_weight, next_parts, cos, sin, slots, kv, softcap,
             first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, True, F, T,
         )  # fmt: skip

@@ -27,14 +27,16 @@ def splits_of(features: int, width: int) -> int:
     programs = -(-features // 64)
     splits = 1
     while programs * splits < 64 and width // (splits * 2) >= 2048:
+        if split_width(width, splits * 2) * (splits * 2 - 1) >= width:
+            break  # the last would be empty
         splits *= 2
     return splits
 
 
 def split_width(width: int, splits: int) -> int:
     """Columns of a split: whole steps of any tile."""
-    steps = -(-width // 128)
-    return -(-steps // splits) * 128
+    steps = -(-width // 256)
+    return -(-steps // splits) * 256
 
 
 def tile_of(features: int, width: int, tokens: int) -> Tile:
