@@ -5,14 +5,12 @@
 
 namespace unspool::KERNEL_ISA {
 
-#if defined(KERNEL_ISA_AVX512)
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
 constexpr int MOST = 12;
-#elif defined(KERNEL_ISA_AVX2)
-constexpr int MOST = 6;
 #else
 constexpr int MOST = 4;
 #endif
-constexpr float NEVER = -__builtin_inff();
+constexpr float NEVER = -__builtin_inff(), LOWEST = -3e38f;
 
 INLINE const uint8_t* block_of(const KvView& kv, const Queries& queries, int64_t key) {
     return kv.base + queries.table[key / kv.block_size] * kv.block_stride;

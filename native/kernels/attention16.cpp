@@ -2,15 +2,17 @@
 //
 // Products of queries with keys, and of weights with values, are exact integers: their order does not matter, and a
 // weight of zero adds nothing, whatever lies there. So all queries of a pass go over all of its keys together.
-// Magnitudes are at most 8,191, so that 32 products fit 32 bits.
+// Magnitudes are such that 32 products fit 32 bits; weights have the largest, for most are small beside the first.
 #include "kernels/attention.h"
 
 namespace unspool::KERNEL_ISA {
 
-constexpr float LARGEST = 8191.0f;
-constexpr int CHUNK = 16;                // pairs whose products are added up in integers
-static_assert(8191LL * 8191 * 2 * CHUNK <= INT32_MAX);
-constexpr int SIXTEENS = SPLIT / TILE;   // of keys in a split
+constexpr int QUERY = 8191, KEY = 8191, WEIGHT = 1 << 14, VALUE = 4095;
+constexpr int CHUNK = 16;  // pairs whose products are added up in integers
+static_assert(2LL * CHUNK * QUERY * KEY <= INT32_MAX && 2LL * CHUNK * WEIGHT * VALUE <= INT32_MAX);
+constexpr int SIXTEENS = SPLIT / TILE;      // of keys in a split
+constexpr int IN_CHUNK = 2 * CHUNK / TILE;  // of keys whose values are added up in integers
+constexpr int IN_CACHE = 4;                 // of keys that stay in the nearest cache while all queries pass by
 constexpr float LOG2E = 1.44269504088896341f;
 
 INLINE int pairs_of(const KvView& kv) { return kv.head_dim / 2; }
@@ -27,7 +29,8 @@ INLINE float largest_of(const float* x, int n) {
 }
 
 // Calls put(place, sixteen integers) for x in units of the scale that this returns; past the end they are zero.
-template <class Put> INLINE float round_row(const float* x, int n, float limit, Put put) {
+template <class Put> INLINE float round_row(const float* x, int n, int largest, Put put) {
+    const float limit = static_cast<float>(largest);
     const float most = largest_of(x, n);
     const bool empty = most < 1e-30f;  // a scale this small has no reciprocal
     const F inverse = set1(empty ? 0.0f : limit / most);
@@ -41,7 +44,7 @@ template <class Put> INLINE float round_row(const float* x, int n, float limit, 
 
 void prepare16(const KvView& kv, const Queries& queries, int32_t* pairs, float* factors) {
     for (int n = 0; n < queries.count; n++, pairs += kv.head_dim / 2) {
-        const float scale = round_row(queries.q + n * kv.head_dim, kv.head_dim, LARGEST, [&](int i, const int16_t* part) {
+        const float scale = round_row(queries.q + n * kv.head_dim, kv.head_dim, QUERY, [&](int i, const int16_t* part) {
             memcpy(pairs + i / 2, part, static_cast<size_t>(lower(TILE, kv.head_dim - i)) * 2);
         });
         factors[n] = scale * queries.scale;
@@ -92,9 +95,12 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
     span.last = static_cast<int>((all.high - start + TILE - 1) / TILE);
     if (is_loose(kv)) return gather16(kv, queries, all, room, span);
     span.key_stride = kv.block_size * 4;
-    for (int g = span.first; g < span.last; g++) {
-        const uint8_t* block = block_of(kv, queries, start + g * TILE);
-        const int64_t token = (start + g * TILE) % kv.block_size;
+    const auto first = static_cast<uint32_t>(start + span.first * TILE), size = static_cast<uint32_t>(kv.block_size);
+    const int32_t* entry = queries.table + first / size;
+    const uint8_t* block = kv.base + *entry * kv.block_stride;
+    int64_t token = first % size;
+    for (int g = span.first; g < span.last; g++, token += TILE) {
+        if (token == kv.block_size) block = kv.base + *++entry * kv.block_stride, token = 0;
         span.keys[g] = block + token * 4;
         span.values[g] = block + kv.values + token * kv.padded_dim * 2;
         span.key_scales[g] = reinterpret_cast<const float*>(block + key_scales(kv)) + token;
@@ -108,11 +114,12 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
 // far apart, and nothing else would ask in time.
 template <int N, int G> void score16(const Span& span, int g0, const int32_t* q, int pairs, float* out) {
     const uint8_t *at[G], *ahead[G];
+    const float* scales[G];
     float* to[G];
     const int left = span.last - g0 - 1;
     UNROLL for (int g = 0; g < G; g++) {
         const int mine = g0 + (g < left ? g : left), next = mine + G;  // the last one again where there are too few
-        at[g] = span.keys[mine], to[g] = out + mine * TILE;
+        at[g] = span.keys[mine], scales[g] = span.key_scales[mine], to[g] = out + mine * TILE;
         ahead[g] = next < span.last ? span.keys[next] : span.values[span.first + (g < left ? g : left)];
     }
     for (int chunk = 0; chunk < pairs; chunk += CHUNK) {
@@ -129,10 +136,11 @@ template <int N, int G> void score16(const Span& span, int g0, const int32_t* q,
         }
         UNROLL for (int g = 0; g < G; g++) {
             if (g > left) break;
+            const F scale = load(scales[g]);
             UNROLL for (int n = 0; n < N; n++) {
-                F sum = to_float(acc[g][n]);
-                if (chunk) sum = add(load(to[g] + n * SPLIT), sum);
-                store(to[g] + n * SPLIT, sum);
+                const F sum = to_float(acc[g][n]);
+                float* row = to[g] + n * SPLIT;
+                store(row, chunk ? fma(sum, scale, load(row)) : mul(sum, scale));
             }
         }
     }
@@ -140,85 +148,105 @@ template <int N, int G> void score16(const Span& span, int g0, const int32_t* q,
 
 // --- Weights ---------------------------------------------------------------------------------------------------------
 
+INLINE bool is_whole(Range range, int64_t key) { return key >= range.low && key + TILE <= range.high; }
 INLINE F masked(F x, Range range, int64_t key, float other) {
-    if (key >= range.low && key + TILE <= range.high) return x;
     return keep(x, static_cast<int>(range.low - key), static_cast<int>(range.high - key), other);
 }
 
+// The power of two that brings values up to `most` to at most WEIGHT.
+INLINE int weight_power(float most) {
+    uint32_t bits;
+    memcpy(&bits, &most, 4);
+    return most == 0.0f ? 0 : 13 - (static_cast<int>(bits >> 23 & 255) - 127);
+}
+INLINE float power_of_two(int n) {
+    const uint32_t bits = static_cast<uint32_t>(n + 127) << 23;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
 // Scores of one query become weights, 2^(score - maximum), times the values' scales, in 16 bits. The factor that the
-// integers are to be multiplied by comes back.
+// integers are to be multiplied by comes back. Scores lack the query's factor, which is never below zero.
 INLINE float softmax16(const Queries& queries, const Span& span, int n, int split, float* row, int16_t* weights,
                        float* part_end) {
     const Range range = seen(queries, n, split);
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
-    const F factor = set1(queries.factors[n] * (queries.softcap == 0.0f ? LOG2E : 1.0f));
-    F most = set1(NEVER);
-    for (int g = span.first; g < span.last; g++) {
-        F s = mul(mul(load(row + g * TILE), load(span.key_scales[g])), factor);
-        if (queries.softcap != 0.0f)
-            s = mul(set1(queries.softcap * LOG2E), tanh(div(s, set1(queries.softcap))));
-        s = masked(s, range, start + g * TILE, NEVER);
-        store(row + g * TILE, s);
-        most = max(most, s);
+    float factor = queries.factors[n] * LOG2E;
+    if (queries.softcap != 0.0f) {
+        const F inner = set1(queries.factors[n] / queries.softcap);
+        for (int g = span.first; g < span.last; g++) store(row + g * TILE, tanh(mul(load(row + g * TILE), inner)));
+        factor = queries.softcap * LOG2E;
     }
-    const float maximum = hmax(most);
-    F sum = zero(), largest = zero();
+    F most = set1(LOWEST), largest = zero();
     for (int g = span.first; g < span.last; g++) {
-        F w = exp2_below_one(sub(load(row + g * TILE), set1(maximum)));
+        F s = load(row + g * TILE), value_scale = load(span.value_scales[g]);
+        if (!is_whole(range, start + g * TILE)) {
+            s = masked(s, range, start + g * TILE, LOWEST);
+            value_scale = masked(value_scale, range, start + g * TILE, 0.0f);
+        }
+        most = max(most, s), largest = max(largest, value_scale);
+    }
+    const float maximum = factor * hmax(most), top = hmax(largest);
+    const int power = weight_power(top);
+    const F slope = set1(factor), offset = set1(static_cast<float>(power) - maximum);
+    F sum = zero();
+    for (int g = span.first; g < span.last; g++) {
+        F w = exp2_nearly(fma(load(row + g * TILE), slope, offset));
         F scaled = mul(w, load(span.value_scales[g]));
-        sum = add(sum, masked(w, range, start + g * TILE, 0.0f));
-        scaled = masked(scaled, range, start + g * TILE, 0.0f);
-        store(row + g * TILE, scaled);
-        largest = max(largest, scaled);
+        if (!is_whole(range, start + g * TILE)) {
+            w = masked(w, range, start + g * TILE, 0.0f);
+            scaled = masked(scaled, range, start + g * TILE, 0.0f);
+        }
+        sum = add(sum, w);
+        store_i16(weights + g * TILE, round_int(scaled));
     }
+    const float worth = power_of_two(-power);
     part_end[0] = maximum;
-    part_end[1] = hsum(sum);
-    const float top = hmax(largest);
-    const F inverse = set1(top < 1e-30f ? 0.0f : LARGEST / top);
-    for (int g = span.first; g < span.last; g++)
-        store_i16(weights + g * TILE, round_int(mul(load(row + g * TILE), inverse)));
-    return top / LARGEST;
+    part_end[1] = hsum(sum) * worth;
+    return worth + 0.0f * top;  // not a number where values are not
 }
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
-// parts[n] = Σ weight · value for C times sixteen channels.
-template <int N, int C> void weigh16(const Span& span, int padded, const pair_t* weights, const float* factors, int c,
-                                     float* parts) {
-    constexpr int PAIRS = TILE / 2, IN_CHUNK = 2 * CHUNK / TILE;
+// parts[n] += Σ weight · value for C times sixteen channels over some sixteens of keys.
+template <int N, int C> void weigh16(const Span& span, int first, int last, int padded, const pair_t* weights,
+                                     const float* factors, int c, float* parts) {
+    constexpr int PAIRS = TILE / 2;
     const int stride = padded + TILE;
-    for (int chunk = span.first / IN_CHUNK * IN_CHUNK; chunk < span.last; chunk += IN_CHUNK) {
-        I acc[C][N];
-        UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = izero();
-        for (int g = chunk < span.first ? span.first : chunk; g < chunk + IN_CHUNK && g < span.last; g++) {
-            const uint8_t* v = span.values[g] + c * 4;
-            const uint8_t* ahead = span.values[g + 4 < span.last ? g + 4 : g] + c * 4;
-            for (int j = 0; j < PAIRS; j++, v += padded * 4, ahead += padded * 4) {
-                I value[C];
-                UNROLL for (int i = 0; i < C; i++) value[i] = iload(v + i * 64);
-                if constexpr (N <= 4) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
-                UNROLL for (int n = 0; n < N; n++)
-                    UNROLL for (int i = 0; i < C; i++)
-                        dot_pairs(acc[i][n], value[i], weights + (n * SPLIT + g * TILE) / 2 + j);
-            }
+    I acc[C][N];
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = izero();
+    for (int g = first; g < last; g++) {
+        const uint8_t* v = span.values[g] + c * 4;
+        const uint8_t* ahead = span.values[g + 4 < span.last ? g + 4 : g] + c * 4;
+        const pair_t* w = weights + g * PAIRS;
+#pragma GCC unroll 1
+        for (int j = 0; j < PAIRS; j++, v += padded * 4, ahead += padded * 4, w++) {
+            I value[C];
+            UNROLL for (int i = 0; i < C; i++) value[i] = iload(v + i * 64);
+            if constexpr (N <= 4) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
+            UNROLL for (int n = 0; n < N; n++)
+                UNROLL for (int i = 0; i < C; i++) dot_pairs(acc[i][n], value[i], w + n * SPLIT / 2);
         }
-        UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) {
-            float* to = parts + n * stride + c + i * TILE;
-            store(to, fma(to_float(acc[i][n]), set1(factors[n]), load(to)));
-        }
+    }
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) {
+        float* to = parts + n * stride + c + i * TILE;
+        store(to, fma(to_float(acc[i][n]), set1(factors[n]), load(to)));
     }
 }
 
 // How many sixteens fit in the registers beside n queries.
 #if defined(KERNEL_ISA_AVX512)
-constexpr int FITTING = 2 * MOST;
+constexpr int FITTING = 24;
+#elif defined(KERNEL_ISA_AVX2)
+constexpr int FITTING = 6;
 #else
-constexpr int FITTING = MOST;
+constexpr int FITTING = 4;
 #endif
 constexpr int fitting(int n) { return 4 * n <= FITTING ? 4 : 2 * n <= FITTING ? 2 : 1; }
 
 void attend16(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
-    const int count = queries.count, pairs = pairs_of(kv), stride = kv.padded_dim + TILE;
+    const int count = queries.count, pairs = pairs_of(kv), padded = kv.padded_dim, stride = padded + TILE;
     Range all = seen(queries, 0, split);
     for (int n = 1; n < count; n++) {
         const Range range = seen(queries, n, split);
@@ -231,24 +259,30 @@ void attend16(const KvView& kv, const Queries& queries, int split, float* scratc
     auto* weights = reinterpret_cast<pair_t*>(scratch + count * SPLIT);  // of weights, for pairs of keys
     Span span;
     find_span(kv, queries, split, all, scratch + count * SPLIT * 3 / 2, span);
+    for (int near = span.first; near < span.last; near += IN_CACHE)
+        in_pieces(count, [&](auto number, int done) {
+            constexpr int N = decltype(number)::value, G = fitting(N);
+            for (int g = near; g < near + IN_CACHE && g < span.last; g += G)
+                score16<N, G>(span, g, queries.pairs + done * pairs, pairs, scores + done * SPLIT);
+        });
     float factors[MOST];
-    in_pieces(count, [&](auto number, int done) {
-        constexpr int N = decltype(number)::value, G = fitting(N);
-        for (int g = span.first; g < span.last; g += G)
-            score16<N, G>(span, g, queries.pairs + done * pairs, pairs, scores + done * SPLIT);
-    });
     for (int n = 0; n < count; n++)
         factors[n] = softmax16(queries, span, n, split, scores + n * SPLIT,
-                               reinterpret_cast<int16_t*>(weights + n * SPLIT / 2), parts + n * stride + kv.padded_dim);
-    in_pieces(count, [&](auto number, int done) {
-        constexpr int N = decltype(number)::value, C = fitting(N);
-        int c = 0;
-        for (; c + C * TILE <= kv.padded_dim; c += C * TILE)
-            weigh16<N, C>(span, kv.padded_dim, weights + done * SPLIT / 2, factors + done, c, parts + done * stride);
-        if constexpr (C > 1)
-            for (; c < kv.padded_dim; c += TILE)
-                weigh16<N, 1>(span, kv.padded_dim, weights + done * SPLIT / 2, factors + done, c, parts + done * stride);
-    });
+                               reinterpret_cast<int16_t*>(weights + n * SPLIT / 2), parts + n * stride + padded);
+    for (int chunk = span.first / IN_CHUNK * IN_CHUNK; chunk < span.last; chunk += IN_CHUNK) {
+        const int first = chunk > span.first ? chunk : span.first;
+        const int last = chunk + IN_CHUNK < span.last ? chunk + IN_CHUNK : span.last;
+        in_pieces(count, [&](auto number, int done) {
+            constexpr int N = decltype(number)::value, C = fitting(N);
+            const pair_t* w = weights + done * SPLIT / 2;
+            int c = 0;
+            for (; c + C * TILE <= padded; c += C * TILE)
+                weigh16<N, C>(span, first, last, padded, w, factors + done, c, parts + done * stride);
+            if constexpr (C > 1)
+                for (; c < padded; c += TILE)
+                    weigh16<N, 1>(span, first, last, padded, w, factors + done, c, parts + done * stride);
+        });
+    }
 }
 
 // --- Storing ---------------------------------------------------------------------------------------------------------
@@ -260,13 +294,13 @@ void store16(const KvView& kv, int64_t block, int offset, const float* key, cons
     const bool loose = is_loose(kv);
     auto* k = reinterpret_cast<int32_t*>(keys) + (loose ? static_cast<int64_t>(offset) * n / 2 : offset);
     const int64_t next = loose ? 1 : kv.block_size;
-    const float key_scale = round_row(key, n, LARGEST, [&](int i, const int16_t* part) {
+    const float key_scale = round_row(key, n, KEY, [&](int i, const int16_t* part) {
         for (int j = 0; j < TILE && i + j < n; j += 2) memcpy(k + (i + j) / 2 * next, part + j, 4);
     });
     auto* v = reinterpret_cast<int16_t*>(values) +
               (loose ? static_cast<int64_t>(offset) * padded : static_cast<int64_t>(offset / 2) * padded * 2 + offset % 2);
     const int apart = loose ? 1 : 2;
-    const float value_scale = round_row(value, n, LARGEST, [&](int i, const int16_t* part) {
+    const float value_scale = round_row(value, n, VALUE, [&](int i, const int16_t* part) {
         for (int j = 0; j < TILE; j++) v[(i + j) * apart] = part[j];
     });
     memcpy(keys + key_scales(kv) + offset * 4, &key_scale, 4);

@@ -346,10 +346,114 @@ template <Format FMT, int R> INLINE void add_block_together(const uint8_t* scale
     }
 }
 
+// Many rows of what is harder to take apart: it is done once for all of them, into memory that stays in the nearest
+// cache; four rows at a time find room for their sums in registers. What has been added up waits in `out`.
+constexpr int AT_ONCE = 4;
+template <Format FMT, int R>
+constexpr bool IN_PARTS = R > AT_ONCE && TOGETHER<FMT, AT_ONCE> && !SCHEMES[FMT].super;
+template <Format FMT, int R> constexpr bool MANY = R > AT_ONCE && SCHEMES[FMT].bits < 8 && !IN_PARTS<FMT, R>;
+
+template <int BITS, int Q> INLINE void take_quads(const uint8_t* c, VI (*codes)[2]) {
+    codes[Q][0] = quad<BITS, Q>(c), codes[Q][1] = quad<BITS, Q>(c + 32);
+}
+
+template <int FROM, int TO, int R>
+INLINE void dot_quads_many(const VI (*codes)[2], const QBlock* x, VI (&low)[R], VI (&high)[R]) {
+    UNROLL for (int q = FROM; q < TO; q++) {
+        const VI w0 = codes[q][0], w1 = codes[q][1];
+        UNROLL for (int r = 0; r < R; r++) {
+            const VI values = broadcast(x[r], q);
+            const VI p0 = _mm256_maddubs_epi16(w0, values), p1 = _mm256_maddubs_epi16(w1, values);
+            low[r] = q == FROM ? p0 : _mm256_add_epi16(low[r], p0);
+            high[r] = q == FROM ? p1 : _mm256_add_epi16(high[r], p1);
+        }
+        settle<R>(low), settle<R>(high);
+    }
+}
+
+// Products of quads [FROM, TO), widened to 32 bits; before that, as many are added up as fit 16.
+template <int BITS, int FROM, int TO, int R>
+INLINE void dots_many(const VI (*codes)[2], const QBlock* x, VI (&low)[R], VI (&high)[R]) {
+    constexpr int FIT = SUMS<BITS>;
+    const VI ones = _mm256_set1_epi16(1);
+    if constexpr (TO - FROM <= FIT) {
+        dot_quads_many<FROM, TO, R>(codes, x, low, high);
+        UNROLL for (int r = 0; r < R; r++) {
+            low[r] = _mm256_madd_epi16(low[r], ones), high[r] = _mm256_madd_epi16(high[r], ones);
+        }
+    } else {
+        VI rest_low[R], rest_high[R];
+        dots_many<BITS, FROM, FROM + FIT, R>(codes, x, low, high);
+        dots_many<BITS, FROM + FIT, TO, R>(codes, x, rest_low, rest_high);
+        UNROLL for (int r = 0; r < R; r++) {
+            low[r] = _mm256_add_epi32(low[r], rest_low[r]), high[r] = _mm256_add_epi32(high[r], rest_high[r]);
+        }
+    }
+}
+
+template <Format FMT, int G, int H> INLINE void scale_many(VI dot, const QBlock& x, V scale, V min, float* out) {
+    constexpr Scheme S = SCHEMES[FMT];
+    if constexpr (S.offset != 0 && S.group == 32)
+        dot = _mm256_add_epi32(dot, vshl<(S.offset == 8 ? 0 : S.offset == 16 ? 1 : 4)>(vset1i(x.ns)));
+    if constexpr (S.offset != 0 && S.group == 16) dot = _mm256_add_epi32(dot, vset1i(-S.offset * x.s[G]));
+    V acc = _mm256_load_ps(out + H * LANES);
+    acc = vfma(vfloat(dot), vmul(scale, vset1(x.d)), acc);
+    if constexpr (S.min) acc = vfma(min, vset1(S.group == 32 ? x.ds : x.d * static_cast<float>(x.s[G])), acc);
+    _mm256_store_ps(out + H * LANES, acc);
+}
+
+template <Format FMT, int G, int R>
+INLINE void add_group_many(const VI (*codes)[2], const QBlock* x, const V (&scale)[2], const V (&min)[2], float* out) {
+    constexpr Scheme S = SCHEMES[FMT];
+    constexpr int QUADS = S.group / 4;
+    for (int r = 0; r < R; r += AT_ONCE) {
+        VI low[AT_ONCE], high[AT_ONCE];
+        dots_many<S.bits, G * QUADS, (G + 1) * QUADS, AT_ONCE>(codes, x + r, low, high);
+        UNROLL for (int i = 0; i < AT_ONCE; i++) {
+            scale_many<FMT, G, 0>(low[i], x[r + i], scale[0], min[0], out + (r + i) * TILE);
+            scale_many<FMT, G, 1>(high[i], x[r + i], scale[1], min[1], out + (r + i) * TILE);
+        }
+    }
+}
+
+template <Format FMT, int G> INLINE V scale_of(const uint8_t* scales, V d, int half) {
+    constexpr Scheme S = SCHEMES[FMT];
+    if constexpr (S.super) return vmul(d, vload_i8(scales + G * TILE + half * LANES));
+    else return vload_f16(reinterpret_cast<const uint16_t*>(scales) + half * LANES);
+}
+template <Format FMT, int G> INLINE V min_of(const uint8_t* scales, V dmin, int half) {
+    constexpr Scheme S = SCHEMES[FMT];
+    if constexpr (!S.min) return vzero();
+    else if constexpr (S.super) return vmul(dmin, vload_i8(scales + (BLOCK / S.group + G) * TILE + half * LANES));
+    else return vload_f16(reinterpret_cast<const uint16_t*>(scales) + TILE + half * LANES);
+}
+
+template <Format FMT, int R>
+INLINE void add_block_many(const uint8_t* scales, V d0, V d1, V m0, V m1, const uint8_t* c, const QBlock* x, float* out) {
+    constexpr Scheme S = SCHEMES[FMT];
+    VI codes[8][2];
+    take_quads<S.bits, 0>(c, codes), take_quads<S.bits, 1>(c, codes), take_quads<S.bits, 2>(c, codes);
+    take_quads<S.bits, 3>(c, codes), take_quads<S.bits, 4>(c, codes), take_quads<S.bits, 5>(c, codes);
+    take_quads<S.bits, 6>(c, codes), take_quads<S.bits, 7>(c, codes);
+    const V scale[2] = {scale_of<FMT, 0>(scales, d0, 0), scale_of<FMT, 0>(scales, d1, 1)};
+    const V min[2] = {min_of<FMT, 0>(scales, m0, 0), min_of<FMT, 0>(scales, m1, 1)};
+    add_group_many<FMT, 0, R>(codes, x, scale, min, out);
+    if constexpr (S.group == 16) {
+        const V second[2] = {scale_of<FMT, 1>(scales, d0, 0), scale_of<FMT, 1>(scales, d1, 1)};
+        const V second_min[2] = {min_of<FMT, 1>(scales, m0, 0), min_of<FMT, 1>(scales, m1, 1)};
+        add_group_many<FMT, 1, R>(codes, x, second, second_min, out);
+    }
+}
+
 #else
+constexpr int AT_ONCE = 1;
+template <Format FMT, int R> constexpr bool IN_PARTS = false;
 template <Format FMT, int R> constexpr bool TOGETHER = false;
 template <Format FMT, int R>
 void add_block_together(const uint8_t*, V, V, V, V, const uint8_t*, const QBlock*, V (&)[R], V (&)[R]);
+template <Format FMT, int R> constexpr bool MANY = false;
+template <Format FMT, int R>
+void add_block_many(const uint8_t*, V, V, V, V, const uint8_t*, const QBlock*, float*);
 #endif
 
 // --- Outliers --------------------------------------------------------------------------------------------------------
@@ -397,11 +501,14 @@ template <Format FMT> INLINE void add_outliers(const uint8_t* tile, const Panel&
 }
 
 // No prefetching: the processor's own follows a straight line better than any instruction that was tried.
-template <Format FMT, int R> INLINE void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* out) {
+template <Format FMT, int R, int STRIDE = R>
+INLINE void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* out) {
     constexpr Scheme S = SCHEMES[FMT];
     constexpr int per_unit = blocks_per_unit(S);
     V acc0[R], acc1[R];
     UNROLL for (int r = 0; r < R; r++) acc0[r] = acc1[r] = vzero();
+    if constexpr (MANY<FMT, R>)
+        for (int i = 0; i < R * TILE; i += TILE) store(out + i, zero());
     V d0 = vzero(), d1 = vzero(), m0 = vzero(), m1 = vzero();
     for (int64_t left = k / BLOCK; left > 0; left -= per_unit, tile += unit_bytes(S)) {
         const uint8_t* scales = tile;
@@ -412,8 +519,10 @@ template <Format FMT, int R> INLINE void tile_rows(const uint8_t* tile, int64_t 
             if constexpr (HALVES == 2) d1 = vload_f16(head + LANES), m1 = vneg(vload_f16(head + TILE + LANES));
             scales += 64;
         }
-        for (int i = 0; i < per_unit && (per_unit != 2 || i < left); i++, x += R) {
-            if constexpr (TOGETHER<FMT, R>) {
+        for (int i = 0; i < per_unit && (per_unit != 2 || i < left); i++, x += STRIDE) {
+            if constexpr (MANY<FMT, R>) {
+                add_block_many<FMT, R>(scales, d0, d1, m0, m1, codes, x, out);
+            } else if constexpr (TOGETHER<FMT, R>) {
                 add_block_together<FMT, R>(scales, d0, d1, m0, m1, codes, x, acc0, acc1);
             } else {
                 add_block<FMT, R, 0>(scales, d0, m0, codes, x, acc0);
@@ -422,7 +531,7 @@ template <Format FMT, int R> INLINE void tile_rows(const uint8_t* tile, int64_t 
             scales += scale_bytes_per_block(S), codes += code_bytes(S);
         }
     }
-    UNROLL for (int r = 0; r < R; r++) {
+    if constexpr (!MANY<FMT, R>) UNROLL for (int r = 0; r < R; r++) {
         vstore(out + r * TILE, acc0[r]);
         if constexpr (HALVES == 2) vstore(out + r * TILE + LANES, acc1[r]);
     }
@@ -447,7 +556,8 @@ template <Format FMT, int R> void call(const uint8_t* tile, int64_t k, const Pan
     if constexpr (SCHEMES[FMT].bits == 0) {
         tile_rows_float<FMT, R>(tile, k, panel.f32, out);
     } else {
-        tile_rows<FMT, R>(tile, k, panel.q8, out);
+        constexpr int PART = IN_PARTS<FMT, R> ? AT_ONCE : R;
+        for (int r = 0; r < R; r += PART) tile_rows<FMT, PART, R>(tile, k, panel.q8 + r, out + r * TILE);
         add_outliers<FMT>(tile, panel, out);
     }
 }
@@ -455,18 +565,18 @@ template <Format FMT, int R> void call(const uint8_t* tile, int64_t k, const Pan
 #if defined(KERNEL_ISA_AVX512)
 const int row_counts[] = {12, 8, 6, 4, 3, 2, 1};
 #elif defined(KERNEL_ISA_AVX2)
-const int row_counts[] = {4, 3, 2, 1};
+const int row_counts[] = {12, 4, 3, 2, 1};
 #else
 const int row_counts[] = {4, 2, 1};
 #endif
 
 template <Format FMT> void tile(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
     switch (panel.rows) {
-#if defined(KERNEL_ISA_AVX512)
-        case 12: return call<FMT, 12>(tile, k, panel, out);
-        case 8: return call<FMT, 8>(tile, k, panel, out);
-#endif
 #if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+        case 12: return call<FMT, 12>(tile, k, panel, out);
+#endif
+#if defined(KERNEL_ISA_AVX512)
+        case 8: return call<FMT, 8>(tile, k, panel, out);
         case 6: return call<FMT, 6>(tile, k, panel, out);
 #endif
         case 4: return call<FMT, 4>(tile, k, panel, out);

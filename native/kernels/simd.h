@@ -144,10 +144,12 @@ INLINE I iload(const void* p) {
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
 INLINE I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+// Written down so that the compiler, which would rather have many products wait in memory, adds each up at once.
 INLINE void dot_pairs(I& z, I x, const pair_t* y) {
     const __m256i pair = _mm256_set1_epi32(*y);
     z.a = _mm256_add_epi32(z.a, _mm256_madd_epi16(x.a, pair));
     z.b = _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, pair));
+    asm volatile("" : "+x"(z.a), "+x"(z.b));
 }
 INLINE void store_i16(int16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8));
@@ -376,6 +378,19 @@ INLINE F exp2_below_one(F x) {
     p = fma(p, r, set1(2.4022119724e-1f));
     p = fma(p, r, set1(6.9314696706e-1f));
     p = fma(p, r, set1(1.0f));
+    return as_float(iadd(as_int(p), ishl<23>(as_int(shifted))));
+}
+
+// The same to some four parts in a million, for x below 128.
+INLINE F exp2_nearly(F x) {
+    F y = max(set1(-126.0f), x);
+    F shifted = add(y, set1(12582912.0f));
+    F r = sub(y, sub(shifted, set1(12582912.0f)));
+    F p = set1(9.5701011156e-03f);
+    p = fma(p, r, set1(5.5917860682e-02f));
+    p = fma(p, r, set1(2.4024744851e-01f));
+    p = fma(p, r, set1(6.9312181470e-01f));
+    p = fma(p, r, set1(9.9999926144e-01f));
     return as_float(iadd(as_int(p), ishl<23>(as_int(shifted))));
 }
 
