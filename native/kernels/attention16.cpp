@@ -166,17 +166,20 @@ INLINE float power_of_two(int n) {
     return result;
 }
 
-// Scores of one query become weights, 2^(score - maximum), times the values' scales, in 16 bits. The factor that the
-// integers are to be multiplied by comes back. Scores lack the query's factor, which is never below zero.
-INLINE float softmax16(const Queries& queries, const Span& span, int n, int split, float* row, int16_t* weights,
-                       float* part_end) {
+// What makes weights of one query's scores: 2^(slope · score + offset), and what a weight's unit is worth.
+struct Softmax {
+    float slope, offset, worth, maximum;
+};
+
+// Scores lack the query's factor, which is never below zero.
+INLINE Softmax study16(const Queries& queries, const Span& span, int n, int split, float* row) {
     const Range range = seen(queries, n, split);
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
-    float factor = queries.factors[n] * LOG2E;
+    float slope = queries.factors[n] * LOG2E;
     if (queries.softcap != 0.0f) {
         const F inner = set1(queries.factors[n] / queries.softcap);
         for (int g = span.first; g < span.last; g++) store(row + g * TILE, tanh(mul(load(row + g * TILE), inner)));
-        factor = queries.softcap * LOG2E;
+        slope = queries.softcap * LOG2E;
     }
     F most = set1(LOWEST), largest = zero();
     for (int g = span.first; g < span.last; g++) {
@@ -187,9 +190,18 @@ INLINE float softmax16(const Queries& queries, const Span& span, int n, int spli
         }
         most = max(most, s), largest = max(largest, value_scale);
     }
-    const float maximum = factor * hmax(most), top = hmax(largest);
+    const float maximum = slope * hmax(most), top = hmax(largest);
     const int power = weight_power(top);
-    const F slope = set1(factor), offset = set1(static_cast<float>(power) - maximum);
+    // Worth is not a number where values are not.
+    return {slope, static_cast<float>(power) - maximum, power_of_two(-power) + 0.0f * top, maximum};
+}
+
+// Scores of one query become weights times the values' scales, in 16 bits.
+INLINE void softmax16(const Queries& queries, const Span& span, int n, int split, const Softmax& how, const float* row,
+                      int16_t* weights, float* part_end) {
+    const Range range = seen(queries, n, split);
+    const int64_t start = static_cast<int64_t>(split) * SPLIT;
+    const F slope = set1(how.slope), offset = set1(how.offset);
     F sum = zero();
     for (int g = span.first; g < span.last; g++) {
         F w = exp2_nearly(fma(load(row + g * TILE), slope, offset));
@@ -201,17 +213,15 @@ INLINE float softmax16(const Queries& queries, const Span& span, int n, int spli
         sum = add(sum, w);
         store_i16(weights + g * TILE, round_int(scaled));
     }
-    const float worth = power_of_two(-power);
-    part_end[0] = maximum;
-    part_end[1] = hsum(sum) * worth;
-    return worth + 0.0f * top;  // not a number where values are not
+    part_end[0] = how.maximum;
+    part_end[1] = hsum(sum) * how.worth;
 }
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
 // parts[n] += Σ weight · value for C times sixteen channels over some sixteens of keys.
 template <int N, int C> void weigh16(const Span& span, int first, int last, int padded, const pair_t* weights,
-                                     const float* factors, int c, float* parts) {
+                                     const float* worth, int c, float* parts) {
     constexpr int PAIRS = TILE / 2;
     const int stride = padded + TILE;
     I acc[C][N];
@@ -231,7 +241,7 @@ template <int N, int C> void weigh16(const Span& span, int first, int last, int 
     }
     UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) {
         float* to = parts + n * stride + c + i * TILE;
-        store(to, fma(to_float(acc[i][n]), set1(factors[n]), load(to)));
+        store(to, fma(to_float(acc[i][n]), set1(worth[n]), load(to)));
     }
 }
 
@@ -265,10 +275,13 @@ void attend16(const KvView& kv, const Queries& queries, int split, float* scratc
             for (int g = near; g < near + IN_CACHE && g < span.last; g += G)
                 score16<N, G>(span, g, queries.pairs + done * pairs, pairs, scores + done * SPLIT);
         });
-    float factors[MOST];
+    // All are studied first: a maximum comes late, and meanwhile the processor goes on with the next.
+    Softmax how[MOST];
+    float worth[MOST];
+    for (int n = 0; n < count; n++) how[n] = study16(queries, span, n, split, scores + n * SPLIT), worth[n] = how[n].worth;
     for (int n = 0; n < count; n++)
-        factors[n] = softmax16(queries, span, n, split, scores + n * SPLIT,
-                               reinterpret_cast<int16_t*>(weights + n * SPLIT / 2), parts + n * stride + padded);
+        softmax16(queries, span, n, split, how[n], scores + n * SPLIT,
+                  reinterpret_cast<int16_t*>(weights + n * SPLIT / 2), parts + n * stride + padded);
     for (int chunk = span.first / IN_CHUNK * IN_CHUNK; chunk < span.last; chunk += IN_CHUNK) {
         const int first = chunk > span.first ? chunk : span.first;
         const int last = chunk + IN_CHUNK < span.last ? chunk + IN_CHUNK : span.last;
@@ -277,10 +290,10 @@ void attend16(const KvView& kv, const Queries& queries, int split, float* scratc
             const pair_t* w = weights + done * SPLIT / 2;
             int c = 0;
             for (; c + C * TILE <= padded; c += C * TILE)
-                weigh16<N, C>(span, first, last, padded, w, factors + done, c, parts + done * stride);
+                weigh16<N, C>(span, first, last, padded, w, worth + done, c, parts + done * stride);
             if constexpr (C > 1)
                 for (; c < padded; c += TILE)
-                    weigh16<N, 1>(span, first, last, padded, w, factors + done, c, parts + done * stride);
+                    weigh16<N, 1>(span, first, last, padded, w, worth + done, c, parts + done * stride);
         });
     }
 }
