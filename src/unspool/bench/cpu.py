@@ -9,8 +9,8 @@ visits all of them, each first in its turn, for machines drift: only the ratios 
 told. Above 1 is ours. A rate leaves the prompt out of decoding and is the prompt's tokens over the time to the first
 token in prefill; start and memory are those of a fresh process (start: until the first token of 37, right after another
 one, so that its files are in memory; memory: its peak over a decoding run). A measurement during which other processes
-kept more than 0.15 cores busy is made again, twice at most; how many were disturbed even so is told, and a run with many
-of them proves nothing. The ceiling is the fastest read of memory in any round. `--isa` sets our kernels and
+kept more than 0.15 cores busy is made again, twice at most; how many were disturbed even so is told, and a run with
+many of them proves nothing. The ceiling is the fastest read of memory in any round. `--isa` sets our kernels and
 CTranslate2's; the others cannot be told. The last line is JSON.
 """
 
