@@ -49,9 +49,12 @@ def product_ahead(
     tl.assume(begin < end)
     acc = tl.zeros((F, T), tl.float32)
     squares = tl.zeros((T,), tl.float32)
-    newer = (squares, squares, squares, squares, squares, squares, squares, squares)
-    older = newer
+    EACH: tl.constexpr = K // 32  # groups a round: all are here when half of the rounds are done
     FAR: tl.constexpr = T <= 32  # rounds are short: add a group's sums two rounds after they were asked for
+    newer = ()
+    for _ in tl.static_range(EACH):
+        newer = newer + (squares,)  # noqa: RUF005 (Triton knows no unpacking)
+    older = newer
     ahead = nothing_ahead(EPILOGUE, F, T)
     for k in range(begin, end, K):
         weights = w.load([first_f, k])
@@ -60,9 +63,9 @@ def product_ahead(
         if EARLY:
             let_next_start_if(k - begin == let_after, PDL)
         if PARTS > 0:
-            squares = add_eight(squares, older if FAR else newer)
+            squares = add_some(squares, older if FAR else newer, EACH)
             older = newer
-            newer = load_eight(parts, (at - begin) // K * 8, tokens, num_tokens, PARTS)
+            newer = load_some(parts, (at - begin) // K * EACH, tokens, num_tokens, PARTS, EACH)
         if READ:
             first = tl.where(at == begin, num_tokens, 0)
             ahead = read_ahead(
@@ -70,8 +73,8 @@ def product_ahead(
             )  # fmt: skip
         acc = tl.dot(weights, values.T, acc)
     if FAR:
-        squares = add_eight(squares, older)
-    return acc, add_eight(squares, newer), ahead
+        squares = add_some(squares, older, EACH)
+    return acc, add_some(squares, newer, EACH), ahead
 
 
 @triton.jit
@@ -82,32 +85,26 @@ def load_squares(parts, group, tokens, num_tokens, PARTS: tl.constexpr):
 
 
 @triton.jit
-def load_eight(parts, group, tokens, num_tokens, PARTS: tl.constexpr):
-    return (
-        load_squares(parts, group, tokens, num_tokens, PARTS),
-        load_squares(parts, group + 1, tokens, num_tokens, PARTS),
-        load_squares(parts, group + 2, tokens, num_tokens, PARTS),
-        load_squares(parts, group + 3, tokens, num_tokens, PARTS),
-        load_squares(parts, group + 4, tokens, num_tokens, PARTS),
-        load_squares(parts, group + 5, tokens, num_tokens, PARTS),
-        load_squares(parts, group + 6, tokens, num_tokens, PARTS),
-        load_squares(parts, group + 7, tokens, num_tokens, PARTS),
-    )
+def load_some(parts, group, tokens, num_tokens, PARTS: tl.constexpr, COUNT: tl.constexpr):
+    some = ()
+    for i in tl.static_range(COUNT):
+        some = some + (load_squares(parts, group + i, tokens, num_tokens, PARTS),)  # noqa: RUF005 (as above)
+    return some
 
 
 @triton.jit
-def add_eight(squares, eight):
-    for i in tl.static_range(8):
-        squares += eight[i]
+def add_some(squares, some, COUNT: tl.constexpr):
+    for i in tl.static_range(COUNT):
+        squares += some[i]
     return squares
 
 
 @triton.jit
-def sum_squares(parts, tokens, num_tokens, T: tl.constexpr, PARTS: tl.constexpr):
-    """Tokens' sums of squares, at once."""
+def sum_squares(parts, tokens, num_tokens, T: tl.constexpr, PARTS: tl.constexpr, COUNT: tl.constexpr):
+    """Tokens' sums of squares at once, COUNT groups at a time."""
     squares = tl.zeros((T,), tl.float32)
-    for group in tl.static_range(0, PARTS, 8):
-        squares = add_eight(squares, load_eight(parts, group, tokens, num_tokens, PARTS))
+    for group in range(0, PARTS, COUNT):
+        squares = add_some(squares, load_some(parts, group, tokens, num_tokens, PARTS, COUNT), COUNT)
     return squares
 
 
@@ -197,7 +194,7 @@ def linear_kernel(
         wait_for_previous(PDL)
         squares = tl.zeros((T,), tl.float32)
         if PARTS > 0:
-            squares = sum_squares(parts, first_t + tl.arange(0, T), num_tokens, T, PARTS)
+            squares = sum_squares(parts, first_t + tl.arange(0, T), num_tokens, T, PARTS, PARTS)
         total = product(w, x, first_f, first_t, begin, end, F, T, K)
     if not PARALLEL:
         for other in range(1, SPLITS):

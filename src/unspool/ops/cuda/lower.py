@@ -260,7 +260,7 @@ class Lowering:
         tile = tile_of(features, width, self.rows)
         if matrix.format != "bf16" and tile.tokens > 128:
             tile = replace(tile, tokens=128)  # decoding takes the registers
-        splits = splits_of(features, width)
+        splits = splits_of(features, width, is_decoded=matrix.format != "bf16")
         tiles = -(-features // tile.features) * -(-self.rows // tile.tokens)
         parts = 0 if x.parts is None else -(-matrix.width // GROUP)
         names = ("scaled", "next_weight", "next_parts", "cos", "sin", "slots", "kv")
@@ -288,13 +288,14 @@ class Lowering:
             w = descriptor(planes.codes, tile.features, tile.width)
             args |= {"w": w, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
             rounds = -(-(width - (splits - 1) * columns) // tile.width)  # of the shortest split
-            ahead = tile.parallel and parts <= 8 * rounds
+            ahead = tile.parallel and parts <= tile.width // 32 * rounds
             args |= {"AHEAD": ahead, "EARLY": ahead and early}
             args |= {"let_after": columns * 3 // 4 // tile.width * tile.width}
             self._add(linear_kernel, grid, args, **options)
         else:
             args |= {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets}
-            args |= {"x": descriptor(rows, tile.tokens, 64), "FORMAT": planes.format}
+            step = 128 if tile.tokens <= 32 and width % 128 == 0 and not planes.format.startswith("u4") else 64
+            args |= {"x": descriptor(rows, tile.tokens, step), "FORMAT": planes.format, "K": step}
             self._add(quantized_kernel, grid, args, **options)
 
     def _check_partial(self, size: int, tiles: int, is_used: bool) -> None:

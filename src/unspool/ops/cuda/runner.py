@@ -10,7 +10,9 @@ a token never leaves the device between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,10 +68,22 @@ class Graph:
             return
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with _no_collection(), torch.cuda.graph(graph):
             for launch in self.launches:
                 launch.run()
         self._graph = graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector: a graph of an engine that is gone, collected here, would spoil the one being made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CudaFlight:
