@@ -22,8 +22,14 @@ struct Attention : Instruction {
         int32_t splits;                  // of the last row
         int64_t part;                    // where its splits' parts lie when they are computed apart
     };
+    // A kv head of an item, or some of its queries alone; one split of the keys, or all (-1).
+    struct Piece {
+        int32_t item, head, split, from, count;
+    };
     std::vector<Item> items;
-    std::vector<int64_t> work;  // (item · kv heads + kv head) · 2²⁴ + split + 1; 0 for all splits in turn
+    std::vector<Piece> work;
+    int32_t num_whole = 0;            // pieces of all queries; those that follow share their head with others
+    std::atomic<int64_t> stored{-1};  // the step whose keys of shared heads are in their place
     std::unique_ptr<std::atomic<int>[]> arrived;
     size_t num_arrived = 0;
     std::vector<float> parts;
@@ -63,22 +69,40 @@ struct Attention : Instruction {
         const int64_t pieces = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
         const bool apart = threads > 1 && pieces < 4 * threads && group() <= program.kernels().max_queries;
         work.clear();
-        int64_t floats = 0;
+        int64_t floats = 0, num_apart = 0;
         for (size_t i = items.size(); i-- > 0;) {  // the longest last rows first
             Item& item = items[i];
             const bool this_apart = apart && item.splits > 1;
+            num_apart += this_apart;
             item.part = this_apart ? floats : -1;
             if (this_apart)
                 floats +=
                     static_cast<int64_t>(item.splits) * shape.num_kv_heads * item.count * group() * state_floats();
             for (int head = 0; head < shape.num_kv_heads; head++)
                 for (int split = this_apart ? 0 : -1; split < (this_apart ? item.splits : 0); split++)
-                    work.push_back(((static_cast<int64_t>(i) * shape.num_kv_heads + head) << 24) | (split + 1));
+                    work.push_back({static_cast<int32_t>(i), head, split, 0, item.count * group()});
         }
+        num_whole = static_cast<int32_t>(work.size());
+        if (apart && num_apart == 0) share_last(threads);
         if (static_cast<int64_t>(parts.size()) < floats) parts.resize(static_cast<size_t>(floats));
         const size_t counters = items.size() * static_cast<size_t>(shape.num_kv_heads);
         if (num_arrived < counters) arrived = std::make_unique<std::atomic<int>[]>(counters), num_arrived = counters;
         for (size_t i = 0; i < counters; i++) arrived[i].store(0, std::memory_order_relaxed);
+    }
+
+    // Three heads for two threads would be two for one of them: what does not go round is shared out by queries.
+    void share_last(int threads) {
+        const auto rest = static_cast<int32_t>(work.size() % static_cast<size_t>(threads));
+        const std::vector<Piece> last(work.end() - rest, work.end());
+        if (rest == 0 || last[0].count < threads) return;
+        work.resize(work.size() - last.size());
+        num_whole = static_cast<int32_t>(work.size());
+        for (const Piece& piece : last)
+            for (int t = 0; t < threads; t++) {
+                const int32_t from = (piece.count * t + threads - 1) / threads;
+                const int32_t to = (piece.count * (t + 1) + threads - 1) / threads;
+                work.push_back({piece.item, piece.head, -1, from, to - from});
+            }
     }
 
     bool varies() const override { return true; }
@@ -88,10 +112,37 @@ struct Attention : Instruction {
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         for (int64_t i = begin; i < end; i++) {
-            const int64_t piece = work[static_cast<size_t>(i)];
-            const int64_t where = piece >> 24;
-            attend(program, step, thread, static_cast<size_t>(where / shape.num_kv_heads),
-                   static_cast<int>(where % shape.num_kv_heads), static_cast<int>(piece & 0xFFFFFF) - 1);
+            if (i == 0) store_shared(program, step, thread);
+            attend(program, step, thread, work[static_cast<size_t>(i)], i < num_whole);
+        }
+    }
+
+    // Whoever comes first stores the keys of heads that are shared; the others come later than that.
+    void store_shared(const Program& program, const Step& step, int thread) {
+        if (store_first || num_whole == static_cast<int32_t>(work.size())) return;
+        for (auto piece = work.begin() + num_whole; piece != work.end(); piece++)
+            if (piece->from == 0)
+                store(program, step, thread, row_at(step, items[static_cast<size_t>(piece->item)].first), piece->head);
+        stored.store(program.num_steps(), std::memory_order_release);
+    }
+
+    // Keys and values of the pieces that a thread will take, if all take theirs in turn. Where rows are many, they are
+    // read again and again anyway.
+    void foretell(const Program& program, const Step& step, int thread, Asking& ahead) const override {
+        if (step.rows > Program::FEW) return;
+        const KvCache& kv = program.kv();
+        const size_t threads = static_cast<size_t>(program.pool().threads());
+        for (size_t i = static_cast<size_t>(thread); i < work.size(); i += threads) {
+            const Piece& piece = work[i];
+            const Item& item = items[static_cast<size_t>(piece.item)];
+            const int64_t last = step.positions[row_at(step, item.first + item.count - 1)];
+            const int64_t seen = shape.window ? std::max<int64_t>(0, last + 1 - shape.window) : 0;
+            const int64_t from = piece.split < 0 ? seen : std::max<int64_t>(seen, int64_t{piece.split} * SPLIT);
+            const int64_t to = piece.split < 0 ? last : std::min<int64_t>(last, int64_t{piece.split + 1} * SPLIT - 1);
+            const KvView view = kv.view(shape.layer, piece.head);
+            for (int64_t block = from / kv.block_size; block <= to / kv.block_size; block++)
+                ahead.add(view.base + step.tables[item.sequence * step.table_width + block] * view.block_stride,
+                          kv.head_bytes());
         }
     }
 
@@ -118,17 +169,17 @@ struct Attention : Instruction {
                                    values + (shape.num_heads + shape.num_kv_heads + head) * shape.head_dim);
     }
 
-    // One piece of work: a few rows' queries of one kv head, over all splits (split < 0) or one.
-    void attend(Program& program, const Step& step, int thread, size_t index, int head, int split) {
+    void attend(Program& program, const Step& step, int thread, const Piece& piece, bool is_whole) {
+        const auto index = static_cast<size_t>(piece.item);
         const Item& item = items[index];
-        const int most = program.kernels().max_queries, queries = item.count * group(), last_split = item.splits - 1;
-        if (!store_first && (split < 0 || split == last_split))
+        const int most = program.kernels().max_queries, end = piece.from + piece.count, head = piece.head;
+        if (!store_first && !is_whole)
+            Pool::await([&] { return stored.load(std::memory_order_acquire) == program.num_steps(); });
+        else if (!store_first && (piece.split < 0 || piece.split == item.splits - 1))
             store(program, step, thread, row_at(step, item.first), head);
-        for (int from = 0; from < queries; from += most) {
-            const int count = std::min(most, queries - from);
-            attend_some(program, step, thread, item, head, split, from, count);
-        }
-        if (split < 0) return;
+        for (int from = piece.from; from < end; from += most)
+            attend_some(program, step, thread, item, head, piece.split, from, std::min(most, end - from));
+        if (piece.split < 0) return;
         const size_t counter = index * static_cast<size_t>(shape.num_kv_heads) + static_cast<size_t>(head);
         if (arrived[counter].fetch_add(1, std::memory_order_acq_rel) + 1 == item.splits)
             merge_apart(program, step, thread, item, head);

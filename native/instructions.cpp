@@ -251,7 +251,8 @@ struct Product : Instruction {
         if (panels.size[0] == count) {
             Program::Made& made = program.made(thread);
             if (made.by != this) made = {this, panel(program, step, thread, 0, static_cast<int>(count))};
-            for (int64_t unit = begin; unit < end; unit++) each(unit, 0, made.panel);
+            Asking& ahead = program.asking(thread);
+            for (int64_t unit = begin; unit < end; unit++) each(unit, 0, made.panel), ahead.go_on();
             return;
         }
         for (int64_t first = 0; first < count; first += panels.size[static_cast<size_t>(first)]) {

@@ -18,6 +18,7 @@ public:
     const int64_t blocks;
     const KvType type;
     int64_t block_bytes() const { return block_bytes_; }
+    int64_t head_bytes() const { return head_bytes_; }  // of one layer and head in a block
 
 private:
     int padded_dim_;

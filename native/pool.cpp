@@ -22,8 +22,8 @@ void pause() {
 #endif
 }
 
-// Whoever else wants this core has it now, when nobody waits for what this thread is at: in a server, the event loop with
-// what the last step brought. Stopped later, amid a piece, a thread stops all others too.
+// Whoever else wants this core has it now, when nobody waits for what this thread is at: in a server, the event loop
+// with what the last step brought. Stopped later, amid a piece, a thread stops all others too.
 void make_way() { sched_yield(); }
 
 constexpr int SPINS = 128;  // pauses before giving the core away: some 2 µs

@@ -257,6 +257,10 @@ void Program::work(int thread) {
             if (reader == num_shares_ || !is_over(reader)) mine.instruction->run(*this, *step_, thread, 0, mine.units);
             continue;
         }
+        Asking& ahead = asking(thread);
+        ahead.clear();
+        if (i + 1 < num_shares_) share(i + 1, thread).instruction->foretell(*this, *step_, thread, ahead);
+        ahead.pace(mine.end - mine.begin);
         mine.done.store(take_part(i, thread), std::memory_order_release);
         Pool::await([&] { return is_over(i); });
     }
@@ -268,7 +272,9 @@ const float* Program::run(const Step& step) {
     study(step);
     deal(step);
     step_ = &step;
+    num_steps_++;
     made_.assign(static_cast<size_t>(pool_->threads()), {});
+    asking_.resize(static_cast<size_t>(pool_->threads()));
     pool_->run([](void* self, int thread) { static_cast<Program*>(self)->work(thread); }, this);
     return floats(output_, step, 0);
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ahead.h"
 #include "kernels.h"
 #include "kv.h"
 #include "matrix.h"
@@ -87,6 +88,8 @@ struct Instruction {
     // Every thread does all units for itself, into copies of its own, and goes on at once.
     virtual bool copied(const Program&, const Step&) const { return false; }
     virtual void run(Program&, const Step&, int thread, int64_t begin, int64_t end) = 0;
+    // What a thread will likely read that nothing else makes this step: it is asked for during the product before.
+    virtual void foretell(const Program&, const Step&, int /*thread*/, Asking&) const {}
 };
 
 class Program {
@@ -113,6 +116,7 @@ public:
 
     int64_t output_rows(const Step& step) const { return output_.narrow ? step.num_logits : step.rows; }
     int64_t output_width() const { return output_width_; }
+    int64_t num_steps() const { return num_steps_; }  // with the one under way
 
     // For instructions ------------------------------------------------------------------------------------------------
     static constexpr int64_t FEW = 4;  // rows that each thread norms for itself
@@ -135,6 +139,7 @@ public:
         Panel panel{};
     };
     Made& made(int thread) { return made_[static_cast<size_t>(thread)]; }
+    Asking& asking(int thread) { return asking_[static_cast<size_t>(thread)]; }
     // Room for what a step with many rows gathers of a panel that begins at this row.
     uint8_t* gathered(int64_t row) const { return gathered_.data() + row * gathered_bytes_; }
     void want_gathered(int64_t bytes) { gathered_bytes_ = bytes > gathered_bytes_ ? bytes : gathered_bytes_; }
@@ -162,8 +167,8 @@ private:
     void work(int thread);
     void gather_for(const Instruction* product);
 
-    // All that a thread needs to know of one instruction of a step: its own share, and how much it has done of anyone's. A
-    // cache line of its own, for threads that write to one line wait for each other at every piece.
+    // All that a thread needs to know of one instruction of a step: its own share, and how much of anyone's it has done.
+    // A cache line of its own: threads that write to one line wait for each other at every piece.
     struct alignas(64) Share {
         Instruction* instruction;
         int32_t units, grain;
@@ -210,6 +215,8 @@ private:
     const Step* step_ = nullptr;
     std::mutex turn_;
     std::vector<Made> made_;
+    std::vector<Asking> asking_;
+    int64_t num_steps_ = 0;
     std::vector<Instruction*> varying_;
     std::vector<int64_t> dealt_for_, now_;  // rows, wanted rows, units of what varies: of the shares, of this step
     std::unique_ptr<Share[]> shares_;

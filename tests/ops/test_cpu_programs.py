@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from tests.ops.conftest import distance, make_batch
-from unspool.config import EngineConfig
+from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import BackendError, EngineError
 from unspool.models.registry import build
 from unspool.ops import Batch, Ops
 from unspool.ops.cpu import CpuOps
 from unspool.ops.reference import ReferenceOps
 from unspool.weights.checkpoint import Checkpoint
+from unspool.weights.random import random_checkpoint
+from unspool.weights.shapes import SHAPES
 
 FAMILIES = ["tiny", "tiny-untied", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
 
@@ -64,13 +66,18 @@ def test_bits_do_not_depend_on_company_or_pieces(isa: str, family: str, tiny: Ca
             start += count
 
 
-@pytest.mark.parametrize("family", ["tiny", "tiny-gemma3"])
-def test_threads_that_come_late_do_no_harm(family: str, tiny: Callable[[str, str], Checkpoint]) -> None:
-    """Many more threads than cores: most of them find their work done by others, or rows written over."""
-    checkpoint = tiny(family, "q8_0")
+THREE_HEADS = replace(SHAPES["tiny"], num_heads=9, num_kv_heads=3, head_dim=32, rope_dim=32)
+
+
+@pytest.mark.parametrize("shape", [SHAPES["tiny"], SHAPES["tiny-gemma3"], THREE_HEADS], ids=["two", "one", "three"])
+@pytest.mark.parametrize("threads", [2, 3, 9])
+def test_threads_that_come_late_do_no_harm(shape: ModelConfig, threads: int) -> None:
+    """More threads than cores: many find their work done by others, or rows written over. Key heads that do not go
+    round are shared by threads."""
+    checkpoint = random_checkpoint(shape, format="q8_0")
     ids = np.random.default_rng(3).integers(0, 256, 64)
     alone = compiled(CpuOps(threads=1), checkpoint, EngineConfig().suited("cpu"))
-    crowd = compiled(CpuOps(threads=9), checkpoint, EngineConfig().suited("cpu"))
+    crowd = compiled(CpuOps(threads=threads), checkpoint, EngineConfig().suited("cpu"))
     for position in range(64):
         batch = with_ids(make_batch([(position, 1, [1, 2])], 32), ids[position : position + 1])
         assert np.array_equal(crowd(batch), alone(batch))

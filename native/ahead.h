@@ -1,0 +1,40 @@
+// Asking for memory before it is read.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace unspool {
+
+// Stretches of memory that a thread will soon read, asked for a few lines at a time between pieces of other work: all
+// at once they would only stand in each other's way.
+class alignas(64) Asking {
+public:
+    void clear() { stretches_.clear(), index_ = 0, at_ = 0, left_ = MOST; }
+    void add(const uint8_t* data, int64_t bytes) {
+        if (left_ <= 0) return;
+        stretches_.push_back({data, bytes < left_ ? bytes : left_});
+        left_ -= bytes;
+    }
+    // So that `times` calls of go_on ask for everything.
+    void pace(int64_t times) { lines_ = times > 0 ? (MOST - (left_ > 0 ? left_ : 0)) / 64 / times + 1 : 0; }
+
+    void go_on() {
+        for (int64_t line = 0; line < lines_ && index_ < stretches_.size(); line++) {
+            __builtin_prefetch(stretches_[index_].data + at_, 0, 2);
+            at_ += 64;
+            if (at_ >= stretches_[index_].bytes) index_++, at_ = 0;
+        }
+    }
+
+private:
+    static constexpr int64_t MOST = 128 << 10;  // bytes: they have to stay in a core's own cache beside the weights
+    struct Stretch {
+        const uint8_t* data;
+        int64_t bytes;
+    };
+    std::vector<Stretch> stretches_;
+    size_t index_ = 0;
+    int64_t at_ = 0, left_ = MOST, lines_ = 0;
+};
+
+}  // namespace unspool
