@@ -201,13 +201,9 @@ class Step:
             self._prepare()
             self._prepare = None
         try:
+            # Arrays of other types or shapes in memory are converted there.
             return self._program.run(
-                np.ascontiguousarray(batch.ids, np.int32),
-                np.ascontiguousarray(batch.positions, np.int32),
-                np.ascontiguousarray(batch.slots, np.int64),
-                np.ascontiguousarray(batch.starts, np.int32),
-                np.ascontiguousarray(batch.tables, np.int32),
-                np.ascontiguousarray(batch.logit_rows, np.int32),
+                batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows
             )
         except ValueError as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
