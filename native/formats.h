@@ -65,6 +65,17 @@ struct QBlock {
 };
 static_assert(sizeof(QBlock) == 48);
 
+// 32 activations in 16 bits, for the head: it reads many weights for few rows, and its rounding would go straight into
+// the logits. Rows go in panels likewise. Of each four values the second and the third have changed places: kernels
+// multiply by pairs, and get the even and the odd bytes of four codes together.
+struct FineBlock {
+    int16_t q[32];
+    float d, ds;
+    int32_t ns, s[2];  // as above
+    int32_t unused[3];
+};
+static_assert(sizeof(FineBlock) == 2 * sizeof(QBlock));
+
 // Activations far larger than the others would take the precision of their whole block: they stay float32, a zero
 // stands in their place, and their products are added one by one after the blocks, in order.
 struct Outlier {

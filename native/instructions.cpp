@@ -26,19 +26,17 @@ struct Sink {
           width(width),
           f32(forms.f32 ? program.floats(forms.f32, step, thread) : nullptr) {}
 
-    // `spare` has room for a row, and may be the row itself.
-    void put(const float* row, int64_t index, float* spare) const {
+    void put(const float* row, int64_t index) const {
         if (f32 && f32 + index * width != row) memcpy(f32 + index * width, row, static_cast<size_t>(width) * 4);
         if (!forms.q8) return;
         const Kernels& kernels = program.kernels();
         const int blocks = static_cast<int>(width / BLOCK);
-        const QRow out = program.q8_row(forms, step, thread, width, forms.fine ? 2 * index : index);
-        kernels.quantize(row, blocks, out.blocks, out.stride, forms.fine ? nullptr : out.outliers);
-        if (!forms.fine) return;
-        const QRow rest = program.q8_row(forms, step, thread, width, 2 * index + 1);
-        kernels.remainder(row, blocks, out.blocks, out.stride, spare);
-        kernels.quantize(spare, blocks, rest.blocks, rest.stride, nullptr);
-        out.outliers->count = rest.outliers->count = 0;
+        if (forms.fine) {
+            const FineRow out = program.fine_row(forms, step, thread, width, index);
+            return kernels.quantize_fine(row, blocks, out.blocks, out.stride);
+        }
+        const QRow out = program.q8_row(forms, step, thread, width, index);
+        kernels.quantize(row, blocks, out.blocks, out.stride, out.outliers);
     }
 };
 
@@ -85,7 +83,7 @@ struct Norm : Instruction {
         for (int64_t r = begin; r < end; r++) {
             float* row = sink.f32 ? sink.f32 + r * width : spare;
             program.kernels().norm(in + r * width, weight, add ? add + r * width : nullptr, width, eps, row);
-            sink.put(row, r, spare);
+            sink.put(row, r);
         }
     }
 };
@@ -101,8 +99,7 @@ struct Take : Instruction {
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
-        float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        for (int64_t r = begin; r < end; r++) sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r, spare);
+        for (int64_t r = begin; r < end; r++) sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r);
     }
 };
 
@@ -118,8 +115,7 @@ struct Quantize : Instruction {
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
-        float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        for (int64_t r = begin; r < end; r++) sink.put(in + r * width, r, spare);
+        for (int64_t r = begin; r < end; r++) sink.put(in + r * width, r);
     }
 };
 
@@ -212,10 +208,12 @@ struct Product : Instruction {
 
     // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
     Panel panel(const Program& program, const Step& step, int thread, int64_t first, int count) const {
-        Panel result{count, nullptr, nullptr, nullptr, nullptr, 0};
+        Panel result{count, nullptr, nullptr, nullptr, nullptr, nullptr, 0};
         const int64_t k = weight->columns();
         uint8_t* scratch = program.scratch(thread);
-        if (weight->wants_q8()) {
+        if (x.fine) {
+            result.fine = program.fine_row(x, step, thread, k, first).blocks;
+        } else if (weight->wants_q8()) {
             const QRow row = program.q8_row(x, step, thread, k, first);
             result.q8 = row.blocks;
             if (gathers(program, step)) {
@@ -243,10 +241,10 @@ struct Product : Instruction {
         program.kernels().tiles[tile.format](tile.data, weight->columns(), panel, out);
     }
 
-    // Calls each(unit, first row, panel) for all units and rows. Fine rows are two rows each, which stay together.
+    // Calls each(unit, first row, panel) for all units and rows.
     template <class Each>
     void sweep(Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
-        const int64_t count = rows(program, step) * (x.fine ? 2 : 1);
+        const int64_t count = rows(program, step);
         const Panels& panels = program.panels(x);
         if (panels.size[0] == count) {
             Program::Made& made = program.made(thread);
@@ -275,7 +273,7 @@ struct Gather : Instruction {
         const int64_t width = product->weight->columns();
         for (int64_t r = begin; r < end; r++) {
             if (panels.first[static_cast<size_t>(r)] != r) continue;
-            Panel panel{panels.size[static_cast<size_t>(r)], nullptr, nullptr, nullptr, nullptr, 0};
+            Panel panel{panels.size[static_cast<size_t>(r)], nullptr, nullptr, nullptr, nullptr, nullptr, 0};
             uint8_t* room = program.gathered(r);
             gather_outliers(program.q8_row(product->x, step, thread, width, r).outliers, width, panel.rows,
                             room + sizeof(Gathered), panel);
@@ -300,17 +298,9 @@ struct Linear : Product {
             const TileRef& tile = tiles[static_cast<size_t>(unit)];
             alignas(64) float part[MOST_ROWS * TILE];
             multiply(program, tile, p, part);
-            const int count = x.fine ? p.rows / 2 : p.rows;
-            if (x.fine) {
-                first /= 2;
-                for (int i = 0; i < count * TILE; i++) {
-                    const int at = i / TILE * 2 * TILE + i % TILE;
-                    part[i] = part[at] + part[at + TILE];
-                }
-            }
-            if (softcap != 0.0f) program.kernels().softcap(part, count * TILE, softcap);
+            if (softcap != 0.0f) program.kernels().softcap(part, p.rows * TILE, softcap);
             const int64_t at = first * width + tile.column;
-            program.kernels().put(part, count, tile.count, bias ? bias + tile.column : nullptr, add ? add + at : nullptr,
+            program.kernels().put(part, p.rows, tile.count, bias ? bias + tile.column : nullptr, add ? add + at : nullptr,
                                   rows + at, width);
         });
     }

@@ -53,6 +53,7 @@ struct Panel {
     int rows;
     const float* f32;  // [k][rows]
     const QBlock* q8;  // [block][rows]
+    const FineBlock* fine;  // or these instead
     // Outliers of all rows by their place, which often is the same: a column of weights is read once for all of them.
     const OutlierColumn* columns;
     const OutlierEntry* entries;
@@ -72,7 +73,7 @@ struct Kernels {
     void (*norm)(const float* x, const float* weight, const float* residual, int n, float eps, float* out);
     // Blocks go to out[0], out[stride], …; where outliers is null nothing is set apart.
     void (*quantize)(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers);
-    void (*remainder)(const float* x, int blocks, const QBlock* rounded, int stride, float* out);  // x - rounded
+    void (*quantize_fine)(const float* x, int blocks, FineBlock* out, int stride);
     // Rows of n (at most 16) values, 16 apart, to rows that lie a stride apart.
     void (*gate)(const float* gate, const float* up, int rows, int n, Activation activation, float* out,
                  int64_t stride);

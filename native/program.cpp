@@ -76,13 +76,20 @@ uint8_t* Program::at(Operand o, const Step& step, int thread) const {
 }
 
 QRow Program::q8_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const {
-    const int64_t blocks = width / BLOCK, rows = rows_of(forms.q8, step) * (forms.fine ? 2 : 1);
+    const int64_t blocks = width / BLOCK, rows = rows_of(forms.q8, step);
     const Panels& in = panels(forms);
     const int64_t first = in.first[static_cast<size_t>(row)];
     uint8_t* base = at(forms.q8, step, thread);
     return {reinterpret_cast<QBlock*>(base) + first * blocks + (row - first), in.size[static_cast<size_t>(row)],
             reinterpret_cast<Outliers*>(base + rows * blocks * static_cast<int64_t>(sizeof(QBlock)) +
                                         row * outliers_bytes(blocks))};
+}
+
+FineRow Program::fine_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const {
+    const Panels& in = panels(forms);
+    const int64_t first = in.first[static_cast<size_t>(row)];
+    return {reinterpret_cast<FineBlock*>(at(forms.q8, step, thread)) + first * (width / BLOCK) + (row - first),
+            in.size[static_cast<size_t>(row)]};
 }
 
 void Program::reserve(const Step& step) {
@@ -143,12 +150,12 @@ std::string Program::check(const Step& s) const {
 
 namespace {
 
-// The largest panels first. Rows that come in pairs stay together.
-void cut_panels(const int* counts, int64_t rows, bool pairs, Panels& panels) {
+// The largest panels first.
+void cut_panels(const int* counts, int64_t rows, Panels& panels) {
     panels.first.resize(static_cast<size_t>(rows));
     panels.size.resize(static_cast<size_t>(rows));
     for (int64_t first = 0; first < rows; counts++)
-        for (; rows - first >= *counts && !(pairs && *counts % 2); first += *counts)
+        for (; rows - first >= *counts; first += *counts)
             for (int64_t r = first; r < first + *counts; r++) {
                 panels.first[static_cast<size_t>(r)] = static_cast<int32_t>(first);
                 panels.size[static_cast<size_t>(r)] = *counts;
@@ -158,9 +165,8 @@ void cut_panels(const int* counts, int64_t rows, bool pairs, Panels& panels) {
 }  // namespace
 
 void Program::study(const Step& step) {
-    cut_panels(kernels_->row_counts, step.rows, false, panels_);
-    cut_panels(kernels_->row_counts, step.num_logits, false, narrow_panels_);
-    cut_panels(kernels_->row_counts, 2 * step.num_logits, true, fine_panels_);
+    cut_panels(kernels_->row_counts, step.rows, panels_);
+    cut_panels(kernels_->row_counts, step.num_logits, narrow_panels_);
     row_sequence_.resize(static_cast<size_t>(step.rows));
     for (int64_t s = 0; s < step.sequences; s++)
         for (int64_t r = step.starts[s]; r < step.starts[s + 1]; r++)

@@ -26,8 +26,7 @@ struct Operand {
     explicit operator bool() const { return slot >= 0; }
 };
 
-// Both forms of an activation; either may be absent. Fine 8-bit rows are two rows: the values, then what rounding left
-// of them, as good as 16 bits.
+// Both forms of an activation; either may be absent. Fine rows are of 16 bits, in the place of two rows of 8.
 struct Forms {
     Operand f32, q8;
     bool fine = false;
@@ -68,6 +67,10 @@ struct QRow {
     QBlock* blocks;
     int stride;
     Outliers* outliers;
+};
+struct FineRow {
+    FineBlock* blocks;
+    int stride;
 };
 
 class Program;
@@ -123,9 +126,10 @@ public:
 
     int64_t rows_of(Operand o, const Step& step) const { return o.narrow ? step.num_logits : step.rows; }
     const Panels& panels(const Forms& forms) const {
-        return forms.fine ? fine_panels_ : (forms.q8 ? forms.q8 : forms.f32).narrow ? narrow_panels_ : panels_;
+        return (forms.q8 ? forms.q8 : forms.f32).narrow ? narrow_panels_ : panels_;
     }
     QRow q8_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
+    FineRow fine_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
     bool is_copied(Operand o, const Step& step) const { return o.copied && rows_of(o, step) <= FEW; }
     uint8_t* at(Operand o, const Step& step, int thread) const;
     float* floats(Operand o, const Step& step, int thread) const {
@@ -208,7 +212,7 @@ private:
     int64_t scratch_bytes_ = 0, gathered_bytes_ = 0;
 
     std::vector<int32_t> row_sequence_;
-    Panels panels_, narrow_panels_, fine_panels_;
+    Panels panels_, narrow_panels_;
     std::vector<int64_t> block_owner_;
     int64_t stamp_ = 0;
     bool shares_fresh_blocks_ = false;

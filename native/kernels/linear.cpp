@@ -3,6 +3,8 @@
 // An output element's sum has one order whatever the number of rows: block after block of K, for each block (or half
 // block, where 16 values share a scale) one fused multiply-add of the exact integer dot product, then one of the
 // minimum.
+#include <type_traits>
+
 #include "kernels/table.h"
 
 #include "kernels/simd.h"
@@ -28,6 +30,7 @@ INLINE V vload_i8(const uint8_t* p) { return load8_i8(reinterpret_cast<const int
 INLINE V vfloat(VI a) { return _mm256_cvtepi32_ps(a); }
 INLINE VI vset1i(int a) { return _mm256_set1_epi32(a); }
 template <int N> INLINE VI vshl(VI a) { return _mm256_slli_epi32(a, N); }
+INLINE VI vaddi(VI a, VI b) { return _mm256_add_epi32(a, b); }
 #else
 constexpr int LANES = 16;
 using V = F;
@@ -47,6 +50,7 @@ INLINE VI vset1i(int a) { return _mm512_set1_epi32(a); }
 INLINE VI vset1i(int a) { return VI{} + a; }
 #endif
 template <int N> INLINE VI vshl(VI a) { return ishl<N>(a); }
+INLINE VI vaddi(VI a, VI b) { return iadd(a, b); }
 #endif
 constexpr int HALVES = TILE / LANES;
 
@@ -254,10 +258,67 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
 
 #endif
 
+// --- The same with rows of 16 bits -----------------------------------------------------------------------------------
+
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+
+#if defined(KERNEL_ISA_AVX512)
+INLINE VI even_bytes(VI w) { return _mm512_and_si512(w, _mm512_set1_epi16(255)); }
+INLINE void dot_words(VI& sum, VI w, const pair_t* x) { dot_pairs(sum, w, x); }
+#else
+INLINE VI even_bytes(VI w) { return _mm256_and_si256(w, _mm256_set1_epi16(255)); }
+INLINE void dot_words(VI& sum, VI w, const pair_t* x) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, _mm256_set1_epi32(*x)));
+    asm volatile("" : "+x"(sum));
+}
+#endif
+
+template <int BITS, int FROM, int TO, int R>
+INLINE void dot_fine_quads(const uint8_t* c, const FineBlock* x, VI (&even)[R], VI (&odd)[R]) {
+    const VI w = quad<BITS, FROM>(c), first = even_bytes(w), second = vshift<-8>(w);
+    UNROLL for (int r = 0; r < R; r++) {
+        const auto* values = reinterpret_cast<const pair_t*>(x[r].q) + 2 * FROM;
+        dot_words(even[r], first, values), dot_words(odd[r], second, values + 1);
+    }
+    if constexpr (FROM + 1 < TO) dot_fine_quads<BITS, FROM + 1, TO, R>(c, x, even, odd);
+}
+
+// Few rows leave the processor waiting for one product before it may add the next: two sums instead of one.
+template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const FineBlock* x, VI (&dot)[R]) {
+    constexpr int FROM = G * 4, TO = FROM + GROUP / 4;
+    if constexpr (R > 4) return dot_fine_quads<BITS, FROM, TO, R>(c, x, dot, dot);
+    VI odd[R];
+    UNROLL for (int r = 0; r < R; r++) odd[r] = vset1i(0);
+    dot_fine_quads<BITS, FROM, TO, R>(c, x, dot, odd);
+    UNROLL for (int r = 0; r < R; r++) dot[r] = vaddi(dot[r], odd[r]);
+}
+
+#else
+
+template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const FineBlock* x, VI (&dot)[R]) {
+    for (int r = 0; r < R; r++) {
+        int32_t sums[TILE] = {};
+        for (int q = G * 4; q < G * 4 + GROUP / 4; q++) {
+            const int16_t* v = x[r].q + 4 * q;
+            for (int pair = 0; pair < 8; pair++) {
+                const Words w = quad<BITS>(c + 8 * pair, q);
+                for (int lane = 0; lane < 2; lane++)
+                    sums[2 * pair + lane] += w[4 * lane] * v[0] + w[4 * lane + 1] * v[2] + w[4 * lane + 2] * v[1] +
+                                             w[4 * lane + 3] * v[3];
+            }
+        }
+        VI add;
+        memcpy(&add, sums, sizeof add);
+        dot[r] += add;
+    }
+}
+
+#endif
+
 // --- Scaling and adding up -------------------------------------------------------------------------------------------
 
-template <Format FMT, int G, int R>
-INLINE void add_group(const uint8_t* codes, const QBlock* x, V scale, V min, V (&acc)[R]) {
+template <Format FMT, int G, int R, class Row>
+INLINE void add_group(const uint8_t* codes, const Row* x, V scale, V min, V (&acc)[R]) {
     constexpr Scheme S = SCHEMES[FMT];
     VI dot[R];
     UNROLL for (int r = 0; r < R; r++) {
@@ -275,23 +336,23 @@ INLINE void add_group(const uint8_t* codes, const QBlock* x, V scale, V min, V (
     }
 }
 
-template <Format FMT, int R, int H>
-INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, const QBlock* x, V (&acc)[R]) {
+template <Format FMT, int R, int H, class Row>
+INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, const Row* x, V (&acc)[R]) {
     constexpr Scheme S = SCHEMES[FMT];
     constexpr int groups = BLOCK / S.group;
     if constexpr (S.super) {
         const uint8_t* s = scales + H * LANES;
         const uint8_t* m = s + groups * TILE;
         V min0 = S.min ? vmul(dmin, vload_i8(m)) : vzero();
-        add_group<FMT, 0, R>(codes + H * 32, x, vmul(d, vload_i8(s)), min0, acc);
+        add_group<FMT, 0>(codes + H * 32, x, vmul(d, vload_i8(s)), min0, acc);
         if constexpr (groups == 2) {
             V min1 = S.min ? vmul(dmin, vload_i8(m + TILE)) : vzero();
-            add_group<FMT, 1, R>(codes + H * 32, x, vmul(d, vload_i8(s + TILE)), min1, acc);
+            add_group<FMT, 1>(codes + H * 32, x, vmul(d, vload_i8(s + TILE)), min1, acc);
         }
     } else {
         const uint16_t* s = reinterpret_cast<const uint16_t*>(scales) + H * LANES;
         V min = S.min ? vload_f16(s + TILE) : vzero();
-        add_group<FMT, 0, R>(codes + H * 32, x, vload_f16(s), min, acc);
+        add_group<FMT, 0>(codes + H * 32, x, vload_f16(s), min, acc);
     }
 }
 
@@ -349,6 +410,7 @@ template <Format FMT, int R> INLINE void add_block_together(const uint8_t* scale
 // Many rows of what is harder to take apart: it is done once for all of them, into memory that stays in the nearest
 // cache; four rows at a time find room for their sums in registers. What has been added up waits in `out`.
 constexpr int AT_ONCE = 4;
+template <int R> constexpr bool FINE_IN_PARTS = R > AT_ONCE;
 template <Format FMT, int R>
 constexpr bool IN_PARTS = R > AT_ONCE && TOGETHER<FMT, AT_ONCE> && !SCHEMES[FMT].super;
 template <Format FMT, int R> constexpr bool MANY = R > AT_ONCE && SCHEMES[FMT].bits < 8 && !IN_PARTS<FMT, R>;
@@ -447,6 +509,7 @@ INLINE void add_block_many(const uint8_t* scales, V d0, V d1, V m0, V m1, const 
 
 #else
 constexpr int AT_ONCE = 1;
+template <int R> constexpr bool FINE_IN_PARTS = false;
 template <Format FMT, int R> constexpr bool IN_PARTS = false;
 template <Format FMT, int R> constexpr bool TOGETHER = false;
 template <Format FMT, int R>
@@ -501,13 +564,14 @@ template <Format FMT> INLINE void add_outliers(const uint8_t* tile, const Panel&
 }
 
 // No prefetching: the processor's own follows a straight line better than any instruction that was tried.
-template <Format FMT, int R, int STRIDE = R>
-INLINE void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* out) {
+template <Format FMT, int R, int STRIDE = R, class Row>
+INLINE void tile_rows(const uint8_t* tile, int64_t k, const Row* x, float* out) {
+    constexpr bool FINE = std::is_same_v<Row, FineBlock>;
     constexpr Scheme S = SCHEMES[FMT];
     constexpr int per_unit = blocks_per_unit(S);
     V acc0[R], acc1[R];
     UNROLL for (int r = 0; r < R; r++) acc0[r] = acc1[r] = vzero();
-    if constexpr (MANY<FMT, R>)
+    if constexpr (!FINE && MANY<FMT, R>)
         for (int i = 0; i < R * TILE; i += TILE) store(out + i, zero());
     V d0 = vzero(), d1 = vzero(), m0 = vzero(), m1 = vzero();
     for (int64_t left = k / BLOCK; left > 0; left -= per_unit, tile += unit_bytes(S)) {
@@ -520,9 +584,9 @@ INLINE void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* ou
             scales += 64;
         }
         for (int i = 0; i < per_unit && (per_unit != 2 || i < left); i++, x += STRIDE) {
-            if constexpr (MANY<FMT, R>) {
+            if constexpr (!FINE && MANY<FMT, R>) {
                 add_block_many<FMT, R>(scales, d0, d1, m0, m1, codes, x, out);
-            } else if constexpr (TOGETHER<FMT, R>) {
+            } else if constexpr (!FINE && TOGETHER<FMT, R>) {
                 add_block_together<FMT, R>(scales, d0, d1, m0, m1, codes, x, acc0, acc1);
             } else {
                 add_block<FMT, R, 0>(scales, d0, m0, codes, x, acc0);
@@ -531,7 +595,7 @@ INLINE void tile_rows(const uint8_t* tile, int64_t k, const QBlock* x, float* ou
             scales += scale_bytes_per_block(S), codes += code_bytes(S);
         }
     }
-    if constexpr (!MANY<FMT, R>) UNROLL for (int r = 0; r < R; r++) {
+    if constexpr (FINE || !MANY<FMT, R>) UNROLL for (int r = 0; r < R; r++) {
         vstore(out + r * TILE, acc0[r]);
         if constexpr (HALVES == 2) vstore(out + r * TILE + LANES, acc1[r]);
     }
@@ -555,6 +619,9 @@ template <Format FMT, int R> INLINE void tile_rows_float(const uint8_t* tile, in
 template <Format FMT, int R> void call(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
     if constexpr (SCHEMES[FMT].bits == 0) {
         tile_rows_float<FMT, R>(tile, k, panel.f32, out);
+    } else if (panel.fine) {
+        constexpr int PART = FINE_IN_PARTS<R> ? AT_ONCE : R;
+        for (int r = 0; r < R; r += PART) tile_rows<FMT, PART, R>(tile, k, panel.fine + r, out + r * TILE);
     } else {
         constexpr int PART = IN_PARTS<FMT, R> ? AT_ONCE : R;
         for (int r = 0; r < R; r += PART) tile_rows<FMT, PART, R>(tile, k, panel.q8 + r, out + r * TILE);

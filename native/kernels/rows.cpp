@@ -73,12 +73,21 @@ void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* out
     }
 }
 
-void remainder(const float* x, int blocks, const QBlock* rounded, int stride, float* out) {
-    for (int b = 0; b < blocks; b++, rounded += stride)
-        for (int i = 0; i < BLOCK; i += TILE) {
-            F value = mul(set1(rounded->d), load_i8(rounded->q + i));
-            store(out + b * BLOCK + i, sub(load(x + b * BLOCK + i), value));
-        }
+void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
+    for (int b = 0; b < blocks; b++, x += BLOCK, out += stride) {
+        const float most = largest(x);
+        const bool empty = most < 1e-30f;
+        const F inverse = set1(empty ? 0.0f : 32767.0f / most);
+        const I low = round_int(mul(load(x), inverse)), high = round_int(mul(load(x + 16), inverse));
+        int16_t values[BLOCK];
+        store_i16(values, low), store_i16(values + 16, high);
+        for (int i = 0; i < BLOCK; i += 4)
+            for (int j = 0; j < 4; j++) out->q[i + j] = values[i + j / 2 + j % 2 * 2];
+        out->s[0] = isum(low), out->s[1] = isum(high);
+        out->d = empty ? 0.0f : most / 32767.0f;
+        out->ds = out->d * static_cast<float>(out->s[0] + out->s[1]);
+        out->ns = -8 * (out->s[0] + out->s[1]);
+    }
 }
 
 INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
@@ -137,7 +146,7 @@ void rotate(float* x, const float* cos, const float* sin, int half, bool interle
 void fill_rows(Kernels& kernels) {
     kernels.norm = norm;
     kernels.quantize = quantize;
-    kernels.remainder = remainder;
+    kernels.quantize_fine = quantize_fine;
     kernels.gate = gate;
     kernels.put = put;
     kernels.softcap = softcap;

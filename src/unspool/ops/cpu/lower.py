@@ -50,7 +50,7 @@ class Lowering:
     def _insert_quantize(self) -> None:
         """A product that wants 8-bit rows reads them from a node of their own where their maker cannot write them.
 
-        The head's are fine ones, as good as 16 bits: it reads many weights for few rows, and its rounding would go
+        The head's are fine ones, of 16 bits: it reads many weights for few rows, and its rounding would go
         straight into the logits.
         """
         made: dict[tuple[Value, bool], Value] = {}
