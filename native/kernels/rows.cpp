@@ -43,12 +43,13 @@ INLINE void quantize_block(const float* x, float most, QBlock* out) {
 
 // The block without what lies above the limit, which is put on the list while there is room.
 INLINE void set_apart(const float* x, float limit, int block, int blocks, Outliers* outliers, float* rest) {
-    for (int i = 0; i < BLOCK; i++) {
-        rest[i] = x[i];
-        if (fabsf(x[i]) > limit && outliers->count < blocks) {
-            outliers->list[outliers->count++] = {block * BLOCK + i, x[i]};
-            rest[i] = 0.0f;
-        }
+    const F low = load(x), high = load(x + 16);
+    store(rest, low), store(rest + 16, high);
+    for (uint32_t bits = above(abs(low), limit) | above(abs(high), limit) << 16; bits; bits &= bits - 1) {
+        const int i = __builtin_ctz(bits);
+        if (outliers->count == blocks) return;
+        outliers->list[outliers->count++] = {block * BLOCK + i, x[i]};
+        rest[i] = 0.0f;
     }
 }
 

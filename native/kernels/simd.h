@@ -88,6 +88,8 @@ INLINE F keep(F a, int low, int high, float other) {
 INLINE F where_below(F a, float limit, F below, F otherwise) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, set1(limit), _CMP_LT_OQ), otherwise, below);
 }
+// A bit for each lane above the limit.
+INLINE uint32_t above(F a, float limit) { return _mm512_cmp_ps_mask(a, set1(limit), _CMP_GT_OQ); }
 INLINE float hsum(F a) { return _mm512_reduce_add_ps(a); }
 INLINE float hmax(F a) { return _mm512_reduce_max_ps(a); }
 
@@ -200,6 +202,11 @@ INLINE F where_below(F x, float limit, F below, F otherwise) {
     const __m256 l = _mm256_set1_ps(limit);
     return {_mm256_blendv_ps(otherwise.a, below.a, _mm256_cmp_ps(x.a, l, _CMP_LT_OQ)),
             _mm256_blendv_ps(otherwise.b, below.b, _mm256_cmp_ps(x.b, l, _CMP_LT_OQ))};
+}
+INLINE uint32_t above(F x, float limit) {
+    const __m256 l = _mm256_set1_ps(limit);
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(x.a, l, _CMP_GT_OQ));
+    return static_cast<uint32_t>(low | _mm256_movemask_ps(_mm256_cmp_ps(x.b, l, _CMP_GT_OQ)) << 8);
 }
 INLINE float hsum(F x) {
     __m256 s = _mm256_add_ps(x.a, x.b);
@@ -322,6 +329,11 @@ INLINE F keep(F a, int low, int high, float other) {
     return a;
 }
 INLINE F where_below(F a, float limit, F below, F otherwise) { return a < set1(limit) ? below : otherwise; }
+INLINE uint32_t above(F a, float limit) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 16; i++) bits |= static_cast<uint32_t>(a[i] > limit) << i;
+    return bits;
+}
 INLINE float hsum(F a) {
     for (int width = 8; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] += a[i + width];
