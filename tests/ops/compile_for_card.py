@@ -19,7 +19,6 @@ from unspool.config import EngineConfig
 from unspool.models.registry import build
 from unspool.ops.cuda import attention, launch, lower, runner, sampler
 from unspool.ops.cuda.body import CudaOps
-from unspool.ops.cuda.linear import linear_kernel
 from unspool.ops.cuda.sampler import SamplingRoom, results_room
 from unspool.weights.random import SHAPES, shared_checkpoint
 
@@ -74,9 +73,6 @@ def main(cases: list[list[str]]) -> None:
             options |= {"enable_fp_fusion": False, "launch_pdl": True}
             compiled = each.kernel.warmup(grid=each.grid, **each.args, **options)
             assert compiled.metadata.shared <= SHARED_MEMORY, f"{each.label} asks for {compiled.metadata.shared} bytes"
-            if each.kernel is linear_kernel:  # a product that waits for the one before it takes several times as long
-                products, waits = (compiled.asm["sass"].count(name) for name in ("HGMMA", "WARPGROUP.DEPBAR"))
-                assert 2 * waits <= products, f"{each.label}: {waits} waits for {products} products"
             told[each.label] = max(told.get(each.label, 0), compiled.metadata.shared)
     print(json.dumps(told))
 

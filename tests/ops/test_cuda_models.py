@@ -88,6 +88,15 @@ def feed(step: Any, tokens: np.ndarray, sizes: Sequence[int], blocks: Sequence[i
     return np.concatenate(out)
 
 
+def test_a_split_ends_with_a_step_of_every_tile() -> None:
+    """33 times 128 columns in two splits: a tile of 256 must not reach into the second."""
+    wide = {"num_layers": 1, "vocab_size": 64, "intermediate_size": 4224}
+    step = make_step(CudaOps(), "tiny", "bf16", **wide)
+    reference = make_step(ReferenceOps(), "tiny", "bf16", **wide)
+    batch = make_batch([(0, tokens_of(1, 2) % 64, [1])], 16)
+    assert np.abs(step(batch) - reference(batch)).max() < 0.02 * np.abs(reference(batch)).max()
+
+
 @pytest.mark.parametrize(("shape", "block_size"), [("tiny", 16), ("tiny", 128), ("tiny-mistral", 32)])
 def test_pieces_give_the_bits_of_the_whole(shape: str, block_size: int) -> None:
     """Beyond one tile of keys: walked by one program, or kept apart and merged in order."""

@@ -63,7 +63,9 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, **para
     """Seconds for all of it, and when each step ended (a token need not make text, so that events may be fewer)."""
     from unspool.params import SamplingParams
 
-    asked = SamplingParams(max_tokens=tokens, temperature=params.pop("temperature", 0), ignore_eos=True, **params)
+    # Random weights repeat themselves, which is quickly guessed: a step is to make one token here.
+    given: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "speculate": "off"} | params
+    asked = SamplingParams(max_tokens=tokens, **given)
     for prompt in prompts:
         engine.add(prompt, asked)
     start = time.perf_counter()

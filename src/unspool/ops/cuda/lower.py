@@ -28,12 +28,13 @@ from unspool.ops.cuda.tiles import split_width, splits_of, tile_of
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
+MOST_PREFETCHED = 64  # rows; beyond, there is more to compute than to wait for
+OWN_BYTES = 512
 
 
 @dataclass(frozen=True)
 class Value:
-    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square:
-    sums of squares, [group, row]."""
+    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square."""
 
     data: Tensor
     parts: Tensor | None = None
@@ -139,7 +140,7 @@ class Lowering:
         if norm is None:
             return {"scaled": None, "next_weight": None, "next_parts": None}
         scaled = self.arena.take(self.rows, size, BF16)
-        parts = self.arena.take(-(-size // GROUP), self.rows, F32)
+        parts = self.arena.take(self.rows, -(-size // GROUP), F32)
         self._values[norm] = Value(scaled, parts, norm.eps)
         return {"scaled": scaled, "next_weight": norm.weight, "next_parts": parts}
 
@@ -182,7 +183,7 @@ class Lowering:
         args["INDEX"] = steps.LOGIT_ROWS if gathered else -1
         if node.residual is None:
             scaled = self.arena.take(self.rows, size, BF16)
-            parts = self.arena.take(-(-size // GROUP), self.rows, F32)
+            parts = self.arena.take(self.rows, -(-size // GROUP), F32)
             self._values[node] = Value(scaled, parts, node.eps)
             args |= {"weight": None, "residual": None, "out": None}
             args |= {"scaled": scaled, "next_weight": node.weight, "next_parts": parts}
@@ -190,7 +191,7 @@ class Lowering:
             residual = self._use(node.residual).data
             args |= {"weight": node.weight, "residual": residual, "out": self._stream(node, size)}
             args |= self._stream_args(node, size)
-        args |= {"num_rows": self.rows, "size": size, "D": max(next_power(size), GROUP)}
+        args |= {"size": size, "D": max(next_power(size), GROUP)}
         self._add(settle_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 12)
 
     def _take(self, node: Take) -> None:
@@ -208,9 +209,7 @@ class Lowering:
             residual = self._values[node.residual].data
             out = self._stream(node, features)
             more = self._stream_args(node, features)
-            norm = self._next_norm(node)
-            early = norm is not None and any(isinstance(user, Gated) for user in self._users[norm])
-            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, early=early)
+            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more)
             self._use(node.residual)
         elif len(users) == 1 and isinstance(users[0], Attend) and is_fusable(users[0].spec):
             self._heads(node, users[0].spec, x)
@@ -230,7 +229,7 @@ class Lowering:
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, early=True)
+        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more)
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features
@@ -251,23 +250,21 @@ class Lowering:
         softcap: float | None = None,
         detail: Any = None,
         more: dict[str, Any] | None = None,
-        early: bool = False,
         label: str = "",
     ) -> None:
-        """One linear layer with what follows it. `early`: the next kernel is let in before this one ends; it pays where
-        that one has programs for every multiprocessor."""
+        """One linear layer with what follows it."""
         planes, features, width = matrix.planes, matrix.features, matrix.planes.width
         tile = tile_of(features, width, self.rows)
         if matrix.format != "bf16" and tile.tokens > 128:
             tile = replace(tile, tokens=128)  # decoding takes the registers
-        splits = splits_of(features, width, is_decoded=matrix.format != "bf16")
+        splits = splits_of(features, width)
         tiles = -(-features // tile.features) * -(-self.rows // tile.tokens)
-        parts = 0 if x.parts is None else -(-matrix.width // GROUP)
+        parts = 0 if x.parts is None else x.parts.shape[1]
         names = ("scaled", "next_weight", "next_parts", "cos", "sin", "slots", "kv")
         args: dict[str, Any] = dict.fromkeys(names) | (more or {})
         args |= {
             "parts": x.parts,
-            "inverse_size": 1.0 / matrix.width,
+            "norm_size": matrix.width,
             "eps": x.eps,
             "bias": bias,
             "residual": residual,
@@ -275,9 +272,8 @@ class Lowering:
             "softcap": softcap,
         }
         args |= {"partial": self.shared.partial, "arrivals": self.shared.arrivals, "num_tokens": self.rows}
-        columns = split_width(width, splits)
-        args |= {"features": features, "width": width, "split_width": columns}
-        args |= {"EPILOGUE": epilogue, "DETAIL": detail, "PARTS": parts}
+        args |= {"features": features, "width": width, "split_width": split_width(width, splits)}
+        args |= {"EPILOGUE": epilogue, "DETAIL": detail, "PARTS": parts, "PARTS_PADDED": next_power(max(parts, 1))}
         args |= {"SPLITS": splits, "PARALLEL": tile.parallel, "F": tile.features, "T": tile.tokens}
         self._check_partial(tiles * splits * tile.features * tile.tokens, tiles, tile.parallel and splits > 1)
         grid = (tiles * (splits if tile.parallel else 1),)
@@ -286,16 +282,13 @@ class Lowering:
         rows = x.data[: max(self.rows, 16)]
         if matrix.format == "bf16":
             w = descriptor(planes.codes, tile.features, tile.width)
-            args |= {"w": w, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
-            rounds = -(-(width - (splits - 1) * columns) // tile.width)  # of the shortest split
-            ahead = tile.parallel and parts <= tile.width // 32 * rounds
-            args |= {"AHEAD": ahead, "EARLY": ahead and early}
-            args |= {"let_after": columns * 3 // 4 // tile.width * tile.width}
+            args |= {"w": w, "w_pointer": planes.codes, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
+            own = OWN_BYTES if has_dependent_launch() and self.rows <= MOST_PREFETCHED else 0
+            args |= {"OWN": own, "THREADS": 32 * tile.warps}
             self._add(linear_kernel, grid, args, **options)
         else:
             args |= {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets}
-            step = 128 if tile.tokens <= 32 and width % 128 == 0 and not planes.format.startswith("u4") else 64
-            args |= {"x": descriptor(rows, tile.tokens, step), "FORMAT": planes.format, "K": step}
+            args |= {"x": descriptor(rows, tile.tokens, 64), "FORMAT": planes.format}
             self._add(quantized_kernel, grid, args, **options)
 
     def _check_partial(self, size: int, tiles: int, is_used: bool) -> None:

@@ -62,6 +62,8 @@ class Graph:
         if self._graph is not None:
             self._graph.replay()
             return
+        if not is_interpreted():
+            torch.cuda.synchronize()  # weights were laid out for this a moment ago, and kernels fetch them at once
         for launch in self.launches:  # compiles whatever is new
             launch.run()
         if is_interpreted():

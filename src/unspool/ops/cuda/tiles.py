@@ -21,12 +21,12 @@ class Tile:
     parallel: bool  # a program for each split; else one walks them
 
 
-def splits_of(features: int, width: int, *, is_decoded: bool = False) -> int:
+def splits_of(features: int, width: int) -> int:
     """Parts that K is summed in. Half of the multiprocessors can keep the memory busy, so that most need but one, and
-    one is what a long prompt's tiles have the registers for. Weights that must be decoded take every multiprocessor."""
-    programs, most, least = -(-features // 64), 256 if is_decoded else 64, 512 if is_decoded else 2048
+    one is what a long prompt's tiles have the registers for."""
+    programs = -(-features // 64)
     splits = 1
-    while programs * splits < most and width // (splits * 2) >= least:
+    while programs * splits < 64 and width // (splits * 2) >= 2048:
         if split_width(width, splits * 2) * (splits * 2 - 1) >= width:
             break  # the last would be empty
         splits *= 2
