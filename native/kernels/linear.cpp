@@ -269,7 +269,7 @@ INLINE void dot_words(VI& sum, VI w, const pair_t* x) { dot_pairs(sum, w, x); }
 INLINE VI even_bytes(VI w) { return _mm256_and_si256(w, _mm256_set1_epi16(255)); }
 INLINE void dot_words(VI& sum, VI w, const pair_t* x) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, _mm256_set1_epi32(*x)));
-    asm volatile("" : "+x"(sum));
+    asm volatile("" : "+x"(sum)::"memory");  // as above
 }
 #endif
 
