@@ -78,6 +78,7 @@ def test_the_ceiling_is_the_fastest_round_for_neighbours_only_slow_reading() -> 
     for rate in (300, 350, 360):
         record.add("decode-32", cpu.OURS, rate)
     assert record.share(10**8) == pytest.approx(35 / 60)
+    assert record.shares(10**8) == pytest.approx([30 / 33, 35 / 60, 36 / 34])
 
 
 def test_disturbed_measurements_are_counted() -> None:

@@ -206,6 +206,11 @@ class Record:
         rates = self.values.get("decode-32", {}).get(OURS, [])
         return bytes_per_token * statistics.median(rates) / self.ceiling if rates else None
 
+    def shares(self, bytes_per_token: int) -> list[float]:
+        """The same by round, each of what was read at its beginning: a host may move a guest's cores in between."""
+        rates = self.values.get("decode-32", {}).get(OURS, [])
+        return [bytes_per_token * rate / read for rate, read in zip(rates, self.bandwidths, strict=False)]
+
 
 class Bench:
     def __init__(self, found: list[Engine], known: dict[str, Row], vocab_size: int, threads: int) -> None:
@@ -306,6 +311,7 @@ def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
         "read_gb_per_second_rounds": [value / 1e9 for value in record.bandwidths],
         "disturbed": record.disturbed,
         "decode_share_of_bandwidth": share,
+        "decode_share_of_bandwidth_rounds": record.shares(size),
         "median": record.medians(),
         "ratio": record.ratios(known),
         "rounds": record.values,
@@ -320,7 +326,8 @@ def tell(record: Record, known: dict[str, Row], size: int) -> None:
     limit, share = record.ceiling, record.share(size)
     line = f"read from memory: {limit / 1e9:.1f} GB/s; a token reads {size / 1e6:.1f} MB of weights"
     used = f"; our decoding reaches {100 * share:.0f}% of the {limit / size:.0f} tokens/s" if share is not None else ""
-    print(line + used)
+    by_round = ", ".join(f"{100 * share:.0f}%" for share in record.shares(size))
+    print(line + used + (f" (by round, of its own reading: {by_round})" if by_round else ""))
     disturbed, count = record.disturbed
     print(f"{disturbed} of {count} measurements were disturbed by other processes")
 
