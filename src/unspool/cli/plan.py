@@ -128,17 +128,13 @@ def gpu_of(namespace: Namespace, config: EngineConfig) -> Gpu | None:
         return Gpu("a GPU that is not here", total, total, namespace.gpu_bandwidth, "as told")
     if not uses_cuda(config):
         return None
+    from unspool.bench.gpu import read_bandwidth
     from unspool.ops.cuda import CudaOps
 
-    CudaOps()  # says what is missing
-    import torch
-
-    from unspool.bench.gpu import read_bandwidth
-
-    free, total = torch.cuda.mem_get_info()
+    name, free, total = CudaOps().card()  # or what is missing is told
     speed = namespace.gpu_bandwidth or read_bandwidth()
     how = "as told" if namespace.gpu_bandwidth else "measured by reading 8 GiB"
-    return Gpu(torch.cuda.get_device_name(), total, free, speed, how)
+    return Gpu(name, total, free, speed, how)
 
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

@@ -35,6 +35,11 @@ class CudaOps:
         self.kernel_set = kernel_set()
 
     # Preparing a model -----------------------------------------------------------------------------------------------
+    def card(self) -> tuple[str, int, int]:
+        """The card's name, and of its memory the bytes that are free and all."""
+        free, total = torch.cuda.mem_get_info()
+        return torch.cuda.get_device_name(), free, total
+
     def matrix(self, parts: Sequence[Weight]) -> DeviceMatrix:
         try:
             return make_matrix(parts, self.device)
