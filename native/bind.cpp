@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -86,9 +87,10 @@ void check_tiles(const Matrix& matrix) {
     if (!matrix.packed()) throw nb::value_error("a matrix must be packed before it is multiplied by");
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<2>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
-                                               Array<int64_t, 1> slots, Array<int32_t, 1> starts,
-                                               Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) {
+// Row after row, as plain memory: to make it an array of numpy's would import numpy.
+nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
+                                                 Array<int64_t, 1> slots, Array<int32_t, 1> starts,
+                                                 Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) {
     Program& program = nb::cast<Program&>(self);
     if (positions.size() != ids.size() || slots.size() != ids.size())
         throw nb::value_error("ids, positions and slots differ in length");
@@ -112,7 +114,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> run(nb::handle self, Array<int32_t, 1
         out = program.run(step);
     }
     return {const_cast<float*>(out),
-            {static_cast<size_t>(program.output_rows(step)), static_cast<size_t>(program.output_width())},
+            {static_cast<size_t>(program.output_rows(step) * program.output_width())},
             self};
 }
 
@@ -209,12 +211,16 @@ void bind_building(nb::class_<Program>& program) {
 
 void bind_program(nb::module_& m) {
     m.def("supports", &supports);
+    m.def("address_of", [](Array<uint8_t, 1> data) { return reinterpret_cast<uintptr_t>(data.data()); });
     // Of packed tiles; the same for every instruction set so far.
     m.def("layout_version", [](const std::string& isa) { return (void)kernels_of(isa), LAYOUT_VERSION; }, "isa"_a);
     m.def("q8_row_bytes", [](int64_t width) { return q8_row_bytes(width / BLOCK); });
     nb::class_<Pool>(m, "Pool").def_prop_ro("threads", &Pool::threads);
     m.def("shared_pool", &Pool::shared);
-    nb::class_<Arena>(m, "Arena").def(nb::init<>()).def_prop_ro("bytes", &Arena::bytes);
+    nb::class_<Arena>(m, "Arena")
+        .def(nb::init<>())
+        .def_prop_ro("bytes", &Arena::bytes)
+        .def("reserve", &Arena::reserve, "bytes"_a);
     nb::class_<Matrix>(m, "Matrix")
         .def(
             "__init__",
@@ -229,7 +235,15 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("wants_f32", &Matrix::wants_f32);
     nb::class_<Packing>(m, "Packing")
         .def(nb::init<std::shared_ptr<Arena>>())
-        .def("add", &Packing::add, nb::keep_alive<1, 2>(), "matrix"_a, "is_mapped"_a)
+        .def(
+            "add",
+            [](Packing& self, Matrix& matrix, const std::vector<std::pair<uintptr_t, uintptr_t>>& files) {
+                if (files.size() != matrix.parts().size()) throw nb::value_error("a file for each part is needed");
+                std::vector<Span> spans;
+                for (const auto& [begin, end] : files) spans.push_back({begin, end});
+                self.add(matrix, spans);
+            },
+            nb::keep_alive<1, 2>(), "matrix"_a, "files"_a)
         .def("start", &Packing::start)
         .def("finish", &Packing::finish, nb::call_guard<nb::gil_scoped_release>());
     bind_kv(m);
@@ -239,6 +253,7 @@ void bind_program(nb::module_& m) {
              [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, std::shared_ptr<KvCache> kv) {
                  new (self) Program(std::move(pool), kernels_of(isa), std::move(kv));
              })
+        .def_prop_ro("output_width", &Program::output_width)
         .def("add_slot", &Program::add_slot)
         .def("add_rope",
              [](Program& self, Array<float, 1> inv_freq, bool interleaved, float scale) {

@@ -5,6 +5,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "text.h"
 
 namespace nb = nanobind;
@@ -66,17 +68,17 @@ void bind_text(nb::module_& m) {
     nb::class_<ScoredPieces>(m, "ScoredPieces")
         .def(
             "__init__",
-            [](ScoredPieces* self, Strings& tokens, Array<float> scores, const std::vector<int64_t>& marks,
+            [](ScoredPieces* self, Strings& tokens, Array<uint8_t> scores, const std::vector<int64_t>& marks,
                const std::optional<std::vector<int32_t>>& bytes, int32_t unknown) {
                 tokens.index();
-                if (scores.size() != tokens.size()) throw nb::value_error("a score for each token is needed");
+                if (scores.size() != 4 * tokens.size()) throw nb::value_error("a score for each token is needed");
                 if (bytes && bytes->size() != 256) throw nb::value_error("256 bytes are needed");
                 std::vector<bool> plain(tokens.size(), true);
                 for (const int64_t id : marks) plain.at(static_cast<size_t>(id)) = false;
-                new (self) ScoredPieces(tokens, {scores.data(), scores.data() + scores.size()}, std::move(plain),
+                new (self) ScoredPieces(tokens, scores.data(), std::move(plain),
                                         bytes.value_or(std::vector<int32_t>()), unknown);
             },
-            nb::keep_alive<1, 2>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(), "unknown"_a)
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(), "unknown"_a)
         .def("encode", [](const ScoredPieces& self, std::string_view text) {
             Scratch scratch;
             std::vector<int32_t> ids;
@@ -85,13 +87,16 @@ void bind_text(nb::module_& m) {
         });
     m.def(
         "others",
-        [](Array<int32_t> values, int32_t usual) {
+        [](Array<uint8_t> values, int32_t usual) {
             nb::list out;
-            for (size_t i = 0; i < values.size(); i++)
-                if (values.data()[i] != usual) out.append(i);
+            for (size_t i = 0; i < values.size() / 4; i++) {
+                int32_t value;
+                memcpy(&value, values.data() + 4 * i, 4);
+                if (value != usual) out.append(i);
+            }
             return out;
         },
-        "The places where an array holds something else than its usual value.");
+        "The places where 32-bit integers, wherever they lie, are something else than usual.");
 }
 
 }  // namespace unspool

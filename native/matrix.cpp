@@ -371,9 +371,14 @@ int64_t tile_bytes(Format format, int64_t columns) {
     return (columns / BLOCK + per_unit - 1) / per_unit * unit_bytes(SCHEMES[format]);
 }
 
+void Arena::reserve(size_t bytes) {
+    if (bytes == 0) return;
+    chunks_.emplace_back(bytes, true);
+    used_ = 0;
+}
+
 uint8_t* Arena::take(size_t bytes) {
     constexpr size_t CHUNK = size_t{64} << 20;
-    bytes = (bytes + 63) / 64 * 64;
     if (chunks_.empty() || used_ + bytes > chunks_.back().size()) {
         chunks_.emplace_back(bytes > CHUNK ? bytes : CHUNK, true);
         used_ = 0;
@@ -392,7 +397,7 @@ Matrix::Matrix(std::vector<Part> parts, int64_t columns) : parts_(std::move(part
 
 int64_t Matrix::packed_bytes() const {
     int64_t bytes = 0;
-    for (const TileRef& tile : tiles_) bytes += tile_bytes(tile.format, columns_);
+    for (const Part& part : parts_) bytes += (part.rows + TILE - 1) / TILE * tile_bytes(part.format, columns_);
     return bytes;
 }
 

@@ -17,6 +17,7 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
+    void reserve(size_t bytes);  // what will be taken next, in all: nothing is then left over
     uint8_t* take(size_t bytes);
     size_t bytes() const { return taken_; }
 
@@ -47,7 +48,7 @@ public:
     bool packed() const { return !tiles_.empty(); }  // or about to be
     bool wants_q8() const { return wants_q8_; }    // some part takes 8-bit activations
     bool wants_f32() const { return wants_f32_; }  // some part takes float32 ones
-    int64_t packed_bytes() const;
+    int64_t packed_bytes() const;  // of its tiles, when it has them
     const std::vector<TileRef>& tiles() const { return tiles_; }
     const std::vector<Part>& parts() const { return parts_; }
 

@@ -3,16 +3,24 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace unspool {
 
 namespace {
 
 constexpr int64_t PIECE_BYTES = 1 << 20;  // of the file, held by a thread at a time
 
-// The pages stay in the system's cache; they are only no longer this process's.
-void give_back(const uint8_t* data, int64_t bytes) {
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), start = reinterpret_cast<uintptr_t>(data);
-    const uintptr_t first = start / page * page, end = (start + static_cast<uintptr_t>(bytes)) / page * page;
+// The pages stay in the system's cache; they are only no longer this process's. Looking at one brings those around it,
+// so what is given back goes as far: a neighbour's that another thread still reads come again.
+void give_back(const uint8_t* data, int64_t bytes, const Span& file) {
+    constexpr uintptr_t AROUND = 64 << 10;  // a multiple of any page's size
+    const auto start = reinterpret_cast<uintptr_t>(data), stop = start + static_cast<uintptr_t>(bytes);
+    const uintptr_t first = std::max(start / AROUND * AROUND, file.begin);
+    const uintptr_t end = std::min((stop + AROUND - 1) / AROUND * AROUND, file.end);
     if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
 }
 
@@ -30,17 +38,18 @@ void Packing::join() {
     thread_.reset();
 }
 
-void Packing::add(Matrix& matrix, bool is_mapped) {
+void Packing::add(Matrix& matrix, const std::vector<Span>& files) {
     if (matrix.packed()) return;
     matrix.lay_out(arena_);
     const TileRef* tiles = matrix.tiles().data();
+    auto file = files.begin();
     for (const Part& part : matrix.parts()) {
         const int64_t count = (part.rows + TILE - 1) / TILE, bytes = TILE * row_bytes(part.format, matrix.columns());
         const int64_t step = PIECE_BYTES / bytes > 1 ? PIECE_BYTES / bytes : 1;
         for (int64_t t = 0; t < count; t += step)
             pieces_.push_back({part.data + t * bytes, tiles + t, count - t < step ? count - t : step, matrix.columns(),
-                               is_mapped});
-        tiles += count;
+                               *file});
+        tiles += count, ++file;
     }
 }
 
@@ -55,7 +64,7 @@ void Packing::work() {
                       const_cast<uint8_t*>(tile.data));
             rows += tile.count;
         }
-        if (piece.is_mapped) give_back(piece.source, rows * stride);
+        if (piece.file.end > 0) give_back(piece.source, rows * stride, piece.file);
     }
 }
 
@@ -69,7 +78,10 @@ void Packing::finish(Pool& pool) {
     if (thread_ && pid_ != getpid()) next_.store(0);  // a forked child: its helper's share is not done
     pool.run([](void* self, int) { static_cast<Packing*>(self)->work(); }, this);
     join();
-    pieces_.clear();
+    std::vector<Piece>().swap(pieces_);
+#ifdef __GLIBC__
+    malloc_trim(0);  // a start leaves holes, a megabyte or two, and there is no better time to give them back
+#endif
 }
 
 }  // namespace unspool

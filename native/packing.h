@@ -13,6 +13,11 @@
 
 namespace unspool {
 
+// A file in memory, from its first byte to behind its last; both zero: there is none.
+struct Span {
+    uintptr_t begin, end;
+};
+
 class Packing {
 public:
     explicit Packing(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
@@ -20,8 +25,8 @@ public:
     Packing(const Packing&) = delete;
     Packing& operator=(const Packing&) = delete;
 
-    // `is_mapped`: its bytes are a file's, and the memory they came to lie in is given back as they are packed.
-    void add(Matrix& matrix, bool is_mapped);
+    // `files`: where the files of its parts lie in memory. Their pages are given back as they are packed.
+    void add(Matrix& matrix, const std::vector<Span>& files);
     void start();
     void finish(Pool& pool);
 
@@ -31,7 +36,7 @@ private:
         const uint8_t* source;
         const TileRef* tiles;
         int64_t count, columns;
-        bool is_mapped;
+        Span file;
     };
     void work();
     void join();

@@ -1,6 +1,7 @@
 #include "text.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -38,12 +39,9 @@ uint64_t mixed(uint64_t a, uint64_t b) {
 constexpr uint64_t K1 = 0x9E3779B97F4A7C15u, K2 = 0xD6E8FEB86659FD93u;
 
 constexpr uint64_t GROUP = 32;  // entries that are waited for together
+constexpr uint64_t STRIDE = 4;  // strings from one known start to the next
 
-size_t table_size(uint64_t count) {
-    size_t size = 16;
-    while (size < 2 * count) size *= 2;
-    return size;
-}
+size_t table_size(uint64_t count) { return static_cast<size_t>(count + count / 2 + 16); }
 
 // How many bytes the character at `p` takes, or 0 if it is not one: strict UTF-8, no surrogates, nothing overlong.
 int character_size(const uint8_t* p, const uint8_t* end) {
@@ -122,19 +120,36 @@ void add_piece(std::vector<Piece>& pieces, int32_t id, uint32_t begin, uint32_t 
 Strings::Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count)
     : base_(bytes + position), end_(position) {
     if (position > size || count > (size - position) / 8 || size - position > UINT32_MAX) count = 0;
-    starts_.reserve(count);
+    starts_.reserve((count + STRIDE - 1) / STRIDE);
     for (uint64_t i = 0; i < count; i++) {
         if (size - end_ < 8) return;
         const uint64_t start = end_ + 8, length = load(bytes + end_);
         if (length > size - start || !is_text(bytes + start, length)) return;
-        starts_.push_back(static_cast<uint32_t>(start - position));
+        if (i % STRIDE == 0) starts_.push_back(static_cast<uint32_t>(start - position));
         end_ = start + length;
+        count_++;
     }
 }
 
+const uint8_t* Strings::start_of(uint64_t i) const {
+    const uint8_t* start = base_ + starts_[i / STRIDE];
+    for (uint64_t left = i % STRIDE; left > 0; left--) start += load(start - 8) + 8;
+    return start;
+}
+
 std::string_view Strings::at(uint64_t i) const {
-    const uint8_t* start = base_ + starts_[i];
+    const uint8_t* start = start_of(i);
     return {reinterpret_cast<const char*>(start), load(start - 8)};
+}
+
+void Strings::read(uint64_t first, uint64_t count, std::string_view* out) const {
+    if (count == 0) return;
+    const uint8_t* start = start_of(first);
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t length = load(start - 8);
+        out[i] = {reinterpret_cast<const char*>(start), length};
+        start += length + 8;
+    }
 }
 
 uint64_t Strings::hash(std::string_view text) const {
@@ -150,34 +165,36 @@ void Strings::index() {
     if (!table_.empty()) return;
     seed_ = fresh_seed();
     table_.resize(table_size(size()));
-    const size_t mask = table_.size() - 1;
+    place_mask_ = static_cast<uint32_t>(std::bit_ceil(size() + 1) - 1);
     uint64_t hashes[GROUP];
+    std::string_view texts[GROUP];
     for (uint64_t first = 0; first < size(); first += GROUP) {
         const uint64_t count = std::min<uint64_t>(GROUP, size() - first);
-        for (uint64_t i = 0; i < count; i++) call_slot(hashes[i] = hash(at(first + i)));
+        read(first, count, texts);
+        for (uint64_t i = 0; i < count; i++) call_slot(hashes[i] = hash(texts[i]));
         for (uint64_t i = 0; i < count; i++) {
-            const std::string_view text = at(first + i);
-            if (text.empty()) continue;
-            const auto tag = static_cast<uint32_t>(hashes[i] >> 32);
-            size_t slot = hashes[i] & mask;
-            for (; table_[slot].place; slot = (slot + 1) & mask)
-                if (table_[slot].tag == tag && at(table_[slot].place - 1) == text) break;
-            if (table_[slot].place == 0) table_[slot] = {tag, static_cast<uint32_t>(first + i + 1)};
+            if (texts[i].empty()) continue;
+            const uint32_t tag = tag_of(hashes[i]);
+            size_t slot = slot_in(table_, hashes[i]);
+            for (; table_[slot]; slot = slot_after(table_, slot))
+                if ((table_[slot] & ~place_mask_) == tag && at((table_[slot] & place_mask_) - 1) == texts[i]) break;
+            if (table_[slot] == 0) table_[slot] = tag | static_cast<uint32_t>(first + i + 1);
             else if (twice_ < 0) twice_ = static_cast<int64_t>(first + i);
         }
     }
 }
 
 void Strings::call_text(uint64_t hash) const {
-    const uint32_t place = table_[hash & (table_.size() - 1)].place;
-    if (place) __builtin_prefetch(base_ + starts_[place - 1]);
+    const uint32_t place = table_[slot_in(table_, hash)] & place_mask_;
+    if (place) __builtin_prefetch(base_ + starts_[(place - 1) / STRIDE]);
 }
 
 int64_t Strings::find(std::string_view text, uint64_t hash) const {
-    const size_t mask = table_.size() - 1;
-    const auto tag = static_cast<uint32_t>(hash >> 32);
-    for (size_t slot = hash & mask; table_[slot].place; slot = (slot + 1) & mask)
-        if (table_[slot].tag == tag && at(table_[slot].place - 1) == text) return table_[slot].place - 1;
+    const uint32_t tag = tag_of(hash);
+    for (size_t slot = slot_in(table_, hash); table_[slot]; slot = slot_after(table_, slot)) {
+        const uint32_t place = (table_[slot] & place_mask_) - 1;
+        if ((table_[slot] & ~place_mask_) == tag && at(place) == text) return place;
+    }
     return -1;
 }
 
@@ -214,8 +231,10 @@ void BytePairs::add_group(const Strings& merges, uint64_t first, uint64_t count)
         uint64_t hash;
     } halves[GROUP][2];
     uint64_t pairs[GROUP];
+    std::string_view texts[GROUP];
+    merges.read(first, count, texts);
     for (uint64_t i = 0; i < count; i++) {
-        const std::string_view text = merges.at(first + i);
+        const std::string_view text = texts[i];
         const size_t space = std::min(text.find(' '), text.size());
         halves[i][0].text = text.substr(0, space);
         halves[i][1].text = text.substr(std::min(space + 1, text.size()));  // empty, and not found, without a space
@@ -231,7 +250,7 @@ void BytePairs::add_group(const Strings& merges, uint64_t first, uint64_t count)
             return;
         }
         pairs[i] = static_cast<uint64_t>(left) << 32 | static_cast<uint64_t>(right);
-        __builtin_prefetch(&table_[mixed(pairs[i] ^ seed_, K1) & (table_.size() - 1)]);
+        __builtin_prefetch(&table_[slot_in(table_, mixed(pairs[i] ^ seed_, K1))]);
     }
     std::string joined;
     for (uint64_t i = 0; i < count; i++) {
@@ -248,9 +267,8 @@ void BytePairs::add_group(const Strings& merges, uint64_t first, uint64_t count)
 }
 
 size_t BytePairs::slot_of(uint64_t pair) const {
-    const size_t mask = table_.size() - 1;
-    size_t slot = mixed(pair ^ seed_, K1) & mask;
-    while (table_[slot].pair != UINT64_MAX && table_[slot].pair != pair) slot = (slot + 1) & mask;
+    size_t slot = slot_in(table_, mixed(pair ^ seed_, K1));
+    while (table_[slot].pair != UINT64_MAX && table_[slot].pair != pair) slot = slot_after(table_, slot);
     return slot;
 }
 
@@ -286,12 +304,14 @@ void BytePairs::encode(std::string_view word, Scratch& scratch, std::vector<int3
 
 // --- Scored pieces ---------------------------------------------------------------------------------------------------
 
-ScoredPieces::ScoredPieces(const Strings& tokens, std::vector<float> scores, std::vector<bool> plain,
+ScoredPieces::ScoredPieces(const Strings& tokens, const uint8_t* scores, std::vector<bool> plain,
                            std::vector<int32_t> bytes, int32_t unknown)
-    : tokens_(tokens), scores_(std::move(scores)), plain_(std::move(plain)), bytes_(std::move(bytes)),
-      unknown_(unknown) {
-    for (float& score : scores_)
-        if (std::isnan(score)) score = -INFINITY;  // a heap needs an order
+    : tokens_(tokens), scores_(scores), plain_(std::move(plain)), bytes_(std::move(bytes)), unknown_(unknown) {}
+
+float ScoredPieces::score_of(int64_t id) const {
+    float score;
+    memcpy(&score, scores_ + 4 * id, 4);
+    return std::isnan(score) ? -INFINITY : score;  // a heap needs an order
 }
 
 int64_t ScoredPieces::find(std::string_view text) const {
@@ -314,7 +334,7 @@ void ScoredPieces::encode(std::string_view text, Scratch& scratch, std::vector<i
     merge(scratch, [&](const Piece& left, const Piece& right, Pair& pair) {
         const int64_t id = find(text.substr(left.begin, right.end - left.begin));
         if (id < 0) return false;
-        pair.priority = -static_cast<double>(scores_[static_cast<size_t>(id)]);
+        pair.priority = -static_cast<double>(score_of(id));
         pair.id = static_cast<int32_t>(id);
         return true;
     });

@@ -8,15 +8,24 @@
 
 namespace unspool {
 
+// Where a hash's entry is looked for first in a table of any size. The hash's upper half is left for telling entries apart.
+template <class Entry> size_t slot_in(const std::vector<Entry>& table, uint64_t hash) {
+    return static_cast<size_t>((hash & UINT32_MAX) * table.size() >> 32);
+}
+template <class Entry> size_t slot_after(const std::vector<Entry>& table, size_t slot) {
+    return slot + 1 < table.size() ? slot + 1 : 0;
+}
+
 // An array of strings in GGUF's layout: for each its length in 8 bytes, then its bytes, which must be UTF-8.
 class Strings {
 public:
     // Reads `count` strings from `position` on, and stops before the first that is not whole or not UTF-8.
     Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count);
 
-    uint64_t size() const { return starts_.size(); }
+    uint64_t size() const { return count_; }
     uint64_t end() const { return end_; }
     std::string_view at(uint64_t i) const;
+    void read(uint64_t first, uint64_t count, std::string_view* out) const;  // so many in a row
 
     // A table by text. Empty strings are not in it. Of equal ones the first is, and `twice` is the first to repeat one.
     void index();
@@ -26,18 +35,20 @@ public:
     // The parts of `find`, for many at once: a table of this size is far away, and waiting for one entry at a time
     // took most of a tokenizer's making.
     uint64_t hash(std::string_view text) const;
-    void call_slot(uint64_t hash) const { __builtin_prefetch(&table_[hash & (table_.size() - 1)]); }
+    void call_slot(uint64_t hash) const { __builtin_prefetch(&table_[slot_in(table_, hash)]); }
     void call_text(uint64_t hash) const;
     int64_t find(std::string_view text, uint64_t hash) const;
 
 private:
-    struct Slot {
-        uint32_t tag, place;  // the hash's upper half; 1 + the string's place
-    };
+    const uint8_t* start_of(uint64_t i) const;
+    uint32_t tag_of(uint64_t hash) const { return static_cast<uint32_t>(hash >> 32) & ~place_mask_; }
+
     const uint8_t* base_;
-    std::vector<uint32_t> starts_;
-    uint64_t end_;
-    std::vector<Slot> table_;
+    std::vector<uint32_t> starts_;  // of every fourth: the others are found from there by their lengths
+    uint64_t count_ = 0, end_;
+    // An entry's lower bits are 1 + a string's place, the others the upper ones of its hash; none is zero.
+    std::vector<uint32_t> table_;
+    uint32_t place_mask_ = 0;
     uint64_t seed_ = 0;
     int64_t twice_ = -1;
 };
@@ -97,17 +108,19 @@ private:
 // SentencePiece's: any two neighbours whose union is a token, the best score first.
 class ScoredPieces {
 public:
-    // `scores`: of every token. `plain`: whether text may become that token. `bytes`: 256 ids, or none for `unknown`.
-    ScoredPieces(const Strings& tokens, std::vector<float> scores, std::vector<bool> plain, std::vector<int32_t> bytes,
+    // `scores`: a float32 of every token, wherever they lie. `plain`: whether text may become that token. `bytes`: 256
+    // ids, or none for `unknown`.
+    ScoredPieces(const Strings& tokens, const uint8_t* scores, std::vector<bool> plain, std::vector<int32_t> bytes,
                  int32_t unknown);
 
     void encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const;
 
 private:
     int64_t find(std::string_view text) const;
+    float score_of(int64_t id) const;
 
     const Strings& tokens_;
-    std::vector<float> scores_;
+    const uint8_t* scores_;
     std::vector<bool> plain_;
     std::vector<int32_t> bytes_;
     int32_t unknown_;

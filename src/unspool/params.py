@@ -6,7 +6,7 @@ ResolvedParams, in which every value is concrete and `origins` says who set it. 
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +21,11 @@ ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "gramm
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 MAX_STRINGS = 1024
 MAX_SEED = 2**64 - 1
+
+
+def fresh_seed() -> int:
+    """53 random bits: a seed survives JavaScript's numbers."""
+    return int.from_bytes(os.urandom(7), "little") >> 3
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class SamplingParams:
         generation: Mapping[str, Any],
         *,
         vocab_size: int,
-        draw_seed: Callable[[], int] = lambda: secrets.randbits(53),  # 53: a seed survives JavaScript's numbers
+        draw_seed: Callable[[], int] = fresh_seed,
     ) -> ResolvedParams:
         """Every value made concrete: the request's, else the model's generation config's, else the default."""
         from unspool.sampling.resolve import resolve

@@ -14,22 +14,22 @@ release a block always comes before its parent, and forgetting the oldest never 
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from unspool.digest import blake2b
 from unspool.errors import EngineError
 
 
 def root_key(*parts: str) -> bytes:
     """The key that a chain starts from: all that changes keys and values besides tokens (model, layout, salt)."""
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+    return blake2b("\0".join(parts).encode(), digest_size=16).digest()
 
 
 def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a block that follows `parent` and holds `tokens`."""
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+    return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
 
 
 class Blocks:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from unspool.cli.flags import engine_options
 from unspool.cli.terminal import ProgressBar
+from unspool.lazy import want_no_blas
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.weights.checkpoint import Checkpoint
-
-THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def locate(model: str) -> Path:
@@ -37,8 +34,8 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
     """The model and how many seconds it took to open."""
     options = engine_options(namespace)
     with _no_collections():
-        if options.get("device") != "reference":
-            _import_numpy_alone()
+        if options.get("device") != "reference":  # the only body that multiplies with numpy
+            want_no_blas()
         from unspool.llm import LLM
 
         model = source_of(namespace)
@@ -53,18 +50,6 @@ def source_of(namespace: argparse.Namespace) -> Path | Checkpoint:
     from unspool.weights.random import stand_in
 
     return stand_in(namespace.random)
-
-
-def _import_numpy_alone() -> None:
-    """numpy's BLAS starts a thread for each further core as it is loaded, and that takes longer than the rest of numpy.
-    Only the reference body multiplies with it. The setting is gone again before anyone else can inherit it."""
-    if "numpy" in sys.modules or THREADS in os.environ:
-        return
-    os.environ[THREADS] = "1"
-    try:
-        import numpy  # noqa: F401
-    finally:
-        del os.environ[THREADS]
 
 
 @contextmanager

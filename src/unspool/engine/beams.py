@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from unspool.engine.branch import Branch, Ending
 from unspool.engine.group import Group
 from unspool.events import Event, Finished, FinishReason, Text, Token, Usage
+from unspool.lazy import np
 from unspool.sampling.beam import BeamSearch, Hypothesis
-from unspool.sampling.logprobs import top_ids
 from unspool.text.assembler import Assembler, Piece, PlainAssembler
 
 if TYPE_CHECKING:
@@ -37,6 +35,8 @@ class BeamGroup(Group):
 
     def offer(self, branch: Branch, row: np.ndarray) -> None:
         """A beam's logits came: note its best continuations and let it wait for the others."""
+        from unspool.sampling.logprobs import top_ids
+
         scores = branch.sampler.scores(row, len(branch.request.tokens))
         best = top_ids(scores, self.search.num_candidates)
         self.offers[branch.request.number] = [

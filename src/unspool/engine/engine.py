@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from unspool.cache.blocks import Blocks, root_key
 from unspool.config import EngineConfig
 from unspool.engine.ahead import Ahead, AheadRunner, draws_in_turn, on_device
@@ -25,6 +23,7 @@ from unspool.engine.sizing import num_kv_blocks
 from unspool.engine.speculation import Speculation, make_drafters
 from unspool.errors import ContextLengthError, EngineClosedError, EngineError, QueueFullError, RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
+from unspool.lazy import np
 from unspool.models.registry import build
 from unspool.params import ResolvedParams, SamplingParams
 from unspool.sampling.beam import BeamSearch

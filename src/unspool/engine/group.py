@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from unspool.engine.branch import Branch
 from unspool.engine.plan import Work
 from unspool.events import Event, Failed, Finished, Text, Token
+from unspool.lazy import np
 from unspool.params import ResolvedParams
 from unspool.sampling.native import body, describe
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from unspool.config import EngineConfig
 from unspool.engine.plan import Plan
+from unspool.lazy import np
 from unspool.models.blocks import Decoder
 from unspool.ops import Batch, KVCache
 
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 
 class Runner:
+    """A step that has a way `plainly` takes any buffers and gives some; one request then needs no numpy."""
+
     def __init__(self, model: Decoder, kv: KVCache, step: Any) -> None:
         self.model, self.kv, self._step = model, kv, step
-        self._batches = Batches(kv.block_size)
+        self._compute = getattr(step, "plainly", step)
+        self._batches = Batches(kv.block_size, is_plain=self._compute is not step)
 
-    def run(self, plan: Plan) -> np.ndarray:
-        """Logits [sum of num_logits, vocabulary], work after work; the next run may overwrite them."""
-        logits: np.ndarray = self._step(self._batch(plan))
-        return logits
+    def run(self, plan: Plan) -> Any:
+        """Logits [sum of num_logits, vocabulary], work after work; the next run may overwrite them. An array, or what
+        has rows and slices of rows like one."""
+        return self._compute(self._batch(plan))
 
     def _batch(self, plan: Plan) -> Batch:
         for source, target in plan.copies:
@@ -59,8 +62,8 @@ class Batches:
     """Batches of plans that come one after the other. Mostly everyone goes on by one token in the blocks they have, and
     then only positions, slots and tokens are new."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, *, is_plain: bool = False) -> None:
+        self._block_size, self._is_plain = block_size, is_plain
         self._tables: tuple[tuple[int, ...], ...] = ()
         self._last: Batch | None = None
 
@@ -86,12 +89,37 @@ class Batches:
         last, size = self._last, self._block_size
         is_decode = len(tokens) == num_logits == 1
         if last is None or not is_decode or (blocks,) != self._tables:
-            batch = make_batch(plan, size)
+            batch = plain_batch(plan, size) if self._is_plain else make_batch(plan, size)
             self._tables, self._last = (blocks,), batch if is_decode else None
             return batch
         slot = blocks[start // size] * size + start % size
-        positions, slots = np.array([start], np.int32), np.array([slot], np.int64)
-        return Batch(np.array(tokens, np.int32), positions, slots, last.starts, last.tables, last.logit_rows)
+        if self._is_plain:
+            ids, positions, slots = plain_row(tokens, start, slot)
+        else:
+            ids, positions = np.array(tokens, np.int32), np.array([start], np.int32)
+            slots = np.array([slot], np.int64)
+        return Batch(ids, positions, slots, last.starts, last.tables, last.logit_rows)
+
+
+def plain_row(tokens: Sequence[int], position: int, slot: int) -> Any:
+    return array("i", tokens), array("i", (position,)), array("q", (slot,))
+
+
+def plain_batch(plan: Plan, block_size: int) -> Batch:
+    """One request's batch, of Python's own arrays."""
+    _, start, tokens, blocks, num_logits, _ = plan.works[0]
+    rows, first = len(tokens), start // block_size * block_size
+    used = blocks[start // block_size : -(-(start + rows) // block_size)]
+    places = chain.from_iterable(range(b, b + block_size) for b in map(block_size.__mul__, used))
+    parts: Any = {
+        "ids": array("i", tokens),
+        "positions": array("i", range(start, start + rows)),
+        "slots": array("q", islice(places, start - first, start - first + rows)),
+        "starts": array("i", (0, rows)),
+        "tables": memoryview(array("i", blocks)).cast("B").cast("i", (1, len(blocks))),
+        "logit_rows": array("i", range(rows - num_logits, rows)),
+    }
+    return Batch(**parts)
 
 
 def make_batch(plan: Plan, block_size: int) -> Batch:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from unspool.config import ModelConfig
+from unspool.config import ModelConfig, RopeScaling
 from unspool.errors import ModelError
 from unspool.ops import AttentionSpec, Batch, KVCache, Matrix, Ops, Rope, Rows, Vector
 from unspool.weights.weight import Weight
@@ -33,8 +32,8 @@ class Shelf:
     def vector(self, *wanted: tuple[str, int]) -> Vector:
         return self.ops.vector(self._take([(name, (size,)) for name, size in wanted]))
 
-    def raw(self, name: str, size: int) -> np.ndarray:
-        return self._take([(name, (size,))])[0].dequantize()
+    def floats(self, name: str, size: int) -> array[float]:
+        return self._take([(name, (size,))])[0].floats()
 
     def _take(self, wanted: Sequence[tuple[str, tuple[int, ...]]]) -> list[Weight]:
         parts = []
@@ -138,7 +137,7 @@ class Decoder:
         shelf = Shelf(ops, weights)
         self._freq_factors = None
         if "rope_freqs.weight" in shelf:
-            self._freq_factors = shelf.raw("rope_freqs.weight", config.rope_dim // 2)
+            self._freq_factors = shelf.floats("rope_freqs.weight", config.rope_dim // 2)
         self._ropes: dict[float, Rope] = {}
         self.embedding = shelf.matrix(("token_embd.weight", config.vocab_size, config.hidden_size))
         self.layers = [(Attention(self, shelf, i), FeedForward(self, shelf, i)) for i in range(config.num_layers)]
@@ -180,33 +179,44 @@ class Decoder:
         return ops.logits(x, self.head, self.config.logit_softcap)
 
 
-def make_rope(config: ModelConfig, theta: float, factors: np.ndarray | None, *, scaled: bool) -> Rope:
+def make_rope(config: ModelConfig, theta: float, factors: Sequence[float] | None, *, scaled: bool) -> Rope:
     """Rotation speeds theta^(-2i/d), slowed as the model's scaling says."""
-    half = config.rope_dim // 2
-    inv_freq = 1.0 / theta ** (np.arange(half, dtype=np.float64) * 2 / config.rope_dim)
+    pairs = range(config.rope_dim // 2)
+    speeds = [1.0 / theta ** (i * 2 / config.rope_dim) for i in pairs]
     if factors is not None:
-        inv_freq = inv_freq / factors
+        speeds = [speed / factor for speed, factor in zip(speeds, factors, strict=True)]
     scale = 1.0
     scaling = config.rope_scaling if scaled else None
     if scaling is not None and scaling.kind == "linear":
-        inv_freq = inv_freq / scaling.factor
+        speeds = [speed / scaling.factor for speed in speeds]
     elif scaling is not None and scaling.kind == "llama3":
-        wavelength = 2 * math.pi / inv_freq
-        low = scaling.original_context / scaling.low_freq_factor
-        high = scaling.original_context / scaling.high_freq_factor
-        smooth = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
-            scaling.high_freq_factor - scaling.low_freq_factor
-        )
-        blended = (1 - smooth) * inv_freq / scaling.factor + smooth * inv_freq
-        inv_freq = np.where(wavelength > low, inv_freq / scaling.factor, np.where(wavelength < high, inv_freq, blended))
+        speeds = [_slowed_by_wavelength(speed, scaling) for speed in speeds]
     elif scaling is not None and scaling.kind == "yarn":
-
-        def turns_at(turns: float) -> float:  # the channel pair that makes this many turns over the trained context
-            return half * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
-
-        low_pair = max(0.0, math.floor(turns_at(scaling.beta_fast)))
-        high_pair = min(half - 1.0, math.ceil(turns_at(scaling.beta_slow)))
-        ramp = np.clip((np.arange(half) - low_pair) / max(high_pair - low_pair, 0.001), 0, 1)
-        inv_freq = inv_freq / scaling.factor * ramp + inv_freq * (1 - ramp)
+        speeds = _slowed_by_ramp(speeds, theta, scaling)
         scale = scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1.0
-    return Rope(inv_freq.astype(np.float32), config.rope_style, scale)
+    return Rope(array("f", speeds), config.rope_style, scale)
+
+
+def _slowed_by_wavelength(speed: float, scaling: RopeScaling) -> float:
+    wavelength = 2 * math.pi / speed
+    if wavelength > scaling.original_context / scaling.low_freq_factor:
+        return speed / scaling.factor
+    if wavelength < scaling.original_context / scaling.high_freq_factor:
+        return speed
+    smooth = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return (1 - smooth) * speed / scaling.factor + smooth * speed
+
+
+def _slowed_by_ramp(speeds: Sequence[float], theta: float, scaling: RopeScaling) -> list[float]:
+    half = len(speeds)
+
+    def turns_at(turns: float) -> float:  # the channel pair that makes this many turns over the trained context
+        return half * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
+
+    low_pair = max(0.0, math.floor(turns_at(scaling.beta_fast)))
+    high_pair = min(half - 1.0, math.ceil(turns_at(scaling.beta_slow)))
+    width = max(high_pair - low_pair, 0.001)
+    ramp = [min(max((i - low_pair) / width, 0), 1) for i in range(half)]
+    return [speed / scaling.factor * r + speed * (1 - r) for speed, r in zip(speeds, ramp, strict=True)]

@@ -13,14 +13,14 @@ come along or where it stands.*
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from unspool.config import Activation, EngineConfig, ModelConfig, RopeStyle
 from unspool.errors import BackendError
+from unspool.lazy import np
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -37,6 +37,8 @@ class Batch:
     Row r holds the token `ids[r]` at `positions[r]`; its key and value go to slot `slots[r]` (block · block_size +
     offset). Sequence s owns rows `starts[s] : starts[s + 1]` and the blocks `tables[s]`; a row sees every key of its
     sequence at its own position or before. Logits are computed for `logit_rows` alone.
+
+    A body that says so (`plainly`, see `Runner`) is given other buffers of the same numbers where those cost less.
     """
 
     ids: np.ndarray  # int32 [rows]
@@ -51,7 +53,7 @@ class Batch:
 class Rope:
     """Rotary positions: channel pair i of each head turns by position · inv_freq[i]; cos and sin are times `scale`."""
 
-    inv_freq: np.ndarray  # float32 [rope_dim / 2]
+    inv_freq: array[float]  # float32 [rope_dim / 2]
     style: RopeStyle  # pairs are (2i, 2i+1) when interleaved, (i, i + rope_dim/2) when half
     scale: float = 1.0
 

@@ -148,7 +148,7 @@ def split_heads(qkv: Array, spec: AttentionSpec) -> tuple[Array, Array, Array]:
 
 def rotate(x: Array, positions: Array, rope: Rope) -> Array:
     """Turn each channel pair of x [row, head, channel] by its angle; channels past rope_dim pass through."""
-    angles = positions.astype(np.float32)[:, None, None] * rope.inv_freq
+    angles = positions.astype(np.float32)[:, None, None] * np.asarray(rope.inv_freq)
     cos = (np.cos(angles) * np.float32(rope.scale)).astype(np.float32)
     sin = (np.sin(angles) * np.float32(rope.scale)).astype(np.float32)
     half = len(rope.inv_freq)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from array import array
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from unspool.lazy import lazy, np
 from unspool.params import ResolvedParams
-from unspool.sampling import draw, filters
-from unspool.sampling.draw import F32
-from unspool.sampling.logprobs import RowStats, rank_of, row_stats, top_ids
+
+if TYPE_CHECKING:
+    from unspool.sampling import draw, filters, logprobs
+    from unspool.sampling.draw import F32
+    from unspool.sampling.logprobs import RowStats
+else:
+    draw, filters, logprobs = (lazy(f"unspool.sampling.{name}") for name in ("draw", "filters", "logprobs"))
 
 # As native/sampling.cpp numbers them.
 CODES = {
@@ -58,7 +62,7 @@ class Tail:
         self._resting = _encoded(tuple(stage for stage in stages if stage != "xtc"), values)
         self._has_xtc = "xtc" in stages
 
-    def pick(self, row: F32, seed: int, position: int, want_final: bool) -> tuple[int, F32 | None]:
+    def pick(self, row: Any, seed: int, position: int, want_final: bool) -> tuple[int, F32 | None]:
         """The token (or a negative answer that says why there is none) and, if wanted, the row drawn from."""
         if self._greedy:
             return self._native.greedy(row), row if want_final else None
@@ -71,11 +75,10 @@ class Tail:
 def describe(row: F32, token: int, count: int, native: Any | None) -> tuple[RowStats, int, list[int]]:
     """What is told of a token and its row: the row's sums, the token's rank, the best tokens in order."""
     if native is None:
-        return row_stats(row), rank_of(row, token), top_ids(row, count)
+        return logprobs.row_stats(row), logprobs.rank_of(row, token), logprobs.top_ids(row, count)
     largest, total, rank, top = native.describe(row, token, count)
-    return RowStats(largest, total), rank, top
+    return logprobs.RowStats(largest, total), rank, top
 
 
 def _encoded(stages: tuple[str, ...], values: dict[str, float]) -> tuple[Any, Any]:
-    codes = np.array([CODES[stage] for stage in stages], np.int32)
-    return codes, np.array([values[stage] for stage in stages], np.float64)
+    return array("i", [CODES[stage] for stage in stages]), array("d", [values[stage] for stage in stages])

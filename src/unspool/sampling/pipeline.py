@@ -12,22 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 from unspool.errors import RequestError, SamplingError
+from unspool.lazy import lazy, np
 from unspool.params import ResolvedParams
-from unspool.sampling import draw, filters, penalties
 from unspool.sampling import native as fast
-from unspool.sampling.draw import F32
 from unspool.sampling.order import DRAW_STAGES, STAGES, Stage
 from unspool.sampling.resolve import is_on
 from unspool.sampling.state import History, StageState
-from unspool.sampling.trace import Recorded, StepTrace, step_trace
 
-REMOVED = filters.REMOVED
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from unspool.sampling import draw, filters, penalties, trace
+    from unspool.sampling.draw import F32
+    from unspool.sampling.trace import Recorded, StepTrace
+else:  # numpy, and not needed by a plain answer where there is a native body
+    names = ("draw", "filters", "penalties", "trace")
+    draw, filters, penalties, trace = (lazy(f"unspool.sampling.{name}") for name in names)
 
 
 class Matcher(Protocol):
@@ -80,12 +84,9 @@ class Sampler:
         self.seed = params.seed if seed is None else seed
         self.constraint = constraint
         self.history = History(params, prompt_ids)
-        self.end_ids = np.array(sorted(end_ids), dtype=np.int32)
+        self._end_ids = end_ids
         self._dry_breakers = dry_breakers  # by token id: True where the text holds a sequence breaker
         self._banned: dict[int, list[int]] = {}
-        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
-        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
-        self._refused = _all_but(params.allowed_token_ids, vocab_size)
         self._stages = stages_on(params, constraint)
         self._native = fast.body() if native and not params.trace else None
         self._front, self._tail = _split(self._stages)
@@ -104,24 +105,39 @@ class Sampler:
     def num_output(self) -> int:
         return self.history.num_output
 
-    def choose(self, logits: F32, position: int) -> Choice:
+    @cached_property
+    def end_ids(self) -> NDArray[np.int32]:
+        return np.array(sorted(self._end_ids), np.int32)
+
+    @cached_property
+    def _bias(self) -> tuple[NDArray[np.int32], F32]:
+        bias = self.params.logit_bias
+        return np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
+
+    @cached_property
+    def _refused(self) -> NDArray[np.int32] | None:
+        return _all_but(self.params.allowed_token_ids, self.vocab_size)
+
+    def choose(self, logits: F32 | memoryview, position: int) -> Choice:
         """The token for this position of the sequence (prompt and output counted together); commits nothing."""
-        self._check_row(logits)
-        if self._is_simple and self._fast is not None and not self._banned:
+        if self._is_simple and self._fast is not None and not self._banned and len(logits) == self.vocab_size:
             token, _ = self._fast.pick(logits, self.seed, position, False)
             if token >= 0:
                 return Choice(token, math.nan, None, ())
+        logits = np.asarray(logits)
+        self._check_row(logits)
         recorded: list[Recorded] | None = [] if self.params.trace else None
         token, final = self._pick(logits, position, recorded, masked=not self._check_first)
         if self._check_first and self.constraint is not None and not self.constraint.check(token):
             token, final = self._pick(logits, position, recorded, masked=True)
         return self._tell(logits, final, token, position, recorded)
 
-    def scores(self, logits: F32, position: int) -> F32:
+    def scores(self, logits: F32 | memoryview, position: int) -> F32:
         """Every token's log-probability after the masks and penalties: what a search adds up instead of drawing.
 
         As in transformers' beam search, penalties act on log-probabilities, which are not made to sum to one again.
         """
+        logits = np.asarray(logits)
         self._check_row(logits)
         _check_alive(logits, position)
         stats, _, _ = fast.describe(logits, 0, 0, self._native)
@@ -183,7 +199,7 @@ class Sampler:
             if self._fast is None:
                 _check_alive(row, position)
             if recorded is not None and (row is not before or _shapes_draw(stage)):
-                recorded.append(Recorded(_name(stage), self._value(stage, position), before, row))
+                recorded.append(trace.Recorded(_name(stage), self._value(stage, position), before, row))
         if self._fast is None:
             return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
         token, final = self._fast.pick(row, self.seed, position, self._tells_final)
@@ -193,7 +209,7 @@ class Sampler:
 
     def _without_banned(self, row: F32) -> F32:
         banned = self._banned.get(self.num_output)
-        return row if banned is None else _patched(row, np.array(banned, np.int32), REMOVED, False)
+        return row if banned is None else _patched(row, np.array(banned, np.int32), filters.REMOVED, False)
 
     def _apply(self, stage: Stage, row: F32, position: int, mine: bool) -> F32:
         """The row after a stage: written in place if it is `mine`, else the same object only if nothing changed."""
@@ -202,11 +218,12 @@ class Sampler:
         params, history = self.params, self.history
         match stage:
             case "bias":
-                return _patched(row, self._bias_ids, penalties.bias(row[self._bias_ids], self._bias), mine)
+                ids, bias = self._bias
+                return _patched(row, ids, penalties.bias(row[ids], bias), mine)
             case "allowed":
-                row = row if self._refused is None else _patched(row, self._refused, REMOVED, mine)
+                row = row if self._refused is None else _patched(row, self._refused, filters.REMOVED, mine)
                 early = self.num_output < params.min_tokens and self.end_ids.size > 0
-                return _patched(row, self.end_ids, REMOVED, mine) if early else row
+                return _patched(row, self.end_ids, filters.REMOVED, mine) if early else row
             case "constraint":
                 mask = None if self.constraint is None else self.constraint.mask()
                 return row if mask is None else self._masked(row, mask, mine)
@@ -222,7 +239,8 @@ class Sampler:
             case "dry":
                 return self._dry(row, mine)
             case "no_repeat_ngram":
-                return _patched(row, penalties.ngram_followers(history.tokens, params.no_repeat_ngram), REMOVED, mine)
+                followers = penalties.ngram_followers(history.tokens, params.no_repeat_ngram)
+                return _patched(row, followers, filters.REMOVED, mine)
             case "xtc":
                 acts = draw.xtc_uniform(self.seed, position) < params.xtc_probability
                 return filters.xtc(row, params.xtc_threshold) if acts else row
@@ -241,7 +259,7 @@ class Sampler:
     def _masked(self, row: F32, mask: NDArray[np.uint32], mine: bool) -> F32:
         if self._native is None:
             bits = np.unpackbits(mask.view(np.uint8), count=row.size, bitorder="little")
-            return np.where(bits == 1, row, REMOVED)
+            return np.where(bits == 1, row, filters.REMOVED)
         row = row if mine else row.copy()
         short = (row.size + 31) // 32 - mask.size
         # A model's rows may be longer than its tokenizer's vocabulary; what has no text is not allowed.
@@ -285,11 +303,11 @@ class Sampler:
         count = self.params.logprobs or 0
         stats, rank, best = fast.describe(row, token, count, self._native)
         top = tuple((other, stats.logprob(row[other])) for other in best)
-        trace = None
+        told = None
         if recorded is not None and final is not None:
             greedy = self.params.greedy
-            trace = step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=greedy)
-        return Choice(token, stats.logprob(row[token]), rank, top, trace)
+            told = trace.step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=greedy)
+        return Choice(token, stats.logprob(row[token]), rank, top, told)
 
 
 def stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from unspool.lazy import np
 from unspool.params import ResolvedParams
 
-I32 = NDArray[np.int32]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    I32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -80,21 +82,23 @@ class History:
     """The prompt and the accepted output, and the counts that the penalties in force need."""
 
     def __init__(self, params: ResolvedParams, prompt_ids: Sequence[int]) -> None:
-        self._tokens = np.array(prompt_ids, dtype=np.int32)
-        self._size = self.num_prompt = self._tokens.size
-        self._fresh: list[int] = []  # pushed since somebody looked: mostly nobody does
+        self._tokens: I32 | None = None
+        self._size, self.num_prompt = 0, len(prompt_ids)
+        self._fresh = list(prompt_ids)  # since somebody looked: mostly nobody does
         window, scope = params.penalty_window, params.penalty_scope
         self.repeated = self.frequent = None
         if params.repetition_penalty != 1:
             start = self.num_prompt if scope == "output" else 0
-            self.repeated = Counts(self._tokens, start, window)
+            self.repeated = Counts(self.tokens, start, window)
         if params.frequency_penalty or params.presence_penalty:
             start = 0 if scope == "all" else self.num_prompt
             shared = self.repeated is not None and self.repeated.start == start
-            self.frequent = self.repeated if shared else Counts(self._tokens, start, window)
+            self.frequent = self.repeated if shared else Counts(self.tokens, start, window)
 
     @property
     def tokens(self) -> I32:
+        if self._tokens is None:
+            self._tokens = np.zeros(0, np.int32)
         if self._fresh:
             size = self._size + len(self._fresh)
             while size > self._tokens.size:
@@ -115,16 +119,20 @@ class History:
                 counts.push(self.tokens)
 
     def rewind(self, num_output: int) -> None:
+        all_counts = self._all_counts()
         while self.num_output > num_output:
+            if self._fresh and not all_counts:
+                self._fresh.pop()
+                continue
             tokens = self.tokens
-            for counts in self._all_counts():
+            for counts in all_counts:
                 counts.pop(tokens)
             self._size -= 1
 
     def fork(self) -> History:
         twin = object.__new__(History)
-        twin._tokens, twin._size, twin.num_prompt = self.tokens.copy(), self._size, self.num_prompt
-        twin._fresh = []
+        twin._tokens = None if self._tokens is None else self._tokens.copy()
+        twin._size, twin.num_prompt, twin._fresh = self._size, self.num_prompt, list(self._fresh)
         twin.repeated = None if self.repeated is None else self.repeated.fork()
         shared = self.frequent is not None and self.frequent is self.repeated
         twin.frequent = twin.repeated if shared else None if self.frequent is None else self.frequent.fork()

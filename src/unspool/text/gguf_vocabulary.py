@@ -8,7 +8,6 @@ tokenizer.ggml.merges   "left right", best first               4 added   5 unuse
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,8 +83,8 @@ class _Metadata:
 def _types_in(value: Sequence[Any]) -> set[type]:
     if isinstance(value, Texts):
         return {str}
-    if isinstance(value, array):
-        return {float if value.typecode in "fd" else int}
+    if isinstance(value, memoryview):
+        return {float if value.format in ("f", "d") else int}
     return set(map(type, value))
 
 
@@ -149,13 +148,13 @@ def _first_repeated(tokens: Sequence[str], ids: Mapping[str, int]) -> int:
 
 def _others(values: Sequence[int], usual: int) -> list[int]:
     """The places of unusual values: nearly every token is of one type."""
-    if isinstance(values, array) and values.typecode == "i":
+    if isinstance(values, memoryview) and values.format == "i":
         try:
             from unspool._native import others
         except ImportError:
             pass
         else:
-            found: list[int] = others(values, usual)
+            found: list[int] = others(values.cast("B"), usual)
             return found
     return [index for index, value in enumerate(values) if value != usual]
 

@@ -39,7 +39,9 @@ def make_pieces(
     if isinstance(tokens, Texts):
         from unspool._native import ScoredPieces
 
-        pieces: Pieces = ScoredPieces(tokens.native, array("f", scores), marks, byte_ids, unk)
+        if not isinstance(scores, memoryview) or scores.format != "f":
+            scores = memoryview(array("f", scores))
+        pieces: Pieces = ScoredPieces(tokens.native, scores.cast("B"), marks, byte_ids, unk)
         return pieces
     mergeable = dict(ids)
     for index in marks:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Literal
+
+from unspool.digest import sha256
 
 Spelling = Literal["byte-level", "sentencepiece"]
 
@@ -90,7 +91,7 @@ def missing_bytes(tokens: Collection[str]) -> frozenset[int]:
 
 def fingerprint(tokens: Iterable[str], merges: Iterable[str]) -> str:
     """A hash of the vocabulary and its merges: equal for two files exactly when they tokenize with the same ids."""
-    digest = hashlib.sha256()
+    digest = sha256()
     for part in ("\0".join(tokens), "\n".join(merges)):
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)

@@ -7,7 +7,6 @@ stores: these few vectors are float32 in memory, everything else stays the file'
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from unspool.config import ModelConfig
+from unspool.digest import sha256
 from unspool.errors import ModelError
+from unspool.lazy import np
 from unspool.weights.fields import Fields, read_json
 from unspool.weights.generation import generation_from_gguf, generation_from_json
 from unspool.weights.gguf import GGUFFile, open_gguf
 from unspool.weights.gguf_config import config_from_gguf
-from unspool.weights.mapping import read_samples
+from unspool.weights.mapping import read_samples, release
 from unspool.weights.weight import Weight, encode_weight
 
 if TYPE_CHECKING:
@@ -55,16 +54,21 @@ class Checkpoint:
         fingerprinting reads a few megabytes of a model of any size. It tells different models and quantizations apart;
         it is no defence against someone who changes bytes in between.
         """
-        digest = hashlib.sha256(repr(self.config).encode())
+        digest = sha256(repr(self.config).encode())
         for name in sorted(self.weights):
             weight = self.weights[name]
             digest.update(f"\n{name} {weight.format} {weight.shape}\n".encode())
             if weight.nbytes <= SAMPLES * SAMPLE_BYTES:
-                digest.update(weight.data.data)
+                digest.update(weight.raw)
                 continue
-            starts = np.linspace(0, weight.nbytes - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist()
-            digest.update(read_samples(weight.data, starts, SAMPLE_BYTES))
+            digest.update(read_samples(weight.raw, sample_places(weight.nbytes), SAMPLE_BYTES))
         return digest.hexdigest()
+
+
+def sample_places(nbytes: int) -> list[int]:
+    """Where a tensor's samples begin: at even distances, the last where it ends with the tensor."""
+    last = nbytes - SAMPLE_BYTES
+    return [*(int(i * (last / (SAMPLES - 1))) for i in range(SAMPLES - 1)), last]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -86,7 +90,9 @@ def _open_file(path: Path) -> Checkpoint:
     def tokenizer() -> Tokenizer:
         from unspool.text.tokenizer import from_gguf
 
-        return from_gguf(file.metadata)
+        made = from_gguf(file.metadata)
+        release([file.header])  # making tables looked at every token; a text needs few of them
+        return made
 
     template = keys.optional_string("chat_template")
     return Checkpoint(
@@ -172,7 +178,7 @@ def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dic
         if config.architecture == "gemma3" and canonical.endswith("norm.weight"):
             weights[canonical] = encode_weight(canonical, weight.dequantize() + np.float32(1))
         else:
-            weights[canonical] = Weight(canonical, weight.format, weight.shape, weight.data)
+            weights[canonical] = Weight(canonical, weight.format, weight.shape, weight.raw)
     return weights
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from unspool.errors import ModelError
+from unspool.lazy import np
 from unspool.weights import fp8, kquants
 from unspool.weights.kquants import half, half_bytes
 
-Blocks = np.ndarray  # decoded: (n, block) float32; encoded: (n, bytes_per_block) uint8
+if TYPE_CHECKING:
+    Blocks = np.ndarray  # decoded: (n, block) float32; encoded: (n, bytes_per_block) uint8
 
 
 @dataclass(frozen=True)

@@ -5,50 +5,51 @@ A weight carries its own scales: blocks of 128 columns of a row, a float32 and 1
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cache
+
+from unspool.lazy import np
 
 COLUMNS = 128  # that share a scale
 LARGEST = 448.0
 
 
-def _table() -> np.ndarray:
+@cache
+def values() -> np.ndarray:
+    """What each code is worth."""
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, code & 7
     small = mantissa * 2.0**-9
-    values = np.where(exponent == 0, small, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    values[(code & 127) == 127] = np.nan
-    return np.where(code < 128, values, -values).astype(np.float32)
+    worth = np.where(exponent == 0, small, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    worth[(code & 127) == 127] = np.nan
+    return np.where(code < 128, worth, -worth).astype(np.float32)
 
 
-VALUES = _table()  # by code
-_MIDDLES = (VALUES[:126] + VALUES[1:127]) / 2  # between a positive code and the next
-
-
-def encode(values: np.ndarray) -> np.ndarray:
+def encode(numbers: np.ndarray) -> np.ndarray:
     """The nearest codes, halves to even; what is beyond the largest becomes the largest."""
-    magnitude = np.abs(values)
-    code = np.searchsorted(_MIDDLES, magnitude, side="left")
-    is_tie = (code < len(_MIDDLES)) & (magnitude == _MIDDLES[np.minimum(code, len(_MIDDLES) - 1)])
+    magnitude, known = np.abs(numbers), values()
+    middles = (known[:126] + known[1:127]) / 2  # between a positive code and the next
+    code = np.searchsorted(middles, magnitude, side="left")
+    is_tie = (code < len(middles)) & (magnitude == middles[np.minimum(code, len(middles) - 1)])
     code = code + (is_tie & (code % 2 == 1))
-    return (code | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8)
+    return (code | (np.signbit(numbers).astype(np.int64) << 7)).astype(np.uint8)
 
 
 def unpack_bare(blocks: np.ndarray) -> np.ndarray:
-    return VALUES[blocks]
+    return values()[blocks]
 
 
-def pack_bare(values: np.ndarray) -> np.ndarray:
-    return encode(values)
+def pack_bare(numbers: np.ndarray) -> np.ndarray:
+    return encode(numbers)
 
 
 def unpack(blocks: np.ndarray) -> np.ndarray:
     scale = np.ascontiguousarray(blocks[:, :4]).view("<f4")
-    return scale * VALUES[blocks[:, 4:]]
+    return scale * values()[blocks[:, 4:]]
 
 
-def pack(values: np.ndarray) -> np.ndarray:
-    scale = (np.abs(values).max(axis=1, keepdims=True) / np.float32(LARGEST)).astype(np.float32)
-    codes = encode(np.where(scale == 0, np.float32(0), values / np.where(scale == 0, np.float32(1), scale)))
+def pack(numbers: np.ndarray) -> np.ndarray:
+    scale = (np.abs(numbers).max(axis=1, keepdims=True) / np.float32(LARGEST)).astype(np.float32)
+    codes = encode(np.where(scale == 0, np.float32(0), numbers / np.where(scale == 0, np.float32(1), scale)))
     return np.concatenate([np.ascontiguousarray(scale).astype("<f4").view(np.uint8), codes], axis=1)
 
 

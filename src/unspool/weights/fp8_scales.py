@@ -45,7 +45,7 @@ def _with_scale(weight: Weight, scale: Weight) -> Weight:
             f"nor its rows', nor of {COLUMNS}×{COLUMNS} blocks"
         )
     if columns % COLUMNS == 0:
-        return Weight(weight.name, "fp8", weight.shape, interleave(weight.data.reshape(rows, columns), scales))
+        return Weight(weight.name, "fp8", weight.shape, interleave(weight.data.reshape(rows, columns), scales).data)
     values = weight.dequantize() * np.repeat(scales, COLUMNS, axis=1)[:, :columns]
     return encode_weight(weight.name, values, "bf16")
 

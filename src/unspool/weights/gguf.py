@@ -17,13 +17,10 @@ import mmap
 import re
 import struct
 import sys
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
 
 from unspool.errors import ModelError
 from unspool.text.texts import read_texts
@@ -52,6 +49,21 @@ class GGUFFile:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Weight]
+    header: memoryview  # metadata and all: long arrays are read from here
+
+
+def shortest(value: float) -> float:
+    """A float32 as its author wrote it: 1e-05, not 9.999999747378752e-06."""
+    same = struct.pack("<f", value)
+    written = (float(f"{value:.{digits}g}") for digits in range(1, 9))
+    return next((short for short in written if _as_f32(short) == same), float(f"{value:.9g}"))
+
+
+def _as_f32(value: float) -> bytes:
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:  # rounded up, beyond the largest
+        return b""
 
 
 class Reader:
@@ -78,7 +90,7 @@ class Reader:
             self.fail(f"a boolean is {self.buffer[self.position]}")
         self.position += length
         if kind == "<f" and math.isfinite(value):
-            return float(str(np.float32(value)))  # 1e-05 as its author wrote it, not 9.999999747378752e-06
+            return shortest(value)
         return value
 
     def string(self, limit: int | None = None) -> str:
@@ -119,25 +131,17 @@ class Reader:
         return [self.value(kind, depth) for _ in range(count)]
 
     def numbers(self, kind: str, count: int) -> Sequence[Any]:
-        if count > LARGE and kind != "<?":
-            kept = array(kind[1])
-            self.need(count * kept.itemsize)
-            end = self.position + count * kept.itemsize
-            kept.frombytes(self.buffer[self.position : end])
-            if sys.byteorder == "big":
-                kept.byteswap()
-            self.position = end
-            return kept
-        # struct counts booleans as numpy does, but numpy would take any byte for one
-        dtype = np.dtype(np.uint8 if kind == "<?" else kind)
-        self.need(count * dtype.itemsize)
-        values = np.frombuffer(self.buffer, dtype, count, self.position)
-        self.position += count * dtype.itemsize
-        if kind == "<?":
-            if count and values.max() > 1:
-                self.fail(f"a boolean is {values.max()}")
-            return list(map(bool, values.tolist()))
-        return values.tolist()
+        size = struct.calcsize(kind)
+        self.need(count * size)
+        if count > LARGE and kind != "<?" and sys.byteorder == "little":
+            start, self.position = self.position, self.position + count * size
+            view: Any = memoryview(self.buffer)[start : self.position]
+            return view.cast(kind[1])
+        data = self.buffer[self.position : self.position + count * size]
+        self.position += count * size
+        if kind == "<?" and count and max(data) > 1:  # struct would take any byte for a boolean
+            self.fail(f"a boolean is {max(data)}")
+        return list(struct.unpack(f"<{count}{kind[1]}", data))
 
     def strings(self, count: int) -> Sequence[str]:
         """A vocabulary has 10⁵ of them: they stay where they are, or else this loop is kept bare, two slices and a
@@ -188,7 +192,7 @@ def _open_one(path: Path) -> GGUFFile:
     if type(alignment) is not int or not 8 <= alignment <= 1 << 16 or alignment & (alignment - 1):
         reader.fail(f"{alignment!r} is not a power of two from 8 to {1 << 16}")
     start = (reader.position + alignment - 1) // alignment * alignment
-    return GGUFFile(path, metadata, _tensors(reader, infos, start, alignment))
+    return GGUFFile(path, metadata, _tensors(reader, infos, start, alignment), memoryview(reader.buffer)[:start])
 
 
 def _header(reader: Reader) -> tuple[int, int]:
@@ -255,7 +259,7 @@ def _tensor_infos(reader: Reader, num_tensors: int) -> Iterator[_TensorInfo]:
 
 
 def _tensors(reader: Reader, infos: list[_TensorInfo], start: int, alignment: int) -> dict[str, Weight]:
-    everything = np.frombuffer(reader.buffer, np.uint8)
+    everything = memoryview(reader.buffer)
     end_of_previous = 0
     for info in sorted(infos, key=lambda info: info.offset):
         reader.where = f"tensor {info.name!r}"
@@ -306,4 +310,4 @@ def _join(file: GGUFFile) -> GGUFFile:
     expected = _integer(first, "split.tensors.count", len(tensors))
     if expected != len(tensors):
         raise ModelError(f"{first.path}: split.tensors.count is {expected}; the files hold {len(tensors)} tensors")
-    return GGUFFile(first.path, first.metadata, tensors)
+    return GGUFFile(first.path, first.metadata, tensors, first.header)

@@ -51,7 +51,7 @@ def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Mapping[s
             offset += weight.nbytes + -weight.nbytes % alignment
         file.write(bytes(-file.tell() % alignment))
         for weight in tensors.values():
-            file.write(weight.data.data)
+            file.write(weight.raw)
             file.write(bytes(-weight.nbytes % alignment))
 
 

@@ -9,9 +9,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-Blocks = np.ndarray
+from unspool.lazy import np
+
+if TYPE_CHECKING:
+    Blocks = np.ndarray
 
 
 def half(blocks: Blocks, start: int) -> np.ndarray:

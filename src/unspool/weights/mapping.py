@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from unspool.errors import ModelError
+from unspool.lazy import np
 
 
 class FileMap(mmap.mmap):
@@ -39,41 +38,52 @@ def map_file(path: Path) -> FileMap:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def mapping_of(data: np.ndarray) -> FileMap | None:
-    """The mapped file that an array's bytes belong to, if they do."""
-    base: Any = data
-    while isinstance(base, np.ndarray) and base.base is not None:
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    return base if isinstance(base, FileMap) else None
+def mapping_of(data: Any) -> FileMap | None:
+    """The mapped file that bytes belong to, if they do: those of a view, or of an array."""
+    while data is not None and not isinstance(data, FileMap):
+        data = data.obj if isinstance(data, memoryview) else getattr(data, "base", None)
+    return data
 
 
-def origin_of(mapping: FileMap) -> int:
-    """Where the file's first byte lies in memory."""
-    return int(np.frombuffer(mapping, np.uint8).ctypes.data)
+def address_of(data: Any) -> int:
+    """Where the first of these bytes lies in memory."""
+    try:
+        from unspool._native import address_of as native
+    except ImportError:
+        return int(np.frombuffer(data, np.uint8).ctypes.data)
+    address: int = native(data)
+    return address
 
 
-def read_samples(data: np.ndarray, starts: Iterable[int], count: int) -> bytes:
+def span_of(mapping: FileMap | None) -> tuple[int, int]:
+    """Where a mapped file lies in memory, from its first byte to behind its last; nowhere if there is none."""
+    if mapping is None:
+        return 0, 0
+    first = address_of(mapping)
+    return first, first + len(mapping)
+
+
+def read_samples(data: memoryview, starts: Iterable[int], count: int) -> bytes:
     """`count` bytes from each of these places. What is mapped is read from the file: looking at a byte in memory brings
     sixteen pages with it, and a sample of every tensor nearly all of them."""
     mapping = mapping_of(data)
     if mapping is None:
-        return b"".join([data[start : start + count].tobytes() for start in starts])
-    first = data.ctypes.data - origin_of(mapping)
+        return b"".join([data[start : start + count] for start in starts])
+    first = address_of(data) - address_of(mapping)
     read, descriptor = os.pread, mapping.descriptor
     return b"".join([read(descriptor, count, first + start) for start in starts])
 
 
-def release(arrays: Iterable[np.ndarray]) -> None:
-    """Give back the memory of mapped bytes, from the first array of each file to its last: they can be read again."""
+def release(parts: Iterable[memoryview]) -> None:
+    """Give back the memory of mapped bytes, from the first part of each file to its last: they can be read again."""
     spans: dict[FileMap, tuple[int, int]] = {}
-    for data in arrays:
+    for data in parts:
         mapping = mapping_of(data)
         if mapping is not None:
-            start = data.ctypes.data
+            start = address_of(data)
             low, high = spans.get(mapping, (start, start))
             spans[mapping] = min(low, start), max(high, start + data.nbytes)
     for mapping, (low, high) in spans.items():
-        first = (low - origin_of(mapping)) // mmap.PAGESIZE * mmap.PAGESIZE
-        mapping.madvise(mmap.MADV_DONTNEED, first, high - origin_of(mapping) - first)
+        origin = address_of(mapping)
+        first = (low - origin) // mmap.PAGESIZE * mmap.PAGESIZE
+        mapping.madvise(mmap.MADV_DONTNEED, first, high - origin - first)

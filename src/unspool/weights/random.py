@@ -79,7 +79,7 @@ def shared_checkpoint(config: ModelConfig, format: str = "bf16", *, name: str = 
     weights = {
         name: encode_weight(name, np.ones(shape, np.float32))
         if len(shape) == 1
-        else Weight(name, format, shape, pools[shape[1]][: kind.nbytes(math.prod(shape))])
+        else Weight(name, format, shape, pools[shape[1]][: kind.nbytes(math.prod(shape))].data)
         for name, shape in shapes.items()
     }
     ends = (NUM_BYTES,) if config.vocab_size > NUM_BYTES else ()
@@ -134,7 +134,7 @@ def _matrix(name: str, shape: tuple[int, ...], format: str, seed: int, pools: di
         piece = pool[start : start + data.size - filled]
         data[filled : filled + piece.size] = piece
         filled, start = filled + piece.size, 0
-    return Weight(name, format, shape, data)
+    return Weight(name, format, shape, data.data)
 
 
 def byte_vocabulary(vocab_size: int) -> dict[str, Any]:

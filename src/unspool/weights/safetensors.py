@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from unspool.errors import ModelError
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.formats import FORMATS
@@ -81,8 +79,8 @@ def open_safetensors(path: Path) -> dict[str, Weight]:
     if length > min(MAX_HEADER, len(buffer) - 8):
         fail(f"a header of {length} bytes does not fit a file of {len(buffer)} (is it truncated?)")
     header = _header(path, buffer[8 : 8 + length])
-    everything = np.frombuffer(buffer, np.uint8)[8 + length :]
-    spans = {name: _span(path, name, entry, everything.size) for name, entry in header.items()}
+    everything = memoryview(buffer)[8 + length :]
+    spans = {name: _span(path, name, entry, everything.nbytes) for name, entry in header.items()}
     previous_end = 0
     for name, (_, _, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if begin < previous_end:
@@ -159,4 +157,4 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, Weight]) -> None:
     with replacing(Path(path)) as file:
         file.write(struct.pack("<Q", len(raw)) + raw)
         for weight in tensors.values():
-            file.write(weight.data.data)
+            file.write(weight.raw)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
+from array import array
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cached_property
 
 from unspool.errors import ModelError
+from unspool.lazy import np
 from unspool.weights.formats import FORMATS
 
 
@@ -22,12 +24,13 @@ class Weight:
     name: str
     format: str
     shape: tuple[int, ...]
-    data: np.ndarray  # uint8, 1-D, contiguous, read-only
+    raw: memoryview  # of bytes, read-only; made of any contiguous row of them
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ModelError(f"{self.name}: unknown format {self.format!r}; known: {', '.join(FORMATS)}")
-        if self.data.dtype != np.uint8 or self.data.ndim != 1 or not self.data.flags.c_contiguous:
+        raw = memoryview(self.raw)
+        if raw.format != "B" or raw.ndim != 1 or not raw.c_contiguous:
             raise ModelError(f"{self.name}: data must be a contiguous row of bytes")
         format = FORMATS[self.format]
         if not self.shape or self.shape[-1] % format.block:
@@ -35,18 +38,20 @@ class Weight:
                 f"{self.name}: shape {self.shape} does not fit {self.format}, which has {format.block} values a block"
             )
         expected = format.nbytes(math.prod(self.shape))
-        if self.data.size != expected:
+        if raw.nbytes != expected:
             raise ModelError(
-                f"{self.name}: {self.format} of shape {self.shape} takes {expected} bytes; {self.data.size} are here"
+                f"{self.name}: {self.format} of shape {self.shape} takes {expected} bytes; {raw.nbytes} are here"
             )
-        if self.data.flags.writeable:
-            data = self.data.view()
-            data.flags.writeable = False
-            object.__setattr__(self, "data", data)
+        object.__setattr__(self, "raw", raw.toreadonly())
 
     @property
     def nbytes(self) -> int:
-        return int(self.data.size)
+        return self.raw.nbytes
+
+    @cached_property
+    def data(self) -> np.ndarray:
+        """The bytes as an array, uint8, 1-D, read-only."""
+        return np.frombuffer(self.raw, np.uint8)
 
     def dequantize(self) -> np.ndarray:
         """The values, float32 of `shape`: the specification of what the bytes mean."""
@@ -58,8 +63,13 @@ class Weight:
         table = self.data.reshape(num_rows, -1)
         return FORMATS[self.format].decode(table[rows]).reshape(*np.shape(rows), self.shape[-1])
 
+    def floats(self) -> array[float]:
+        """The values of a vector, float32. Norms are stored as just that, and then it takes no numpy."""
+        if self.format != "f32" or sys.byteorder != "little":
+            return array("f", self.dequantize().tobytes())
+        return array("f", bytes(self.raw))
+
 
 def encode_weight(name: str, values: np.ndarray, format: str = "f32") -> Weight:
     """`values` as a weight in `format`, in memory."""
-    data = np.frombuffer(FORMATS[format].encode(values), dtype=np.uint8)
-    return Weight(name, format, tuple(int(n) for n in values.shape), data)
+    return Weight(name, format, tuple(int(n) for n in values.shape), memoryview(FORMATS[format].encode(values)))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 import unspool._native as _native
 from unspool.config import Activation, EngineConfig, ModelConfig
 from unspool.errors import BackendError, EngineError, RequestError
+from unspool.lazy import np
 from unspool.ops import AttentionSpec, Batch, KVCache
+from unspool.ops.cpu.logits import Logits
 from unspool.ops.cpu.lower import PRODUCTS, Lowering
 from unspool.ops.cpu.record import Graph, Value, narrow
-from unspool.weights.mapping import mapping_of, release
+from unspool.weights.mapping import mapping_of, release, span_of
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -61,7 +62,7 @@ class CpuMatrix:
 
             parts = [widened(part) for part in parts]
         self.parts = parts
-        self.native = _native.Matrix([(part.format, part.data, part.shape[0]) for part in parts], columns.pop())
+        self.native = _native.Matrix([(part.format, part.raw, part.shape[0]) for part in parts], columns.pop())
 
 
 class CpuOps:
@@ -87,8 +88,11 @@ class CpuOps:
     def matrix(self, parts: Sequence[Weight]) -> CpuMatrix:
         return CpuMatrix(parts)
 
-    def vector(self, parts: Sequence[Weight]) -> np.ndarray:
-        return np.ascontiguousarray(np.concatenate([part.dequantize() for part in parts]), np.float32)
+    def vector(self, parts: Sequence[Weight]) -> array[float]:
+        joined = array("f")
+        for part in parts:
+            joined += part.floats()
+        return joined
 
     def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CpuKV:
         if num_blocks < 1:
@@ -122,12 +126,13 @@ class CpuOps:
         if not new:
             return
         self.finish_packing()
+        self._arena.reserve(sum(matrix.native.packed_bytes for matrix in new))
         packing = _native.Packing(self._arena)
         for matrix in new:
-            packing.add(matrix.native, all(mapping_of(part.data) is not None for part in matrix.parts))
+            packing.add(matrix.native, [span_of(mapping_of(part.raw)) for part in matrix.parts])
         if self.threads > 1:
             packing.start()
-        self._packing = packing, [part.data for matrix in new for part in matrix.parts]
+        self._packing = packing, [part.raw for matrix in new for part in matrix.parts]
 
     def finish_packing(self) -> None:
         """Wait until all weights are packed, and help."""
@@ -145,12 +150,12 @@ class CpuOps:
     def embed(self, batch: Batch, weight: CpuMatrix, scale: float = 1.0) -> Value:
         return self._record("embed", {}, weight.native.columns, weight=weight, scale=scale)
 
-    def norm(self, x: Value, weight: np.ndarray, eps: float, residual: Value | None = None) -> Value:
+    def norm(self, x: Value, weight: array[float], eps: float, residual: Value | None = None) -> Value:
         expect_width(x, len(weight), "a norm's weight")
         return self._record("norm", {"x": x, "residual": residual}, x.width, weight=weight, eps=eps)
 
     def linear(
-        self, x: Value, weight: CpuMatrix, bias: np.ndarray | None = None, residual: Value | None = None
+        self, x: Value, weight: CpuMatrix, bias: array[float] | None = None, residual: Value | None = None
     ) -> Value:
         return self._product(x, weight, bias, residual)
 
@@ -161,7 +166,7 @@ class CpuOps:
         self,
         x: Value,
         weight: CpuMatrix,
-        bias: np.ndarray | None = None,
+        bias: array[float] | None = None,
         residual: Value | None = None,
         *,
         softcap: float | None = None,
@@ -190,23 +195,28 @@ class CpuOps:
 
 
 class Step:
-    """A compiled model: batch in, logits out. The array it returns is the program's own, until the next step."""
+    """A compiled model: batch in, logits out. What it returns is the program's own, until the next step."""
 
     def __init__(self, program: Any, prepare: Callable[[], None]) -> None:
         self._program = program
         self._prepare: Callable[[], None] | None = prepare  # before the first step
 
     def __call__(self, batch: Batch) -> np.ndarray:
+        return self.plainly(batch).array
+
+    def plainly(self, batch: Batch) -> Logits:
+        """The same without numpy, neither in nor out."""
         if self._prepare is not None:
             self._prepare()
             self._prepare = None
         try:
             # Arrays of other types or shapes in memory are converted there.
-            return self._program.run(
+            found = self._program.run(
                 batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows
             )
         except ValueError as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
+        return Logits(found, self._program.output_width)
 
 
 def expect_width(value: Value, width: int, what: str) -> None:
@@ -220,5 +230,5 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-EMPTY = np.zeros(0, np.int32)
-SYMBOLIC_BATCH = Batch(EMPTY, EMPTY, EMPTY.astype(np.int64), EMPTY, EMPTY.reshape(0, 0), EMPTY)
+EMPTY: Any = array("i")
+SYMBOLIC_BATCH = Batch(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)

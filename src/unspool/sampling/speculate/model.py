@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from unspool.cache.blocks import Blocks, chain_key, root_key
 from unspool.engine.ahead import PENDING, AheadRunner, Draws, draws_in_turn
 from unspool.engine.plan import Plan, Work
 from unspool.errors import EngineError, RequestError
+from unspool.lazy import np
 from unspool.sampling import native
 from unspool.sampling.speculate import Draft, Sight
 from unspool.sampling.speculate.pace import MOST, tamed
