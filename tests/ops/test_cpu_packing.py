@@ -95,3 +95,12 @@ def resident(path: Path) -> int:
         elif found and line.startswith("Rss:"):
             total += int(line.split()[1])
     return total
+
+
+def test_a_vocabularys_pages_are_given_back_too(path: Path, tmp_path: Path) -> None:
+    path = shutil.copy(path, tmp_path / "own.gguf")
+    checkpoint = open_checkpoint(path)
+    assert resident(path) > 128, "its header has been read"
+    tokenizer = checkpoint.tokenizer()
+    assert resident(path) <= 64, "what came along behind the header"
+    assert tokenizer.decode(tokenizer.encode("The same text")) == "The same text"
