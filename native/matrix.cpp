@@ -282,14 +282,14 @@ template <Format format>
 void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, int64_t columns, uint8_t* tile) {
     constexpr Scheme s = SCHEMES[format];
     constexpr int groups = BLOCK / s.group;
-    const int64_t blocks = columns / BLOCK;
+    const int64_t blocks = columns / BLOCK, step = source_stride / blocks;
     alignas(16) uint32_t words[TILE][8] = {};
     for (int64_t b = 0; b < blocks; b++) {
         uint8_t* scales = tile + scales_offset(s, b);
         for (int lane = 0; lane < count; lane++) {
             const uint8_t* row = source + lane * source_stride;
             // Sixteen rows at once are too many for the processor to foresee: it is told where the next ones lie.
-            __builtin_prefetch(row + TILE * source_stride + b * (source_stride / blocks));
+            __builtin_prefetch(row + TILE * source_stride + b * step);
             Codes c;
             if constexpr (s.super) {
                 take_apart<format>(row, b, c);

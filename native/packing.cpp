@@ -14,6 +14,16 @@ namespace {
 
 constexpr int64_t PIECE_BYTES = 1 << 20;  // of the file, held by a thread at a time
 
+// All of a piece's pages at once: coming one by one as they are looked at, they take a fifth of the packing. Where the
+// system knows no such call they still come.
+void ask_for([[maybe_unused]] const uint8_t* data, [[maybe_unused]] int64_t bytes) {
+#ifdef MADV_POPULATE_READ
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), start = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t first = start / page * page;
+    madvise(reinterpret_cast<void*>(first), start + static_cast<uintptr_t>(bytes) - first, MADV_POPULATE_READ);
+#endif
+}
+
 // The pages stay in the system's cache; they are only no longer this process's. Looking at one brings those around it,
 // so what is given back goes as far: a neighbour's that another thread still reads come again.
 void give_back(const uint8_t* data, int64_t bytes, const Span& file) {
@@ -27,7 +37,7 @@ void give_back(const uint8_t* data, int64_t bytes, const Span& file) {
 }  // namespace
 
 Packing::~Packing() {
-    stop_.store(true);
+    leave_.store(true);
     join();
 }
 
@@ -53,35 +63,37 @@ void Packing::add(Matrix& matrix, const std::vector<Span>& files) {
     }
 }
 
-void Packing::work() {
-    for (size_t i; !stop_.load() && (i = next_.fetch_add(1)) < pieces_.size();) {
-        const Piece& piece = pieces_[i];
-        const int64_t stride = row_bytes(piece.tiles->format, piece.columns);
-        int64_t rows = 0;
-        for (int64_t t = 0; t < piece.count; t++) {
-            const TileRef& tile = piece.tiles[t];
-            pack_tile(tile.format, piece.source + rows * stride, tile.count, piece.columns,
-                      const_cast<uint8_t*>(tile.data));
-            rows += tile.count;
-        }
-        if (piece.file.end > 0) give_back(piece.source, rows * stride, piece.file);
+bool Packing::pack_one() {
+    const size_t i = next_.fetch_add(1);
+    if (i >= pieces_.size()) return false;
+    const Piece& piece = pieces_[i];
+    const int64_t stride = row_bytes(piece.tiles->format, piece.columns);
+    const int64_t bytes = ((piece.count - 1) * TILE + piece.tiles[piece.count - 1].count) * stride;
+    if (piece.file.end > 0) ask_for(piece.source, bytes);
+    for (int64_t t = 0; t < piece.count; t++) {
+        const TileRef& tile = piece.tiles[t];
+        pack_tile(tile.format, piece.source + t * TILE * stride, tile.count, piece.columns,
+                  const_cast<uint8_t*>(tile.data));
     }
+    if (piece.file.end > 0) give_back(piece.source, bytes, piece.file);
+    return true;
 }
 
 void Packing::start() {
     pid_ = getpid();
-    thread_ = std::make_unique<std::thread>([this] { work(); });
+    thread_ = std::make_unique<std::thread>([this] { while (!leave_.load() && pack_one()) {} });
 }
 
 void Packing::finish(Pool& pool) {
     if (pieces_.empty()) return;
     if (thread_ && pid_ != getpid()) next_.store(0);  // a forked child: its helper's share is not done
-    pool.run([](void* self, int) { static_cast<Packing*>(self)->work(); }, this);
+#ifdef __GLIBC__
+    malloc_trim(0);  // a start leaves holes, a megabyte or two: they are given back before memory is at its fullest
+#endif
+    leave_.store(true);  // the pool has a thread for every core
+    pool.run([](void* self, int) { while (static_cast<Packing*>(self)->pack_one()) {} }, this);
     join();
     std::vector<Piece>().swap(pieces_);
-#ifdef __GLIBC__
-    malloc_trim(0);  // a start leaves holes, a megabyte or two, and there is no better time to give them back
-#endif
 }
 
 }  // namespace unspool

@@ -38,13 +38,13 @@ private:
         int64_t count, columns;
         Span file;
     };
-    void work();
+    bool pack_one();  // false: all have been begun
     void join();
 
     std::shared_ptr<Arena> arena_;
     std::vector<Piece> pieces_;
     std::atomic<size_t> next_{0};
-    std::atomic<bool> stop_{false};
+    std::atomic<bool> leave_{false};  // the thread of its own
     std::unique_ptr<std::thread> thread_;
     pid_t pid_ = 0;
 };

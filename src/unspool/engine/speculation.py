@@ -18,7 +18,6 @@ from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
 from unspool.sampling.speculate import Draft, Drafter, Sight
 from unspool.sampling.speculate.lookup import Lookup
-from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
 from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Pace, Record, draft_length
 from unspool.sampling.speculate.timing import step_times
 
@@ -326,6 +325,8 @@ def make_drafters(engine: Engine) -> dict[str, Drafter]:
 
 
 def _early_exit(engine: Engine, detail: str) -> Drafter:
+    from unspool.sampling.speculate.model import ModelDrafter
+
     most = engine.checkpoint.config.num_layers
     try:
         num_layers = int(detail) if detail else max(1, most // 2)
@@ -339,6 +340,7 @@ def _early_exit(engine: Engine, detail: str) -> Drafter:
 
 def _draft_model(engine: Engine, path: str) -> Drafter:
     from unspool.models.registry import build
+    from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
     from unspool.weights.checkpoint import open_checkpoint
     from unspool.weights.store import resolve
 

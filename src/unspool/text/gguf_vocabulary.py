@@ -163,8 +163,9 @@ class _Marked:
     """Marks first, then the text between them. Without `parse_special` only added words count as marks."""
 
     def __init__(self, tokens: _Tokens, strips_after: frozenset[int] = frozenset()) -> None:
-        self._added = MarkSplitter(tokens.texts_of(ADDED), strips_after)
-        self._all = MarkSplitter(tokens.texts_of(ADDED, CONTROL, UNKNOWN), strips_after)
+        added = tokens.texts_of(ADDED)
+        self._added = MarkSplitter(added, strips_after)
+        self._all = MarkSplitter(added | tokens.texts_of(CONTROL, UNKNOWN), strips_after)
 
     def splitter(self, parse_special: bool) -> MarkSplitter:
         return self._all if parse_special else self._added
@@ -313,6 +314,7 @@ def _finish(
     notes = list(notes)
     if source.get("add_eos_token", bool):
         notes.append(f"{_PREFIX}add_eos_token is set; prompts end open all the same, since an answer is to follow")
+    texts = tokens.texts  # not all of what was only for making it
     named = (source.token_id(f"{key}_token_id", len(tokens)) for key in ("eos", "eot", "eom"))
     return Tokenizer(
         vocabulary,
@@ -321,6 +323,6 @@ def _finish(
         eos_ids=end_ids(tokens.ids, tokens.special) | {index for index in named if index is not None},
         adds_bos=bos_id is not None and (adds_bos if said is None else said),
         strips_leading_space=strips_leading_space,
-        fingerprint=lambda: fingerprint(tokens.texts, map(str, merging)),
+        fingerprint=lambda: fingerprint(texts, map(str, merging)),
         notes=notes,
     )

@@ -33,7 +33,7 @@ class Vocabulary:
     """Token ids and what they write.
 
     `special` ids are marks (end of turn, start of text, unknown): left out of an answer's text unless asked for.
-    `literal` ids write their stored text as it stands; every special id is literal. The rest are spelled
+    `literal` ids write their stored text as it stands, and so does every special one. The rest are spelled
     `byte-level` (each character stands for a byte) or in `sentencepiece` style ("▁" stands for a space; `bytes_of`
     holds the ids that stand for one raw byte).
     """
@@ -50,7 +50,7 @@ class Vocabulary:
         self.tokens = tokens
         self.spelling = spelling
         self.special = frozenset(special)
-        self.literal = self.special | frozenset(literal)
+        self.literal = frozenset(literal)
         self._byte_ids = dict(bytes_of or {})
         self._cache: dict[int, bytes] = {}
 
@@ -70,7 +70,7 @@ class Vocabulary:
 
     def _spell_out(self, token_id: int) -> bytes:
         text = self.tokens[token_id]
-        if token_id in self.literal:
+        if token_id in self.special or token_id in self.literal:
             return text.encode("utf-8", "replace")
         if self.spelling == "byte-level":
             byte_of = _byte_of_character()
