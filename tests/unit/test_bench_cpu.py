@@ -73,12 +73,12 @@ def test_a_ratio_is_the_median_of_rounds_not_the_ratio_of_medians() -> None:
 
 
 def test_the_ceiling_is_the_fastest_round_for_neighbours_only_slow_reading() -> None:
-    record = cpu.Record(bandwidths=[33e9, 60e9, 34e9])
+    record = cpu.Record(bandwidths=[33e9, 58e9, 34e9], beside=[50e9, 60e9, 40e9])
     assert record.share(10**8) is None
     for rate in (300, 350, 360):
         record.add("decode-32", cpu.OURS, rate)
     assert record.share(10**8) == pytest.approx(35 / 60)
-    assert record.shares(10**8) == pytest.approx([30 / 33, 35 / 60, 36 / 34])
+    assert record.shares(10**8) == pytest.approx([30 / 50, 35 / 60, 36 / 40])
 
 
 def test_disturbed_measurements_are_counted() -> None:

@@ -10,8 +10,9 @@ told. Above 1 is ours. A rate leaves the prompt out of decoding and is the promp
 token in prefill; start and memory are those of a fresh process (start: until the first token of 37, right after another
 one, so that its files are in memory; memory: its peak over a decoding run). A measurement during which other processes
 kept more than 0.15 cores busy is made again, twice at most; how many were disturbed even so is told, and a run with
-many of them proves nothing. The ceiling is the fastest read of memory in any round. `--isa` sets our kernels and
-CTranslate2's; the others cannot be told. The last line is JSON.
+many of them proves nothing. The ceiling is the fastest read of memory in the whole run; our share is told of what was
+read right beside each decoding, too. `--isa` sets our kernels and CTranslate2's; the others cannot be told. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ class Record:
     """Every number of a run, by row and engine, one for each round."""
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    bandwidths: list[float] = field(default_factory=list)  # bytes a second, by round
+    bandwidths: list[float] = field(default_factory=list)  # bytes a second, at each round's beginning
+    beside: list[float] = field(default_factory=list)  # right before or after our decoding, the faster, by round
     others: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # cores that others kept busy meanwhile
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -199,7 +201,7 @@ class Record:
     @property
     def ceiling(self) -> float:
         """Bytes a second. The best round's: whatever else runs can only make reading slower, never the memory."""
-        return max(self.bandwidths)
+        return max(self.bandwidths + self.beside)
 
     def share(self, bytes_per_token: int) -> float | None:
         """How much of the ceiling our decoding uses."""
@@ -207,9 +209,9 @@ class Record:
         return bytes_per_token * statistics.median(rates) / self.ceiling if rates else None
 
     def shares(self, bytes_per_token: int) -> list[float]:
-        """The same by round, each of what was read at its beginning: a host may move a guest's cores in between."""
+        """The same by round, each of what was read right beside it: a host may move a guest's cores within seconds."""
         rates = self.values.get("decode-32", {}).get(OURS, [])
-        return [bytes_per_token * rate / read for rate, read in zip(rates, self.bandwidths, strict=False)]
+        return [bytes_per_token * rate / read for rate, read in zip(rates, self.beside, strict=False)]
 
 
 class Bench:
@@ -234,18 +236,27 @@ class Bench:
 
     def _round(self, number: int, alive: dict[str, Process]) -> None:
         time.sleep(SETTLE_SECONDS)
-        self.record.bandwidths.append(bandwidth.measure(self.threads, seconds=1.0).bytes_per_second)
+        self.record.bandwidths.append(self._read(1.0))
         turn = number % len(self.engines)
         for name, row in self.rows.items():
             for engine in self.engines[turn:] + self.engines[:turn]:
-                tries: list[tuple[float, float]] = []
+                tries: list[tuple[float, float, float]] = []
+                is_beside = name == "decode-32" and engine.name == OURS
                 while len(tries) < TRIES and (not tries or tries[-1][0] > QUIET_CORES):
                     time.sleep(SETTLE_SECONDS)
                     prompts = self._prompts(row)  # never one that was seen: engines keep the prefixes they computed
-                    tries.append(self._once(engine, alive.get(engine.name), row, prompts))
-                others, value = min(tries)  # the least disturbed, whatever it says
+                    before = self._read(0.3) if is_beside else 0.0
+                    others, value = self._once(engine, alive.get(engine.name), row, prompts)
+                    tries.append((others, value, max(before, self._read(0.3)) if is_beside else 0.0))
+                others, value, read = min(tries)  # the least disturbed, whatever it says
                 self.record.add(name, engine.name, value, others)
+                if is_beside:
+                    self.record.beside.append(read)
         print(f"round {number + 1} is done", file=sys.stderr, flush=True)
+
+    def _read(self, seconds: float) -> float:
+        """Bytes a second that all threads together read."""
+        return bandwidth.measure(self.threads, seconds=seconds).bytes_per_second
 
     def _once(self, engine: Engine, process: Process | None, row: Row, prompts: list[list[int]]) -> tuple[float, float]:
         """One measurement: the cores that others kept busy meanwhile, and the value."""
@@ -309,6 +320,7 @@ def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
         "bytes_per_token": size,
         "read_gb_per_second": record.ceiling / 1e9,
         "read_gb_per_second_rounds": [value / 1e9 for value in record.bandwidths],
+        "read_gb_per_second_beside": [value / 1e9 for value in record.beside],
         "disturbed": record.disturbed,
         "decode_share_of_bandwidth": share,
         "decode_share_of_bandwidth_rounds": record.shares(size),
@@ -327,7 +339,7 @@ def tell(record: Record, known: dict[str, Row], size: int) -> None:
     line = f"read from memory: {limit / 1e9:.1f} GB/s; a token reads {size / 1e6:.1f} MB of weights"
     used = f"; our decoding reaches {100 * share:.0f}% of the {limit / size:.0f} tokens/s" if share is not None else ""
     by_round = ", ".join(f"{100 * share:.0f}%" for share in record.shares(size))
-    print(line + used + (f" (by round, of its own reading: {by_round})" if by_round else ""))
+    print(line + used + (f" (by round, of what was read right beside it: {by_round})" if by_round else ""))
     disturbed, count = record.disturbed
     print(f"{disturbed} of {count} measurements were disturbed by other processes")
 
