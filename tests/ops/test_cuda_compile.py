@@ -17,7 +17,14 @@ SCRIPT = Path(__file__).parent / "compile_for_card.py"
 SAMPLING = {"prepare", "coarse", "gather", "search", "draw", "tell"}
 
 
-@pytest.mark.parametrize("cases", [[("tiny-wide", "bf16"), ("tiny-wide", "fp8"), ("tiny-wide", "q4_1")]], ids=["tiny"])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [("tiny-wide", "bf16"), ("tiny-wide", "fp8"), ("tiny-wide", "q4_1")],
+        [("llama-8b", "bf16"), ("llama-1b", "fp8"), ("llama-1b", "q4_1")],
+    ],
+    ids=["tiny", "real"],
+)
 def test_kernels_compile_for_hopper(cases: list[tuple[str, str]]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

@@ -173,10 +173,21 @@ def test_blocks_can_be_copied_read_and_written() -> None:
     assert len(kv.read_block(0)) == kv.block_bytes
 
 
+def test_many_rows_give_the_bits_of_few() -> None:
+    """Past 256 rows programs go from tile to tile, and a row's squares are summed once for all of them."""
+    step = make_step(CudaOps(), "tiny", "bf16", 64, num_layers=1)
+    tokens = tokens_of(8, 8)
+    few = step(make_batch([(0, tokens, [1])], 64, last=True)).copy()
+    crowd = [(0, tokens_of(seed, 50), [2 + seed]) for seed in range(6)]
+    assert (step(make_batch([*crowd, (0, tokens, [9])], 64, last=True))[-1] == few[0]).all()
+
+
 @pytest.mark.skipif(not ON_CARD, reason="the matrix unit's own order of addition is on a card alone")
-@pytest.mark.parametrize("shape", ["llama-8b", "llama-1b"])
-def test_every_number_of_rows_gives_the_same_bits_at_real_widths(shape: str) -> None:
-    step = make_step(CudaOps(), shape, "bf16", 128, num_layers=1, vocab_size=4096)
+@pytest.mark.parametrize(
+    ("shape", "format"), [("llama-8b", "bf16"), ("llama-1b", "bf16"), ("llama-1b", "fp8"), ("llama-1b", "q4_1")]
+)
+def test_every_number_of_rows_gives_the_same_bits_at_real_widths(shape: str, format: str) -> None:
+    step = make_step(CudaOps(), shape, format, 128, num_layers=1, vocab_size=4096)
     tokens = tokens_of(6, 600)
     whole = feed(step, tokens, [600], range(1, 6), 128)
     sizes = [1, 1, 2, 7, 16, 33, 128, 200, 1, 64, 100, 24, 1, 9]

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from unspool.ops.cuda.exact import let_next_start, load_quietly, prefetch_runs, wait_for_previous
-from unspool.ops.cuda.linear import tanh
+from unspool.ops.cuda.finish import tanh
 
 
 @triton.jit

@@ -49,11 +49,15 @@ def sum_of_parts(x, AXIS: tl.constexpr):
 
 
 @triton.jit
-def inverse_rms(parts, size, eps):
+def inverse_rms(parts, inverse_size, eps):
     """1 / sqrt(mean square + eps) of rows, from the sums of squares of their groups [row, group]."""
-    total = sum_of_parts(parts, 1)
-    root = tl.sqrt_rn(tl.div_rn(total, tl.zeros_like(total) + size) + eps)
-    return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
+    return inverse_root(sum_of_parts(parts, 1), inverse_size, eps)
+
+
+@triton.jit
+def inverse_root(total, inverse_size, eps):
+    """1 / sqrt(mean square + eps) from the sum of squares and 1 / the number of values."""
+    return tl.rsqrt(total * inverse_size + eps)
 
 
 @triton.jit
@@ -64,10 +68,52 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
+def after_previous(k, first, PDL: tl.constexpr):
+    """k; where it is the first, known only when the kernel before has ended: whatever is found by it is read then.
+
+    For a loop whose copies the compiler starts some rounds ahead: those that take their place from here wait, others
+    are on their way by then. Waiting again would cost a quarter of a microsecond a round.
+    """
+    if PDL:
+        asm: tl.constexpr = """
+        {
+            .reg .pred first;
+            setp.eq.s32 first, $1, $2;
+            @first griddepcontrol.wait;
+            mov.b32 $0, $1;
+        }
+        """
+        k = tl.inline_asm_elementwise(asm, "=r,r,r", [k, first], dtype=tl.int32, is_pure=True, pack=1)
+    return k
+
+
+@tl.core.builtin
+def rounds_ahead(x, rounds, _semantic=None):
+    """x, copied in a loop: to be asked for so many rounds before it is used, and not when the compiler thinks best."""
+    x.handle.set_attr("tt.latency", _semantic.builder.get_int32_attr(tl.core._unwrap_if_constexpr(rounds)))
+    return x
+
+
+@triton.jit
 def let_next_start(PDL: tl.constexpr):
     """From here on the next kernel may come and ask for its weights. Too early, and this one's would push them out."""
     if PDL:
         gdc_launch_dependents()
+
+
+@triton.jit
+def let_next_start_if(now, PDL: tl.constexpr):
+    """let_next_start without a branch."""
+    if PDL:
+        asm: tl.constexpr = """
+        {
+            .reg .pred now;
+            setp.ne.s32 now, $1, 0;
+            @now griddepcontrol.launch_dependents;
+            mov.b32 $0, 0;
+        }
+        """
+        tl.inline_asm_elementwise(asm, "=r,r", [now.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

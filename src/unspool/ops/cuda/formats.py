@@ -19,9 +19,36 @@ import triton.language as tl
 @triton.jit
 def e4m3(code):
     """8-bit floats by their codes, 2^-8 of their value: the bits of float16 a few places down, whose exponent counts
-    from 15 where theirs counts from 7."""
-    bits = ((code.to(tl.int16) & 0x80) << 8) | ((code.to(tl.int16) & 0x7F) << 7)
+    from 15 where theirs counts from 7. The sign comes along as the int8's, and must not stay in the exponent."""
+    bits = (code.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4001
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def e4m3_bf16(code, HOPPER: tl.constexpr):
+    """8-bit floats as bfloat16, which holds each of them. Four at a time: a float's bits go where bfloat16 has them,
+    whose exponent counts from 127, and the product with 2^120 makes up for it (of subnormal ones too)."""
+    if HOPPER:
+        asm: tl.constexpr = """
+        {
+            .reg .b32 low, high, a, b, factor;
+            mov.b32 factor, 0x7b807b80;
+            prmt.b32 low, 0, $2, 0x5040;
+            prmt.b32 high, 0, $2, 0x7060;
+            shr.b32 a, low, 4;
+            shr.b32 b, high, 4;
+            and.b32 low, low, 0x80008000;
+            and.b32 high, high, 0x80008000;
+            lop3.b32 a, a, 0x07f007f0, low, 0xea;
+            lop3.b32 b, b, 0x07f007f0, high, 0xea;
+            mul.rn.bf16x2 $0, a, factor;
+            mul.rn.bf16x2 $1, b, factor;
+        }
+        """
+        value = tl.inline_asm_elementwise(asm, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4)
+    else:
+        value = (e4m3(code) * 256.0).to(tl.bfloat16)
+    return value
 
 
 @triton.jit

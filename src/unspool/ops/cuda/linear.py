@@ -8,15 +8,9 @@ one to arrive adds them up in order; with many tokens one program walks them, ea
 width in tokens, the number of warps and the depth of the pipeline change nothing in an output's order of addition:
 the matrix unit adds 16 products at a time to an accumulator, k after k, whatever the tile.
 
-What follows the sum is fused, one `EPILOGUE` each:
-
-    stream   residual + y: the float32 stream, its product with the next norm's weight, its groups' sums of squares
-    gated    activation(gate) · up, where rows j and j + 8 of every 16 are gate and up of one feature
-    heads    rotate q and k (rows j and j + 8 of every 16 are a pair), store k and v in the cache, q beside
-    plain    float32, optionally capped: logits, and whatever a norm comes after
-
-A norm before a linear layer costs nothing here: its input is the stream times the norm's weight, not yet divided by
-the root mean square; the division is a factor of each token that is applied to the sum.
+What follows the sum is fused with it: see finish.py. A norm before a linear layer costs nothing here: its input is the
+stream times the norm's weight, not yet divided by the root mean square; the division is a factor of each token that is
+applied to the sum. A token's sum of squares comes in groups' sums, which are added one after the other.
 """
 
 from __future__ import annotations
@@ -24,15 +18,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import inverse_rms, let_next_start, prefetch_runs, sum_of_squares, wait_for_previous
-
-PAIR = tl.constexpr(16)  # rows of a weight tile in which j and j + 8 belong together
-GROUP = tl.constexpr(64)
+from unspool.ops.cuda.exact import (
+    after_previous,
+    inverse_root,
+    let_next_start,
+    let_next_start_if,
+    rounds_ahead,
+    wait_for_previous,
+)
+from unspool.ops.cuda.finish import finish, load_row, nothing_ahead, read_ahead
 
 
 @triton.jit
 def product(w, x, first_f, first_t, begin, end, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
     """w[first_f.., begin..end] · x[first_t.., begin..end]^T from a fresh accumulator."""
+    tl.assume(begin < end)  # or the sum would be moved about for the loop that is never entered
     acc = tl.zeros((F, T), tl.float32)
     for k in range(begin, end, K):
         acc = tl.dot(w.load([first_f, k]), x.load([first_t, k]).T, acc)
@@ -40,23 +40,86 @@ def product(w, x, first_f, first_t, begin, end, F: tl.constexpr, T: tl.constexpr
 
 
 @triton.jit
-def sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
+def product_ahead(
+    w, x, parts, residual, cos, sin, slots,
+    first_f, first_t, begin, end, let_after, num_tokens, features, width,
+    PARTS: tl.constexpr, READ: tl.constexpr, EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, EARLY: tl.constexpr,
+    FAR: tl.constexpr, NEAR: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The same, the wait for the kernel before, and what else is read of what that kernel made.
+
+    The compiler starts a loop's copies rounds ahead, in the order they stand here: the first weights are on their way
+    when the wait begins. Everything else takes its place, or whether it is read at all, from what the wait returns;
+    so it may stand in the loop, where it costs no time. There is no branch: with one the matrix unit would finish every
+    product before the next.
+
+    With NEAR, tokens are copied by the threads themselves: the few that are there, past the copy engine's queue, in
+    which they would stand behind weights that are still in memory.
+    """
+    tokens = first_t + tl.arange(0, T)
+    tl.assume(begin < end)
+    acc = tl.zeros((F, T), tl.float32)
+    squares = tl.zeros((T,), tl.float32)
+    EACH: tl.constexpr = K // 32  # groups a round: all are here when half of the rounds are done
+    newer = ()  # a round's sums, added when the next one has been asked for
+    for _ in tl.static_range(EACH):
+        newer = newer + (tl.zeros((T,), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005 (Triton cannot unpack)
+    ahead = nothing_ahead(EPILOGUE, F, T)
+    for k in range(begin, end, K):
+        weights = w.load([first_f, k])
+        at = after_previous(k, begin, PDL)
+        if NEAR > 0:
+            column = k + tl.arange(0, K)
+            inside = (tokens < num_tokens + (at - k))[:, None] & (column < width)[None, :]
+            values = tl.load(x + (tokens * width)[:, None] + column[None, :], mask=inside, other=0.0)
+            if PDL:
+                weights, values = rounds_ahead(weights, FAR), rounds_ahead(values, NEAR)
+        else:
+            values = x.load([first_t, at])
+        if EARLY:
+            let_next_start_if(k - begin == let_after, PDL)
+        if PARTS > 0:
+            squares = add_some(squares, newer, EACH)
+            newer = load_some(parts, (at - begin) // K * EACH, tokens, num_tokens, PARTS, EACH)
+        if READ:
+            first = tl.where(at == begin, num_tokens, 0)
+            ahead = read_ahead(
+                ahead, residual, cos, sin, slots, first_f, tokens, first, features, EPILOGUE, DETAIL, F
+            )  # fmt: skip
+        acc = tl.dot(weights, values.T, acc)
+    return acc, add_some(squares, newer, EACH), ahead
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == "silu":
-        y = x * sigmoid(x)
-    else:  # gelu with tanh(z) as 2 · sigmoid(2z) - 1: 0.5 · x · (1 + tanh(z)) = x · sigmoid(2z)
-        y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    return y
+def load_squares(parts, group, tokens, num_tokens, PARTS: tl.constexpr):
+    """A group's sum of squares of each token; past the last group, 0."""
+    inside = (tokens < num_tokens) & (group + tl.zeros_like(tokens) < PARTS)
+    return tl.load(parts + group * num_tokens + tokens, mask=inside, other=0.0)
 
 
 @triton.jit
-def tanh(x):
-    # Saturates without overflow: exp of a large number is infinite and 1 - 2 / inf is 1.
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+def load_some(parts, group, tokens, num_tokens, PARTS: tl.constexpr, COUNT: tl.constexpr):
+    some = ()
+    for i in tl.static_range(COUNT):
+        some = some + (load_squares(parts, group + i, tokens, num_tokens, PARTS),)  # type: ignore[assignment]  # noqa: RUF005
+    return some
+
+
+@triton.jit
+def add_some(squares, some, COUNT: tl.constexpr):
+    for i in tl.static_range(COUNT):
+        squares += some[i]
+    return squares
+
+
+@triton.jit
+def sum_squares(parts, tokens, num_tokens, T: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Tokens' sums of squares, so many groups asked for at once."""
+    COUNT: tl.constexpr = AT_ONCE if AT_ONCE < PARTS else PARTS
+    squares = tl.zeros((T,), tl.float32)
+    for group in range(0, PARTS, COUNT):
+        squares = add_some(squares, load_some(parts, group, tokens, num_tokens, PARTS, COUNT), COUNT)
+    return squares
 
 
 @triton.jit
@@ -84,20 +147,12 @@ def join_splits(total, partial, arrivals, tile, split, SPLITS: tl.constexpr, F: 
     return total, is_last
 
 
-@triton.jit
-def load_parts(parts, tokens, num_tokens, PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr):
-    groups = tl.arange(0, PARTS_PADDED)
-    inside = (tokens < num_tokens)[:, None] & (groups < PARTS)[None, :]
-    return tl.load(parts + tokens[:, None] * PARTS + groups[None, :], mask=inside, other=0.0)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "norm_size"])
+@triton.jit(do_not_specialize=["num_tokens"])
 def linear_kernel(
     w,  # descriptor [features, width]
-    w_pointer,
-    x,  # descriptor [tokens, width]
-    parts,  # [tokens, PARTS] sums of squares of the normed input's groups
-    norm_size,
+    x,  # descriptor [tokens, width], or with NEAR a pointer to the same
+    parts,  # [PARTS, tokens] sums of squares of the normed input's groups
+    inverse_size,  # 1 / the values that they are sums of
     eps,
     bias,
     residual,
@@ -116,17 +171,19 @@ def linear_kernel(
     features,
     width,
     split_width,
+    let_after,  # columns after which the next kernel may start, with EARLY; without, at the end
     EPILOGUE: tl.constexpr,
     DETAIL: tl.constexpr,
     PARTS: tl.constexpr,
-    PARTS_PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
     PARALLEL: tl.constexpr,
+    AHEAD: tl.constexpr,  # the first weights do not wait for the kernel before
+    EARLY: tl.constexpr,
+    FAR: tl.constexpr,  # rounds that weights are asked for ahead, with NEAR; without, the compiler counts them
+    NEAR: tl.constexpr,  # rounds that tokens are, if x is a pointer
     F: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
-    OWN: tl.constexpr,  # bytes of each weight row that are asked for before the previous kernel has ended
-    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
@@ -138,212 +195,76 @@ def linear_kernel(
     tile_f, tile_t = place(tile, tiles_f, tiles_t)
     first_f, first_t = tile_f * F, tile_t * T
     begin = split * split_width
-    tokens = first_t + tl.arange(0, T)
-    is_last = True
-    if OWN > 0:
-        lane = tl.arange(0, THREADS)
-        addresses = w_pointer + (first_f + lane).to(tl.int64) * width + begin
-        prefetch_runs(addresses, (lane < F) & (first_f + lane < features), OWN)
-    weight, before, part = 0.0, 0.0, 0.0
-    EAGER: tl.constexpr = EPILOGUE == "stream" and F * T <= 4096  # few registers: have all here when the sum is done
-    if EAGER and next_weight is not None:
-        weight = load_row(next_weight, first_f, features, F)
-    wait_for_previous(PDL)
-
-    if PARTS > 0:
-        part = load_parts(parts, tokens, num_tokens, PARTS, PARTS_PADDED)
-        if T >= 64:  # many registers: keep the factors alone
-            part = inverse_rms(part, norm_size, eps)
-    if EAGER:
-        before = load_residual(residual, first_f, tokens, num_tokens, features, F)
     end = tl.minimum(begin + split_width, width)
-    total = product(w, x, first_f, first_t, begin, end, F, T, K)
+    # Where registers are left, what comes after the sum is read before it is done.
+    READ: tl.constexpr = AHEAD and (F * T <= 2048 or (EPILOGUE == "stream" and F * T <= 4096))
+    weight, ahead, is_last = 0.0, (), True
+    if READ and EPILOGUE == "stream" and next_weight is not None:
+        weight = load_row(next_weight, first_f, features, F)
+    if AHEAD:
+        total, squares, ahead = product_ahead(
+            w, x, parts, residual, cos, sin, slots,
+            first_f, first_t, begin, end, let_after, num_tokens, features, width,
+            PARTS, READ, EPILOGUE, DETAIL, EARLY, FAR, NEAR, F, T, K, PDL,
+        )  # fmt: skip
+    else:
+        wait_for_previous(PDL)
+        squares = tl.zeros((T,), tl.float32)
+        if PARTS > 0:
+            squares = sum_squares(parts, first_t + tl.arange(0, T), num_tokens, T, PARTS, 16)
+        total = product(w, x, first_f, first_t, begin, end, F, T, K)
     if not PARALLEL:
         for other in range(1, SPLITS):
             begin = other * split_width
             end = tl.minimum(begin + split_width, width)
             total = total + product(w, x, first_f, first_t, begin, end, F, T, K)
-    let_next_start(PDL)
+    if not EARLY:
+        let_next_start(PDL)
     if PARALLEL and SPLITS > 1:
         total, is_last = join_splits(total, partial, arrivals, tile, split, SPLITS, F, T)
     if is_last:
+        scale = inverse_root(squares, inverse_size, eps) if PARTS > 0 else 1.0
+        finish(
+            total, scale, weight, ahead, bias, residual, out, scaled,
+            next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, not READ, F, T,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def linear_many_kernel(
+    w, x,
+    squares,  # [tokens] sums of squares of the normed input, or None
+    inverse_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+    num_tokens, features, width,
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The same for many tokens and one split; arguments mean the same. A program goes from tile to tile: as one loop,
+    so that a tile's first weights are on their way while the one before is finished. (Not for `heads`, whose end has
+    branches.)"""
+    tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
+    wait_for_previous(PDL)
+    for tile in tl.range(tl.program_id(0), tiles_f * tiles_t, tl.num_programs(0), flatten=EPILOGUE != "heads"):
+        tile_f, tile_t = place(tile, tiles_f, tiles_t)
+        first_f, first_t = tile_f * F, tile_t * T
+        total = product(w, x, first_f, first_t, 0, width, F, T, K)
         scale = 1.0
-        if PARTS > 0:
-            scale = part if T >= 64 else inverse_rms(part, norm_size, eps)
+        if squares is not None:
+            tokens = first_t + tl.arange(0, T)
+            scale = inverse_root(load_squares(squares, 0, tokens, num_tokens, 1), inverse_size, eps)
         finish(
-            total, scale, before, weight, bias, residual, out, scaled,
+            total, scale, 0.0, (), bias, residual, out, scaled,
             next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, not EAGER, F, T,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, squares is not None, True, F, T,
         )  # fmt: skip
+    let_next_start(PDL)
 
 
-@triton.jit
-def load_row(vector, first_f, features, F: tl.constexpr):
-    columns = first_f + tl.arange(0, F)
-    return tl.load(vector + columns, mask=columns < features, other=0.0)
-
-
-@triton.jit
-def load_residual(residual, first_f, tokens, num_tokens, features, F: tl.constexpr):
-    columns = first_f + tl.arange(0, F)
-    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
-    return tl.load(residual + tokens.to(tl.int64)[:, None] * features + columns[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def finish(
-    total, scale, before, weight, bias, residual, out, scaled,
-    next_weight, next_parts, cos, sin, slots, kv, softcap, first_f, first_t, num_tokens, features,
-    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr,
-    F: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    """Write a tile. A wide one goes in halves, so that what is computed on the way does not overflow the registers."""
-    tokens = first_t + tl.arange(0, T)
-    if F * T > 8192:
-        first, second = tl.split(tl.permute(tl.reshape(total, (F, 2, T // 2)), (0, 2, 1)))
-        first_scale, second_scale = scale, scale
-        if SCALED:
-            first_scale, second_scale = tl.split(tl.permute(tl.reshape(scale, (2, T // 2, 1)), (1, 2, 0)))
-        finish(
-            first, first_scale, before, weight, bias, residual, out, scaled,
-            next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
-        )  # fmt: skip
-        finish(
-            second, second_scale, before, weight, bias, residual, out, scaled,
-            next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
-        )  # fmt: skip
-    elif EPILOGUE == "stream":
-        finish_stream(
-            total, scale, before, weight, bias, residual, out, scaled, next_weight, next_parts,
-            first_f, tokens, num_tokens, features, SCALED, LOAD, F, T,
-        )  # fmt: skip
-    elif EPILOGUE == "gated":
-        finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, F, T)
-    elif EPILOGUE == "heads":
-        finish_heads(
-            total, scale, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
-            DETAIL[0], DETAIL[1], DETAIL[2], DETAIL[3], DETAIL[4], SCALED, F, T,
-        )  # fmt: skip
-    else:
-        tl.static_assert(EPILOGUE == "plain")
-        finish_plain(total, scale, bias, out, softcap, first_f, tokens, num_tokens, features, SCALED, F, T)
-
-
-@triton.jit
-def finish_plain(
-    total, scale, bias, out, softcap, first_f, tokens, num_tokens, features,
-    SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    y = tl.trans(total)
-    if SCALED:
-        y = y * scale
-    columns = first_f + tl.arange(0, F)
-    if bias is not None:
-        y = y + load_row(bias, first_f, features, F)[None, :]
-    if softcap is not None:
-        y = softcap * tanh(y / softcap)
-    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
-    tl.store(out + tokens.to(tl.int64)[:, None] * features + columns[None, :], y, mask=inside)
-
-
-@triton.jit
-def finish_stream(
-    total, scale, before, weight, bias, residual, out, scaled, next_weight, next_parts,
-    first_f, tokens, num_tokens, features,
-    SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    y = tl.trans(total)
-    if SCALED:
-        y = y * scale
-    columns = first_f + tl.arange(0, F)
-    if bias is not None:
-        y = y + load_row(bias, first_f, features, F)[None, :]
-    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
-    place = tokens.to(tl.int64)[:, None] * features + columns[None, :]
-    if LOAD:
-        before = load_residual(residual, first_f, tokens, num_tokens, features, F)
-    stream = before + y
-    tl.store(out + place, stream, mask=inside)
-    if next_weight is not None:
-        if LOAD:
-            weight = load_row(next_weight, first_f, features, F)
-        tl.store(scaled + place, (stream * weight[None, :]).to(tl.bfloat16), mask=inside)
-        grouped = tl.reshape(tl.where(inside, stream, 0.0), (T, F // GROUP, GROUP))
-        squares = tl.reshape(sum_of_squares(grouped, 2), (T, F // GROUP))
-        groups = first_f // GROUP + tl.arange(0, F // GROUP)
-        num_groups = tl.cdiv(features, GROUP)
-        inside = (tokens < num_tokens)[:, None] & (groups < num_groups)[None, :]
-        tl.store(next_parts + tokens[:, None] * num_groups + groups[None, :], squares, mask=inside)
-
-
-@triton.jit
-def finish_gated(
-    total, scale, out, first_f, tokens, num_tokens, features,
-    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    if SCALED:
-        total = total * tl.trans(scale)
-    gate, up = halves(total, F, T)
-    y = tl.trans((activate(gate, ACTIVATION) * up).to(tl.bfloat16))
-    columns = first_f // 2 + tl.arange(0, F // 2)
-    inside = (tokens < num_tokens)[:, None] & (columns < features // 2)[None, :]
-    tl.store(out + tokens.to(tl.int64)[:, None] * (features // 2) + columns[None, :], y, mask=inside)
-
-
-@triton.jit
-def halves(acc, F: tl.constexpr, T: tl.constexpr):
-    """The two halves of each pair, [pair, token]; a thread of the matrix unit holds both, so nothing moves."""
-    grouped = tl.reshape(acc, (F // PAIR, 2, PAIR // 2, T))
-    first, second = tl.split(tl.permute(grouped, (0, 2, 3, 1)))
-    return tl.reshape(first, (F // 2, T)), tl.reshape(second, (F // 2, T))
-
-
-@triton.jit
-def whole(first, second, F: tl.constexpr, T: tl.constexpr):
-    """halves() undone."""
-    joined = tl.reshape(tl.join(first, second), (F // PAIR, PAIR // 2, T, 2))
-    return tl.reshape(tl.permute(joined, (0, 3, 1, 2)), (F, T))
-
-
-@triton.jit
-def to_half(x):
-    """float16, at most its largest number: a slot of the cache may be read, with weight 0, by others than its owner."""
-    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
-
-
-@triton.jit
-def finish_heads(
-    total, scale, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROPE_PAIRS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    live = tokens < num_tokens
-    column = first_f + tl.arange(0, F)
-    if SCALED:
-        total = total * tl.trans(scale)
-    if bias is not None:
-        total = total + load_row(bias, first_f, features, F)[:, None]
-    if first_f < (HEADS + KV_HEADS) * HEAD_DIM:
-        a, b = halves(total, F, T)
-        pair = tl.arange(0, F // 2)
-        channel = (first_f + pair // 8 * 16 + pair % 8) % HEAD_DIM
-        turn = channel // 16 * 8 + channel % 8  # which pair of its head
-        turned = (first_f + pair * 2 < (HEADS + KV_HEADS) * HEAD_DIM) & (turn < ROPE_PAIRS)
-        angle = tokens[None, :] * ROPE_PAIRS + turn[:, None]
-        c = tl.load(cos + angle, mask=live[None, :] & turned[:, None], other=1.0)
-        s = tl.load(sin + angle, mask=live[None, :] & turned[:, None], other=0.0)
-        total = whole(a * c - b * s, a * s + b * c, F, T)
-    y = tl.trans(to_half(total))
-    if first_f < HEADS * HEAD_DIM:
-        is_q = live[:, None] & (column < HEADS * HEAD_DIM)[None, :]
-        tl.store(out + tokens.to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + column[None, :], y, mask=is_q)
-    if first_f + F > HEADS * HEAD_DIM:
-        slot = tl.load(slots + tokens, mask=live, other=-1)
-        head, channel = column // HEAD_DIM - HEADS, column % HEAD_DIM
-        # [block, kv head, key or value, slot, channel]
-        inner = (head % KV_HEADS * 2 + head // KV_HEADS) * (BLOCK_SIZE * HEAD_DIM) + channel
-        outer = slot // BLOCK_SIZE * (2 * KV_HEADS * BLOCK_SIZE) + slot % BLOCK_SIZE
-        is_kv = (slot >= 0)[:, None] & ((head >= 0) & (column < features))[None, :]
-        tl.store(kv + outer.to(tl.int64)[:, None] * HEAD_DIM + inner[None, :], y, mask=is_kv)
+@triton.jit(do_not_specialize=["num_tokens"])
+def squares_kernel(parts, out, num_tokens, PARTS: tl.constexpr, T: tl.constexpr, PDL: tl.constexpr):
+    """Tokens' sums of squares, of their groups' sums: once for all tiles of many tokens."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    tokens = tl.program_id(0) * T + tl.arange(0, T)
+    squares = sum_squares(parts, tokens, num_tokens, T, PARTS, PARTS)
+    tl.store(out + tokens, squares, mask=tokens < num_tokens)

@@ -19,22 +19,20 @@ from unspool.ops.cuda import steps
 from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import Arena, Launch, descriptor, has_dependent_launch, multiprocessors, next_power
-from unspool.ops.cuda.linear import linear_kernel
+from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
-from unspool.ops.cuda.quantized import quantized_kernel
+from unspool.ops.cuda.project import Projection
 from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
-from unspool.ops.cuda.tiles import split_width, splits_of, tile_of
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
-MOST_PREFETCHED = 64  # rows; beyond, there is more to compute than to wait for
-OWN_BYTES = 512
 
 
 @dataclass(frozen=True)
 class Value:
-    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square."""
+    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square:
+    sums of squares, [group, row]."""
 
     data: Tensor
     parts: Tensor | None = None
@@ -140,7 +138,7 @@ class Lowering:
         if norm is None:
             return {"scaled": None, "next_weight": None, "next_parts": None}
         scaled = self.arena.take(self.rows, size, BF16)
-        parts = self.arena.take(self.rows, -(-size // GROUP), F32)
+        parts = self.arena.take(-(-size // GROUP), self.rows, F32)
         self._values[norm] = Value(scaled, parts, norm.eps)
         return {"scaled": scaled, "next_weight": norm.weight, "next_parts": parts}
 
@@ -183,7 +181,7 @@ class Lowering:
         args["INDEX"] = steps.LOGIT_ROWS if gathered else -1
         if node.residual is None:
             scaled = self.arena.take(self.rows, size, BF16)
-            parts = self.arena.take(self.rows, -(-size // GROUP), F32)
+            parts = self.arena.take(-(-size // GROUP), self.rows, F32)
             self._values[node] = Value(scaled, parts, node.eps)
             args |= {"weight": None, "residual": None, "out": None}
             args |= {"scaled": scaled, "next_weight": node.weight, "next_parts": parts}
@@ -191,7 +189,7 @@ class Lowering:
             residual = self._use(node.residual).data
             args |= {"weight": node.weight, "residual": residual, "out": self._stream(node, size)}
             args |= self._stream_args(node, size)
-        args |= {"size": size, "D": max(next_power(size), GROUP)}
+        args |= {"num_rows": self.rows, "size": size, "D": max(next_power(size), GROUP)}
         self._add(settle_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 12)
 
     def _take(self, node: Take) -> None:
@@ -209,7 +207,9 @@ class Lowering:
             residual = self._values[node.residual].data
             out = self._stream(node, features)
             more = self._stream_args(node, features)
-            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more)
+            norm = self._next_norm(node)
+            early = 0.6 if norm is not None and any(isinstance(user, Gated) for user in self._users[norm]) else 0.0
+            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, early=early)
             self._use(node.residual)
         elif len(users) == 1 and isinstance(users[0], Attend) and is_fusable(users[0].spec):
             self._heads(node, users[0].spec, x)
@@ -229,7 +229,7 @@ class Lowering:
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more)
+        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, early=0.75)
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features
@@ -250,52 +250,29 @@ class Lowering:
         softcap: float | None = None,
         detail: Any = None,
         more: dict[str, Any] | None = None,
+        early: float = 0.0,
         label: str = "",
     ) -> None:
-        """One linear layer with what follows it."""
-        planes, features, width = matrix.planes, matrix.features, matrix.planes.width
-        tile = tile_of(features, width, self.rows)
-        if matrix.format != "bf16" and tile.tokens > 128:
-            tile = replace(tile, tokens=128)  # decoding takes the registers
-        splits = splits_of(features, width)
-        tiles = -(-features // tile.features) * -(-self.rows // tile.tokens)
-        parts = 0 if x.parts is None else x.parts.shape[1]
+        """One linear layer and what follows. `early`: the part of its work after which the next kernel is let in, if
+        before the end; it pays where that one has programs for every multiprocessor."""
+        layer = Projection(matrix, self.rows)
+        parts = 0 if x.parts is None else -(-matrix.width // GROUP)
+        if parts and layer.is_many:
+            x, parts = replace(x, parts=self._squares(x, parts)), 1
         names = ("scaled", "next_weight", "next_parts", "cos", "sin", "slots", "kv")
-        args: dict[str, Any] = dict.fromkeys(names) | (more or {})
-        args |= {
-            "parts": x.parts,
-            "norm_size": matrix.width,
-            "eps": x.eps,
-            "bias": bias,
-            "residual": residual,
-            "out": out,
-            "softcap": softcap,
-        }
-        args |= {"partial": self.shared.partial, "arrivals": self.shared.arrivals, "num_tokens": self.rows}
-        args |= {"features": features, "width": width, "split_width": split_width(width, splits)}
-        args |= {"EPILOGUE": epilogue, "DETAIL": detail, "PARTS": parts, "PARTS_PADDED": next_power(max(parts, 1))}
-        args |= {"SPLITS": splits, "PARALLEL": tile.parallel, "F": tile.features, "T": tile.tokens}
-        self._check_partial(tiles * splits * tile.features * tile.tokens, tiles, tile.parallel and splits > 1)
-        grid = (tiles * (splits if tile.parallel else 1),)
-        cost = {"bytes": matrix.nbytes + 2 * self.rows * (width + features), "flops": 2 * self.rows * features * width}
-        options = {"warps": tile.warps, "stages": tile.stages, "label": label or epilogue} | cost
-        rows = x.data[: max(self.rows, 16)]
-        if matrix.format == "bf16":
-            w = descriptor(planes.codes, tile.features, tile.width)
-            args |= {"w": w, "w_pointer": planes.codes, "x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
-            own = OWN_BYTES if has_dependent_launch() and self.rows <= MOST_PREFETCHED else 0
-            args |= {"OWN": own, "THREADS": 32 * tile.warps}
-            self._add(linear_kernel, grid, args, **options)
-        else:
-            args |= {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets}
-            args |= {"x": descriptor(rows, tile.tokens, 64), "FORMAT": planes.format}
-            self._add(quantized_kernel, grid, args, **options)
+        after: dict[str, Any] = dict.fromkeys(names) | (more or {})
+        after |= {"parts": x.parts, "inverse_size": 1.0 / matrix.width, "eps": x.eps, "softcap": softcap}
+        after |= {"bias": bias, "residual": residual, "out": out, "EPILOGUE": epilogue, "DETAIL": detail}
+        room = (self.shared.partial, self.shared.arrivals)
+        self._launches.append(layer.launch(x.data, parts, *room, after, early, label or epilogue))
 
-    def _check_partial(self, size: int, tiles: int, is_used: bool) -> None:
-        if is_used and (size > self.shared.partial.numel() or tiles > self.shared.arrivals.numel()):
-            raise BackendError(
-                f"a linear layer needs room for {size:,} partial sums; {self.shared.partial.numel():,} are there"
-            )
+    def _squares(self, x: Value, parts: int) -> Tensor:
+        """Each row's sum of squares, for kernels of many tokens: every tile of theirs would add its groups' sums."""
+        out = self.arena.take(1, self.rows, F32)
+        self._released.append(out)
+        args = {"parts": x.parts, "out": out, "num_tokens": self.rows, "PARTS": parts, "T": 128}
+        self._add(squares_kernel, (-(-self.rows // 128),), args, label="squares", bytes=4 * parts * self.rows)
+        return out
 
     def _attend(self, node: Attend) -> None:
         spec, shared = node.spec, self.shared

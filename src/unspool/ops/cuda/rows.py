@@ -10,22 +10,19 @@ import triton
 import triton.language as tl
 
 from unspool.ops.cuda.exact import inverse_rms, let_next_start, sum_of_squares, wait_for_previous
+from unspool.ops.cuda.finish import GROUP, to_half
 from unspool.ops.cuda.formats import decode_row
-from unspool.ops.cuda.linear import to_half
-
-GROUP = tl.constexpr(64)
 
 
 @triton.jit
-def emit(stream, column, row, size, scaled, next_weight, next_parts, D: tl.constexpr):
+def emit(stream, column, row, num_rows, size, scaled, next_weight, next_parts, D: tl.constexpr):
     """The next linear layer's input: the stream times the norm's weight, and its groups' sums of squares."""
     inside = column < size
     weight = tl.load(next_weight + column, mask=inside, other=0.0)
     tl.store(scaled + row * size + column, (stream * weight).to(tl.bfloat16), mask=inside)
     squares = tl.reshape(sum_of_squares(tl.reshape(stream, (D // GROUP, GROUP)), 1), (D // GROUP,))
     group = tl.arange(0, D // GROUP)
-    num_groups = tl.cdiv(size, GROUP)
-    tl.store(next_parts + row * num_groups + group, squares, mask=group < num_groups)
+    tl.store(next_parts + group * num_rows + row, squares, mask=group < tl.cdiv(size, GROUP))
 
 
 @triton.jit(do_not_specialize=["num_rows", "vocab_size"])
@@ -69,7 +66,7 @@ def embed_kernel(
     stream = decode_row(codes, scales, offsets, token, column, column < size, WIDTH, FORMAT) * factor
     tl.store(out + row * size + column, stream, mask=column < size)
     if next_weight is not None:
-        emit(stream, column, row, size, scaled, next_weight, next_parts, D)
+        emit(stream, column, row, num_rows, size, scaled, next_weight, next_parts, D)
     pair = tl.arange(0, PAIRS_PADDED)
     position = tl.load(positions + row).to(tl.float32)
     for rope in tl.static_range(ROPES):
@@ -80,7 +77,7 @@ def embed_kernel(
         tl.store(sin + place, tl.sin(angle) * scale, mask=pair < PAIRS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def settle_kernel(
     x,  # float32 [row, size]
     step,
@@ -91,6 +88,7 @@ def settle_kernel(
     scaled,
     next_weight,
     next_parts,
+    num_rows,
     size: tl.constexpr,
     D: tl.constexpr,
     INDEX: tl.constexpr,
@@ -108,14 +106,14 @@ def settle_kernel(
     y = tl.load(x + source * size + column, mask=inside, other=0.0)
     if weight is not None:
         parts = tl.reshape(sum_of_squares(tl.reshape(y, (D // GROUP, GROUP)), 1), (1, D // GROUP))
-        scale = tl.reshape(inverse_rms(parts, size, eps), (1,))
+        scale = tl.reshape(inverse_rms(parts, 1.0 / size, eps), (1,))
         y = y * scale * tl.load(weight + column, mask=inside, other=0.0)
     if residual is not None:
         y = tl.load(residual + row * size + column, mask=inside, other=0.0) + y
     if out is not None:
         tl.store(out + row * size + column, y, mask=inside)
     if next_weight is not None:
-        emit(y, column, row, size, scaled, next_weight, next_parts, D)
+        emit(y, column, row, num_rows, size, scaled, next_weight, next_parts, D)
 
 
 @triton.jit
@@ -162,7 +160,7 @@ def heads_kernel(
             squares = tl.join(a, b)  # [pairs, 2]
             SIZE: tl.constexpr = 64 if D >= 64 else D
             parts = tl.reshape(sum_of_squares(tl.reshape(squares, (D // SIZE, SIZE)), 1), (1, D // SIZE))
-            scale = tl.reshape(inverse_rms(parts, HEAD_DIM, eps), (1,))
+            scale = tl.reshape(inverse_rms(parts, 1.0 / HEAD_DIM, eps), (1,))
             norm = q_norm if head < HEADS else k_norm
             a = a * scale * tl.load(norm + first, mask=inside, other=0.0)
             b = b * scale * tl.load(norm + second, mask=inside, other=0.0)

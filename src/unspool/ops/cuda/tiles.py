@@ -15,18 +15,19 @@ PROGRAMS = 132  # multiprocessors of the card that the table was tuned on
 class Tile:
     features: int
     tokens: int
-    width: int  # of K, a step
+    width: int  # of K, a round
     warps: int
-    stages: int
+    stages: int  # rounds whose weights are there or on their way
     parallel: bool  # a program for each split; else one walks them
+    near: int = 0  # rounds that tokens are asked for ahead, by the threads and not the copy engine; 0: like the weights
 
 
-def splits_of(features: int, width: int) -> int:
+def splits_of(features: int, width: int, *, is_decoded: bool = False) -> int:
     """Parts that K is summed in. Half of the multiprocessors can keep the memory busy, so that most need but one, and
-    one is what a long prompt's tiles have the registers for."""
-    programs = -(-features // 64)
+    one is what a long prompt's tiles have the registers for. Weights that must be decoded take every multiprocessor."""
+    programs, most, least = -(-features // 64), 256 if is_decoded else 64, 512 if is_decoded else 2048
     splits = 1
-    while programs * splits < 64 and width // (splits * 2) >= 2048:
+    while programs * splits < most and width // (splits * 2) >= least:
         if split_width(width, splits * 2) * (splits * 2 - 1) >= width:
             break  # the last would be empty
         splits *= 2
@@ -42,8 +43,13 @@ def split_width(width: int, splits: int) -> int:
 def tile_of(features: int, width: int, tokens: int) -> Tile:
     splits = splits_of(features, width)
     many = features >= 8192  # more tiles than multiprocessors
+    if tokens <= 8:  # the weights of some rounds are asked for before the kernel before has ended, and tokens after it
+        if many:
+            return Tile(64, 16, 256, 4, 3, True, near=1)
+        if width < 8192:
+            return Tile(64, 16, 256, 4, 6 if width < 4096 else 4, True, near=2)
     if tokens <= 16:
-        return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 3 if splits > 1 else 5, True)
+        return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 5, True)
     if tokens <= 32:
         return Tile(64, 32, 128, 4, 4, True) if many else Tile(64, 32, 256, 4, 4, True)
     if tokens <= 64:

@@ -1,0 +1,255 @@
+# mypy: disallow-untyped-defs=False
+"""What follows a linear layer's sum, in the same kernel: one `EPILOGUE` each.
+
+    stream   residual + y: the float32 stream, its product with the next norm's weight, its groups' sums of squares
+    gated    activation(gate) · up, where rows j and j + 8 of every 16 are gate and up of one feature
+    heads    rotate q and k (rows j and j + 8 of every 16 are a pair), store k and v in the cache, q beside
+    plain    float32, optionally capped: logits, and whatever a norm comes after
+
+What it reads may have been read `ahead`, while the products were made, by read_ahead.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from unspool.ops.cuda.exact import sum_of_squares
+
+PAIR = tl.constexpr(16)  # rows of a weight tile in which j and j + 8 belong together
+GROUP = tl.constexpr(64)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        y = x * sigmoid(x)
+    else:  # gelu with tanh(z) as 2 · sigmoid(2z) - 1: 0.5 · x · (1 + tanh(z)) = x · sigmoid(2z)
+        y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return y
+
+
+@triton.jit
+def tanh(x):
+    # Saturates without overflow: exp of a large number is infinite and 1 - 2 / inf is 1.
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def nothing_ahead(EPILOGUE: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
+    """What read_ahead gives before it has read: (the stream, cos, sin, slots), those that the epilogue needs."""
+    before, cos, sin, slot = 0.0, 0.0, 0.0, 0
+    if EPILOGUE == "stream":
+        before = tl.zeros((T, F), tl.float32)
+    elif EPILOGUE == "heads":
+        cos, sin = tl.full((F // 2, T), 1.0, tl.float32), tl.zeros((F // 2, T), tl.float32)
+        slot = tl.full((T,), -1, tl.int32)
+    return before, cos, sin, slot
+
+
+@triton.jit
+def read_ahead(
+    ahead, residual, cos, sin, slots, first_f, tokens, num_tokens, features,
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
+    """What the epilogue needs of tokens before `num_tokens`; of others, what is there already. Without a branch."""
+    before, turn_cos, turn_sin, slot = ahead
+    if EPILOGUE == "stream":
+        before = load_residual(residual, first_f, tokens, num_tokens, features, before, F)
+    elif EPILOGUE == "heads":
+        turn_cos, turn_sin = load_turns(cos, sin, first_f, tokens, num_tokens, turn_cos, turn_sin, DETAIL, F)
+        slot = tl.load(slots + tokens, mask=tokens < num_tokens, other=slot)
+    return before, turn_cos, turn_sin, slot
+
+
+@triton.jit
+def load_row(vector, first_f, features, F: tl.constexpr):
+    columns = first_f + tl.arange(0, F)
+    return tl.load(vector + columns, mask=columns < features, other=0.0)
+
+
+@triton.jit
+def load_residual(residual, first_f, tokens, num_tokens, features, other, F: tl.constexpr):
+    columns = first_f + tl.arange(0, F)
+    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
+    return tl.load(residual + tokens.to(tl.int64)[:, None] * features + columns[None, :], mask=inside, other=other)
+
+
+@triton.jit
+def load_turns(cos, sin, first_f, tokens, num_tokens, old_cos, old_sin, DETAIL: tl.constexpr, F: tl.constexpr):
+    """cos and sin for a tile's pairs, [pair, token]; those of tokens that are not there, as given."""
+    HEADS: tl.constexpr = DETAIL[0]
+    KV_HEADS: tl.constexpr = DETAIL[1]
+    HEAD_DIM: tl.constexpr = DETAIL[2]
+    ROPE_PAIRS: tl.constexpr = DETAIL[3]
+    pair = tl.arange(0, F // 2)
+    channel = (first_f + pair // 8 * 16 + pair % 8) % HEAD_DIM
+    turn = channel // 16 * 8 + channel % 8  # which pair of its head
+    turned = (first_f + pair * 2 < (HEADS + KV_HEADS) * HEAD_DIM) & (turn < ROPE_PAIRS)
+    angle = tokens[None, :] * ROPE_PAIRS + turn[:, None]
+    used = (tokens < num_tokens)[None, :] & turned[:, None]
+    return tl.load(cos + angle, mask=used, other=old_cos), tl.load(sin + angle, mask=used, other=old_sin)
+
+
+@triton.jit
+def finish(
+    total, scale, weight, ahead, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
+    first_f, first_t, num_tokens, features,
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Write a tile. A wide one goes in halves, so that what is computed on the way does not overflow the registers.
+
+    With LOAD nothing was read ahead.
+    """
+    tokens = first_t + tl.arange(0, T)
+    if F * T > 8192:
+        first, second = tl.split(tl.permute(tl.reshape(total, (F, 2, T // 2)), (0, 2, 1)))
+        first_scale, second_scale = scale, scale
+        if SCALED:
+            first_scale, second_scale = tl.split(tl.permute(tl.reshape(scale, (2, T // 2)), (1, 0)))
+        finish(
+            first, first_scale, weight, ahead, bias, residual, out, scaled,
+            next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
+        )  # fmt: skip
+        finish(
+            second, second_scale, weight, ahead, bias, residual, out, scaled,
+            next_weight, next_parts, cos, sin, slots, kv, softcap,
+            first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
+        )  # fmt: skip
+    elif EPILOGUE == "stream":
+        finish_stream(
+            total, scale, weight, ahead, bias, residual, out, scaled, next_weight, next_parts,
+            first_f, tokens, num_tokens, features, SCALED, LOAD, F, T,
+        )  # fmt: skip
+    elif EPILOGUE == "gated":
+        finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, F, T)
+    elif EPILOGUE == "heads":
+        finish_heads(
+            total, scale, ahead, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
+            DETAIL, SCALED, LOAD, F, T,
+        )  # fmt: skip
+    else:
+        tl.static_assert(EPILOGUE == "plain")
+        finish_plain(total, scale, bias, out, softcap, first_f, tokens, num_tokens, features, SCALED, F, T)
+
+
+@triton.jit
+def finish_plain(
+    total, scale, bias, out, softcap, first_f, tokens, num_tokens, features,
+    SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    y = tl.trans(total)
+    if SCALED:
+        y = y * scale[:, None]
+    columns = first_f + tl.arange(0, F)
+    if bias is not None:
+        y = y + load_row(bias, first_f, features, F)[None, :]
+    if softcap is not None:
+        y = softcap * tanh(y / softcap)
+    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
+    tl.store(out + tokens.to(tl.int64)[:, None] * features + columns[None, :], y, mask=inside)
+
+
+@triton.jit
+def finish_stream(
+    total, scale, weight, ahead, bias, residual, out, scaled, next_weight, next_parts,
+    first_f, tokens, num_tokens, features,
+    SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    y = tl.trans(total)
+    if SCALED:
+        y = y * scale[:, None]
+    columns = first_f + tl.arange(0, F)
+    if bias is not None:
+        y = y + load_row(bias, first_f, features, F)[None, :]
+    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
+    place = tokens.to(tl.int64)[:, None] * features + columns[None, :]
+    before = load_residual(residual, first_f, tokens, num_tokens, features, 0.0, F) if LOAD else ahead[0]
+    stream = before + y
+    tl.store(out + place, stream, mask=inside)
+    if next_weight is not None:
+        if LOAD:
+            weight = load_row(next_weight, first_f, features, F)
+        tl.store(scaled + place, (stream * weight[None, :]).to(tl.bfloat16), mask=inside)
+        grouped = tl.reshape(tl.where(inside, stream, 0.0), (T, F // GROUP, GROUP))
+        squares = tl.reshape(sum_of_squares(grouped, 2), (T, F // GROUP))
+        groups = first_f // GROUP + tl.arange(0, F // GROUP)
+        inside = (tokens < num_tokens)[:, None] & (groups < tl.cdiv(features, GROUP))[None, :]
+        tl.store(next_parts + groups[None, :] * num_tokens + tokens[:, None], squares, mask=inside)
+
+
+@triton.jit
+def finish_gated(
+    total, scale, out, first_f, tokens, num_tokens, features,
+    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    if SCALED:
+        total = total * scale[None, :]
+    gate, up = halves(total, F, T)
+    y = tl.trans((activate(gate, ACTIVATION) * up).to(tl.bfloat16))
+    columns = first_f // 2 + tl.arange(0, F // 2)
+    inside = (tokens < num_tokens)[:, None] & (columns < features // 2)[None, :]
+    tl.store(out + tokens.to(tl.int64)[:, None] * (features // 2) + columns[None, :], y, mask=inside)
+
+
+@triton.jit
+def halves(acc, F: tl.constexpr, T: tl.constexpr):
+    """The two halves of each pair, [pair, token]; a thread of the matrix unit holds both, so nothing moves."""
+    grouped = tl.reshape(acc, (F // PAIR, 2, PAIR // 2, T))
+    first, second = tl.split(tl.permute(grouped, (0, 2, 3, 1)))
+    return tl.reshape(first, (F // 2, T)), tl.reshape(second, (F // 2, T))
+
+
+@triton.jit
+def whole(first, second, F: tl.constexpr, T: tl.constexpr):
+    """halves() undone."""
+    joined = tl.reshape(tl.join(first, second), (F // PAIR, PAIR // 2, T, 2))
+    return tl.reshape(tl.permute(joined, (0, 3, 1, 2)), (F, T))
+
+
+@triton.jit
+def to_half(x):
+    """float16, at most its largest number: a slot of the cache may be read, with weight 0, by others than its owner."""
+    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
+
+
+@triton.jit
+def finish_heads(
+    total, scale, ahead, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
+    DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    HEADS: tl.constexpr = DETAIL[0]
+    KV_HEADS: tl.constexpr = DETAIL[1]
+    HEAD_DIM: tl.constexpr = DETAIL[2]
+    BLOCK_SIZE: tl.constexpr = DETAIL[4]
+    if LOAD:
+        ahead = nothing_ahead("heads", F, T)
+        ahead = read_ahead(ahead, None, cos, sin, slots, first_f, tokens, num_tokens, features, "heads", DETAIL, F)
+    _, c, s, slot = ahead
+    live = tokens < num_tokens
+    column = first_f + tl.arange(0, F)
+    if SCALED:
+        total = total * scale[None, :]
+    if bias is not None:
+        total = total + load_row(bias, first_f, features, F)[:, None]
+    if first_f < (HEADS + KV_HEADS) * HEAD_DIM:
+        a, b = halves(total, F, T)
+        total = whole(a * c - b * s, a * s + b * c, F, T)
+    y = tl.trans(to_half(total))
+    if first_f < HEADS * HEAD_DIM:
+        is_q = live[:, None] & (column < HEADS * HEAD_DIM)[None, :]
+        tl.store(out + tokens.to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + column[None, :], y, mask=is_q)
+    if first_f + F > HEADS * HEAD_DIM:
+        head, channel = column // HEAD_DIM - HEADS, column % HEAD_DIM
+        # [block, kv head, key or value, slot, channel]
+        inner = (head % KV_HEADS * 2 + head // KV_HEADS) * (BLOCK_SIZE * HEAD_DIM) + channel
+        outer = slot // BLOCK_SIZE * (2 * KV_HEADS * BLOCK_SIZE) + slot % BLOCK_SIZE
+        is_kv = (slot >= 0)[:, None] & ((head >= 0) & (column < features))[None, :]
+        tl.store(kv + outer.to(tl.int64)[:, None] * HEAD_DIM + inner[None, :], y, mask=is_kv)

@@ -1,0 +1,99 @@
+"""A linear layer for so many rows: which kernel, which tile, and what that is called with besides what comes after the
+sum (see finish.py), which is the same for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from unspool.errors import BackendError
+from unspool.ops.cuda.launch import Launch, descriptor, has_dependent_launch, multiprocessors
+from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
+from unspool.ops.cuda.matrix import DeviceMatrix
+from unspool.ops.cuda.quantized import quantized_kernel
+from unspool.ops.cuda.tiles import Tile, split_width, splits_of, tile_of
+
+SHARED = 200_000  # bytes that a program's rounds may take: what a multiprocessor has, less some for the end
+
+
+class Projection:
+    def __init__(self, matrix: DeviceMatrix, rows: int) -> None:
+        self.matrix, self.rows = matrix, rows
+        self.features, self.width = matrix.features, matrix.planes.width
+        self.is_plain = matrix.format == "bf16"
+        self.tile = tile_of(self.features, self.width, rows) if self.is_plain else self._decoding_tile()
+        self.splits = splits_of(self.features, self.width, is_decoded=not self.is_plain)
+        self.tiles = -(-self.features // self.tile.features) * -(-rows // self.tile.tokens)
+
+    @property
+    def is_many(self) -> bool:
+        """Every tile of such a layer would add a row's groups of squares again: it wants their sum."""
+        return not self.tile.parallel
+
+    def launch(
+        self, x: Tensor, parts: int, partial: Tensor, arrivals: Tensor, after: dict[str, Any], early: float, label: str
+    ) -> Launch:
+        """`parts`: groups' sums of squares that each row comes with. `early`: the part of the work after which the next
+        kernel is let in, if not at the end. `partial` and `arrivals`: room for splits' sums."""
+        tile, rows = self.tile, x[: max(self.rows, 16)]
+        args = after | {"num_tokens": self.rows, "features": self.features, "width": self.width}
+        args |= {"F": tile.features, "T": tile.tokens, "PDL": has_dependent_launch()}
+        if self.is_plain and self.is_many and self.splits == 1 and args["EPILOGUE"] != "heads":
+            args |= {"w": descriptor(self.matrix.planes.codes, tile.features, tile.width), "K": tile.width}
+            args |= {"x": descriptor(rows, tile.tokens, tile.width), "squares": args.pop("parts")}
+            return self._made(linear_many_kernel, min(self.tiles, multiprocessors()), args, label)
+        self._check_room(partial, arrivals)
+        columns = split_width(self.width, self.splits)
+        args |= {"PARTS": parts, "split_width": columns, "SPLITS": self.splits, "PARALLEL": tile.parallel}
+        args |= {"partial": partial, "arrivals": arrivals}
+        programs = self.tiles * (self.splits if tile.parallel else 1)
+        if self.is_plain:
+            return self._made(linear_kernel, programs, args | self._plain(rows, parts, columns, early), label)
+        return self._made(quantized_kernel, programs, args | self._planes(rows), label)
+
+    def _decoding_tile(self) -> Tile:
+        """For weights that become bf16 on the way: its width are the columns that a round decodes at once."""
+        tile = tile_of(self.features, self.width, max(self.rows, 16))
+        tokens = min(tile.tokens, 128)  # decoding takes the registers
+        format = self.matrix.planes.format
+        is_half = format.startswith("u4")  # two codes a byte, and two products a round
+        is_wide = tokens <= 32 and self.width % 128 == 0 and not is_half
+        step = 128 if is_wide or format == "f8g128" else 64  # one scale is for 128 columns there
+        columns = 128 if is_half else step
+        of_tokens, of_codes = 2 * tokens * columns, tile.features * columns // (2 if is_half else 1)
+        most = 1 + (SHARED - of_tokens) // (of_tokens + of_codes)
+        return replace(tile, tokens=tokens, width=step, stages=min(tile.stages, most))
+
+    def _plain(self, rows: Tensor, parts: int, columns: int, early: float) -> dict[str, Any]:
+        tile = self.tile
+        rounds = -(-(self.width - (self.splits - 1) * columns) // tile.width)  # of the shortest split
+        ahead = tile.parallel and parts <= tile.width // 32 * rounds
+        near = tile.near if ahead else 0
+        return {
+            "w": descriptor(self.matrix.planes.codes, tile.features, tile.width),
+            "x": rows if near else descriptor(rows, tile.tokens, tile.width),
+            "K": tile.width,
+            "AHEAD": ahead,
+            "EARLY": ahead and early > 0,
+            "let_after": int(columns * early) // tile.width * tile.width,
+            "FAR": tile.stages - 1,
+            "NEAR": near,
+        }
+
+    def _planes(self, rows: Tensor) -> dict[str, Any]:
+        planes, tile = self.matrix.planes, self.tile
+        args = {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets, "FORMAT": planes.format}
+        return args | {"x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
+
+    def _made(self, kernel: Any, programs: int, args: dict[str, Any], label: str) -> Launch:
+        size, operations = self.rows * (self.width + self.features), self.rows * self.features * self.width
+        cost = {"bytes": self.matrix.nbytes + 2 * size, "flops": 2 * operations}
+        return Launch(kernel, (programs,), args, warps=self.tile.warps, stages=self.tile.stages, label=label, **cost)
+
+    def _check_room(self, partial: Tensor, arrivals: Tensor) -> None:
+        size = self.tiles * self.splits * self.tile.features * self.tile.tokens
+        is_used = self.tile.parallel and self.splits > 1
+        if is_used and (size > partial.numel() or self.tiles > arrivals.numel()):
+            raise BackendError(f"a linear layer needs room for {size:,} partial sums; {partial.numel():,} are there")
