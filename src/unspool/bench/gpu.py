@@ -19,6 +19,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,11 +108,12 @@ def prefill(engine: Engine, prompts: int, length: int) -> float:
     return prompts * length / seconds
 
 
-def serve(engine: Engine, requests: int, length: int, tokens: int) -> float:
-    """Answered tokens a second, everything asked at once."""
+def serve(engine: Engine, requests: int, length: int, tokens: int) -> tuple[float, float]:
+    """Answered tokens a second, everything asked at once, and the milliseconds of a step in the middle: all decode."""
     work = [prompt_of(i, length, engine.checkpoint.config.vocab_size) for i in range(requests)]
-    seconds, _ = answer(engine, work, tokens)
-    return requests * tokens / seconds
+    seconds, times = answer(engine, work, tokens)
+    middle = [b - a for a, b in pairwise(times)][len(times) // 4 : -len(times) // 4]
+    return requests * tokens / seconds, 1000 * statistics.median(middle)
 
 
 def laws(engine: Engine, rounds: int) -> int:
@@ -243,10 +245,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"prefill, 16 × 4,096 tokens: {result['prefill_tokens_per_second']:,.0f} tokens/s", flush=True)
     if "serve" in wanted:
         # A first time makes the graphs of whatever numbers of rows come up; a server that has run a while has them.
-        result["first_serve_tokens_per_second"] = serve(engine, 256, 512, 256)
-        result["serve_tokens_per_second"] = serve(engine, 256, 512, 256)
-        first, again = result["first_serve_tokens_per_second"], result["serve_tokens_per_second"]
-        print(f"256 requests of 512 in, 256 out: {again:,.0f} tokens/s; the first time {first:,.0f}", flush=True)
+        first, _ = serve(engine, 256, 512, 256)
+        again, step = serve(engine, 256, 512, 256)
+        result |= {"first_serve_tokens_per_second": first, "serve_tokens_per_second": again, "serve_step_ms": step}
+        told = f"{again:,.0f} tokens/s, a step of 256 in {step:.2f} ms; the first time {first:,.0f} tokens/s"
+        print(f"256 requests of 512 in, 256 out: {told}", flush=True)
     if "sampling" in wanted:
         result["sampling_us"] = {str(spread): sampling(config.vocab_size, spread) for spread in (1.0, 4.0)}
     if "laws" in wanted:
