@@ -189,7 +189,7 @@ struct Product : Instruction {
         return std::min<int64_t>(at - bytes_before.begin(), units);
     }
 
-    // Few rows: a share goes by halves, down to an eighth. Many: as much as stays in the cache while rows pass by.
+    // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass by.
     bool by_halves(const Program& program, const Step& step) const override { return rows(program, step) <= FEW_ROWS; }
     int64_t grain(const Program& program, const Step& step) const override {
         const int64_t eighth = num_units() / (8 * program.pool().threads()) + 1;

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 
@@ -44,6 +45,19 @@ struct Turns : Instruction {
         }
     }
 };
+
+bool Taking::by_halves(int64_t rows) {
+    if (rows != rows_ && step_ < TRIED) step_ = rows_ ? TRIED : 0;  // steps of different rows cannot be compared
+    if (step_ == 0) best_[0] = best_[1] = INT64_MAX;
+    rows_ = rows;
+    return now_ = step_ < TRIED ? step_ % 2 == 1 : better_;
+}
+
+void Taking::took(int64_t nanoseconds) {
+    best_[now_] = std::min(best_[now_], nanoseconds);
+    if (++step_ == TRIED) better_ = best_[1] < best_[0];
+    if (step_ == TRIED + KEPT) step_ = 0;
+}
 
 Program::Program(std::shared_ptr<Pool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv)
     : pool_(std::move(pool)), kernels_(kernels), kv_(std::move(kv)) {
@@ -239,8 +253,8 @@ int32_t Program::take_part(size_t index, int thread) {
     for (int k = 0; k < threads; k++) {
         Share& owner = share(index, (thread + k) % threads);
         for (int32_t left; (left = owner.end - owner.next.load(std::memory_order_relaxed)) > 0;) {
-            // Every taking waits until all that was written before has reached the others: few and large ones.
-            const int32_t count = k == 0 && owner.is_halved ? std::max(owner.grain, left / 2) : owner.grain;
+            const int32_t own = by_halves_ ? std::max(owner.grain, left / 2) : left;
+            const int32_t count = k == 0 && owner.is_halved ? own : owner.grain;
             const int32_t begin = owner.next.fetch_add(count, std::memory_order_relaxed);
             if (begin >= owner.end) break;
             const int32_t end = std::min(owner.end, begin + count);
@@ -281,7 +295,10 @@ const float* Program::run(const Step& step) {
     num_steps_++;
     made_.assign(static_cast<size_t>(pool_->threads()), {});
     asking_.resize(static_cast<size_t>(pool_->threads()));
+    by_halves_ = taking_.by_halves(step.rows);
+    const auto began = std::chrono::steady_clock::now();
     pool_->run([](void* self, int thread) { static_cast<Program*>(self)->work(thread); }, this);
+    taking_.took((std::chrono::steady_clock::now() - began) / std::chrono::nanoseconds(1));
     return floats(output_, step, 0);
 }
 

@@ -95,6 +95,21 @@ struct Instruction {
     virtual void foretell(const Program&, const Step&, int /*thread*/, Asking&) const {}
 };
 
+// Whether threads take their shares of a product of few rows whole or by halves. Every taking waits until all that was
+// written before has reached the other cores, so whole is best among equals; by halves, threads of different speed come
+// out even. Now and then both are tried in turn, and the faster is kept. The results are the same.
+class Taking {
+public:
+    bool by_halves(int64_t rows);  // for a step of so many
+    void took(int64_t nanoseconds);
+
+private:
+    static constexpr int TRIED = 16, KEPT = 240;  // steps
+    int step_ = 0;
+    int64_t rows_ = 0, best_[2] = {INT64_MAX, INT64_MAX};
+    bool now_ = false, better_ = false;
+};
+
 class Program {
 public:
     Program(std::shared_ptr<Pool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv);
@@ -221,6 +236,8 @@ private:
     std::vector<Made> made_;
     std::vector<Asking> asking_;
     int64_t num_steps_ = 0;
+    Taking taking_;
+    bool by_halves_ = false;  // in the step under way
     std::vector<Instruction*> varying_;
     std::vector<int64_t> dealt_for_, now_;  // rows, wanted rows, units of what varies: of the shares, of this step
     std::unique_ptr<Share[]> shares_;
