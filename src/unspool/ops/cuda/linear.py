@@ -132,6 +132,20 @@ def place(tile, tiles_f, tiles_t):
 
 
 @triton.jit
+def own_tile(
+    features, num_tokens, SPLITS: tl.constexpr, PARALLEL: tl.constexpr, F: tl.constexpr, T: tl.constexpr
+):  # fmt: skip
+    """What a program is to compute: its tile, split, first feature and first token."""
+    tile = tl.program_id(0)
+    split = 0
+    if PARALLEL:
+        split = tile % SPLITS
+        tile = tile // SPLITS
+    tile_f, tile_t = place(tile, tl.cdiv(features, F), tl.cdiv(num_tokens, T))
+    return tile, split, tile_f * F, tile_t * T
+
+
+@triton.jit
 def join_splits(total, partial, arrivals, tile, split, SPLITS: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
     """Keep a split's sum; whoever comes last gets all of them, added in order, and is told so."""
     own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
@@ -186,14 +200,7 @@ def linear_kernel(
     K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
-    tile = tl.program_id(0)
-    split = 0
-    if PARALLEL:
-        split = tile % SPLITS
-        tile = tile // SPLITS
-    tile_f, tile_t = place(tile, tiles_f, tiles_t)
-    first_f, first_t = tile_f * F, tile_t * T
+    tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, F, T)
     begin = split * split_width
     end = tl.minimum(begin + split_width, width)
     # Where registers are left, what comes after the sum is read before it is done.

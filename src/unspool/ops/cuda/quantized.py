@@ -9,7 +9,7 @@ import triton.language as tl
 from unspool.ops.cuda.exact import inverse_root, let_next_start, wait_for_previous
 from unspool.ops.cuda.finish import finish
 from unspool.ops.cuda.formats import e4m3_bf16
-from unspool.ops.cuda.linear import join_splits, place, sum_squares
+from unspool.ops.cuda.linear import join_splits, own_tile, sum_squares
 
 HALF = tl.constexpr(64)  # columns of the lower or the upper halves of bytes
 
@@ -71,14 +71,7 @@ def quantized_kernel(
     K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """linear_kernel over planes; its arguments mean the same."""
-    tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
-    tile = tl.program_id(0)
-    split = 0
-    if PARALLEL:
-        split = tile % SPLITS
-        tile = tile // SPLITS
-    tile_f, tile_t = place(tile, tiles_f, tiles_t)
-    first_f, first_t = tile_f * F, tile_t * T
+    tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, F, T)
     let_next_start(PDL)
     wait_for_previous(PDL)
     scale = 1.0
