@@ -28,6 +28,7 @@ struct Attention : Instruction {
     };
     std::vector<Item> items;
     std::vector<Piece> work;
+    std::vector<int64_t> by_part;     // where the pieces of each part of the rows begin, and their end
     int32_t num_whole = 0;            // pieces of all queries; those that follow share their head with others
     std::atomic<int64_t> stored{-1};  // the step whose keys of shared heads are in their place
     std::unique_ptr<std::atomic<int>[]> arrived;
@@ -69,18 +70,24 @@ struct Attention : Instruction {
         const int64_t pieces = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
         const bool apart = threads > 1 && pieces < 4 * threads && group() <= program.kernels().max_queries;
         work.clear();
+        by_part.assign(1, 0);
         int64_t floats = 0, num_apart = 0;
-        for (size_t i = items.size(); i-- > 0;) {  // the longest last rows first
-            Item& item = items[i];
-            const bool this_apart = apart && item.splits > 1;
-            num_apart += this_apart;
-            item.part = this_apart ? floats : -1;
-            if (this_apart)
-                floats +=
-                    static_cast<int64_t>(item.splits) * shape.num_kv_heads * item.count * group() * state_floats();
-            for (int head = 0; head < shape.num_kv_heads; head++)
-                for (int split = this_apart ? 0 : -1; split < (this_apart ? item.splits : 0); split++)
-                    work.push_back({static_cast<int32_t>(i), head, split, 0, item.count * group()});
+        const bool parted = program.parts().count > 1 && !narrow() && !apart;
+        for (int part = 0; part < (parted ? program.parts().count : 1); part++) {
+            for (size_t i = items.size(); i-- > 0;) {  // the longest last rows first
+                Item& item = items[i];
+                if (parted && program.part_of(item.first) != part) continue;
+                const bool this_apart = apart && item.splits > 1;
+                num_apart += this_apart;
+                item.part = this_apart ? floats : -1;
+                if (this_apart)
+                    floats +=
+                        static_cast<int64_t>(item.splits) * shape.num_kv_heads * item.count * group() * state_floats();
+                for (int head = 0; head < shape.num_kv_heads; head++)
+                    for (int split = this_apart ? 0 : -1; split < (this_apart ? item.splits : 0); split++)
+                        work.push_back({static_cast<int32_t>(i), head, split, 0, item.count * group()});
+            }
+            by_part.push_back(static_cast<int64_t>(work.size()));
         }
         num_whole = static_cast<int32_t>(work.size());
         if (apart && num_apart == 0) share_last(threads);
@@ -107,8 +114,13 @@ struct Attention : Instruction {
 
     bool varies() const override { return true; }
     int64_t units(const Program&, const Step&) const override { return static_cast<int64_t>(work.size()); }
-    // Pieces differ too much in size for equal shares: everyone takes from one pile, the largest first.
-    int64_t cut(const Program&, int64_t units, int thread) const override { return thread == 0 ? 0 : units; }
+    // Pieces differ too much in size for equal shares: everyone takes from one pile, or one of each part's, the largest
+    // first.
+    int64_t cut(const Program& program, int64_t units, int thread) const override {
+        const auto piles = static_cast<int>(by_part.size()) - 1, of_pile = program.pool().threads() / piles;
+        const auto pile = static_cast<size_t>((thread + of_pile - 1) / of_pile);
+        return pile == by_part.size() - 1 ? units : by_part[pile];
+    }
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         for (int64_t i = begin; i < end; i++) {
@@ -291,11 +303,15 @@ struct Store : Instruction {
         return attention->store_first ? step.rows * attention->shape.num_kv_heads : 0;
     }
     int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
+    int64_t cut(const Program& program, int64_t units, int thread) const override {
+        return program.cut_rows(attention->qkv, units, thread, attention->shape.num_kv_heads);
+    }
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int heads = attention->shape.num_kv_heads;
         for (int64_t i = begin; i < end; i++)
-            attention->store(program, step, thread, i / heads, static_cast<int>(i % heads));
+            attention->store(program, step, thread, program.row_at(attention->qkv, i / heads),
+                             static_cast<int>(i % heads));
     }
 };
 

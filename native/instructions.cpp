@@ -50,10 +50,15 @@ struct Embed : Instruction {
     int64_t units(const Program&, const Step& step) const override { return step.rows; }
     int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
 
+    int64_t cut(const Program& program, int64_t units, int thread) const override {
+        return program.cut_rows(out, units, thread);
+    }
+
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int64_t width = table->columns();
         float* rows = program.floats(out, step, thread);
-        for (int64_t r = begin; r < end; r++) {
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t r = program.row_at(out, unit);
             float* row = rows + r * width;
             table->read_row(step.ids[r], row);
             if (scale != 1.0f)
@@ -74,13 +79,17 @@ struct Norm : Instruction {
     int64_t units(const Program& program, const Step& step) const override { return program.rows_of(any(), step); }
     int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
     bool copied(const Program& program, const Step& step) const override { return program.is_copied(any(), step); }
+    int64_t cut(const Program& program, int64_t units, int thread) const override {
+        return program.cut_rows(any(), units, thread);
+    }
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const float* add = residual ? program.floats(residual, step, thread) : nullptr;
         const Sink sink(program, step, thread, out, width);
         float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        for (int64_t r = begin; r < end; r++) {
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t r = program.row_at(any(), unit);
             float* row = sink.f32 ? sink.f32 + r * width : spare;
             program.kernels().norm(in + r * width, weight, add ? add + r * width : nullptr, width, eps, row);
             sink.put(row, r);
@@ -111,11 +120,17 @@ struct Quantize : Instruction {
     int64_t units(const Program& program, const Step& step) const override { return program.rows_of(out.q8, step); }
     int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
     bool copied(const Program& program, const Step& step) const override { return program.is_copied(out.q8, step); }
+    int64_t cut(const Program& program, int64_t units, int thread) const override {
+        return program.cut_rows(out.q8, units, thread);
+    }
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
-        for (int64_t r = begin; r < end; r++) sink.put(in + r * width, r);
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t r = program.row_at(out.q8, unit);
+            sink.put(in + r * width, r);
+        }
     }
 };
 
@@ -175,15 +190,24 @@ struct Product : Instruction {
         }
     }
 
+    // Where rows go in parts, a unit of the program is a part's rows times as many of these as stay in the cache.
     int64_t num_units() const { return static_cast<int64_t>(bytes_before.size()) - 1; }
+    int64_t num_pieces(const Program& program) const {
+        const int64_t cached = units_cached(program);
+        return (num_units() + cached - 1) / cached;
+    }
+    Operand input() const { return x.q8 ? x.q8 : x.f32; }
     int64_t units(const Program& program, const Step& step) const override {
-        return rows(program, step) ? num_units() : 0;
+        if (rows(program, step) == 0) return 0;
+        return program.parted(input()) ? program.parts().count * num_pieces(program) : num_units();
     }
     virtual int64_t rows(const Program& program, const Step& step) const = 0;
 
     // Shares of equal bytes.
     int64_t cut(const Program& program, int64_t units, int thread) const override {
         if (units == 0) return 0;
+        if (program.parted(input()))
+            return program.cut_parts(thread, [&](int part) { return part * num_pieces(program); });
         const int64_t goal = bytes_before.back() * thread / program.pool().threads();
         const auto at = std::lower_bound(bytes_before.begin(), bytes_before.end(), goal);
         return std::min<int64_t>(at - bytes_before.begin(), units);
@@ -192,9 +216,12 @@ struct Product : Instruction {
     // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass by.
     bool by_halves(const Program& program, const Step& step) const override { return rows(program, step) <= FEW_ROWS; }
     int64_t grain(const Program& program, const Step& step) const override {
-        const int64_t eighth = num_units() / (8 * program.pool().threads()) + 1;
-        const int64_t cached = std::max<int64_t>(1, GROUP_BYTES * num_units() / bytes_before.back());
-        return rows(program, step) <= FEW_ROWS ? eighth : std::min(eighth, cached);
+        if (program.parted(input())) return 1;
+        return rows(program, step) <= FEW_ROWS ? eighth(program) : units_cached(program);
+    }
+    int64_t eighth(const Program& program) const { return num_units() / (8 * program.pool().threads()) + 1; }
+    int64_t units_cached(const Program& program) const {
+        return std::min(eighth(program), std::max<int64_t>(1, GROUP_BYTES * num_units() / bytes_before.back()));
     }
 
     bool gathers(const Program& program, const Step& step) const {
@@ -241,21 +268,48 @@ struct Product : Instruction {
         program.kernels().tiles[tile.format](tile.data, weight->columns(), panel, out);
     }
 
-    // Calls each(unit, first row, panel) for all units and rows.
+    // Calls each(tile or pair of tiles, first row, panel) for all that some units are.
     template <class Each>
     void sweep(Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
+        if (!program.parted(input()))
+            return sweep_rows(program, step, thread, begin, end, 0, rows(program, step), each);
+        const int64_t pieces = num_pieces(program), cached = units_cached(program);
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t from = unit % pieces * cached, next = from + cached;
+            const int64_t* rows = &program.parts().begin[static_cast<size_t>(unit / pieces)];
+            ask_for(program, thread, next, std::min(next + cached, num_units()), (rows[1] - rows[0]) * cached);
+            sweep_rows(program, step, thread, from, std::min(next, num_units()), rows[0], rows[1], each);
+        }
+    }
+
+    // The next piece's weights come while this one's are used: every part's threads read all of them, from far away.
+    void ask_for(Program& program, int thread, int64_t begin, int64_t end, int64_t products) const {
+        Asking& ahead = program.asking(thread);
+        ahead.clear();
+        for (int64_t unit = begin; unit < end; unit++) {
+            const auto& tiles = weight->tiles();
+            for (size_t i = static_cast<size_t>(unit); i < tiles.size(); i += static_cast<size_t>(num_units()))
+                ahead.add(tiles[i].data, tile_bytes(tiles[i].format, weight->columns()));
+        }
+        ahead.pace(products / program.kernels().row_counts[0]);
+    }
+
+    template <class Each> void sweep_rows(Program& program, const Step& step, int thread, int64_t begin, int64_t end,
+                                          int64_t from, int64_t to, Each each) const {
         const int64_t count = rows(program, step);
         const Panels& panels = program.panels(x);
+        Asking& ahead = program.asking(thread);
         if (panels.size[0] == count) {
             Program::Made& made = program.made(thread);
             if (made.by != this) made = {this, panel(program, step, thread, 0, static_cast<int>(count))};
-            Asking& ahead = program.asking(thread);
             for (int64_t unit = begin; unit < end; unit++) each(unit, 0, made.panel), ahead.go_on();
             return;
         }
-        for (int64_t first = 0; first < count; first += panels.size[static_cast<size_t>(first)]) {
-            const Panel p = panel(program, step, thread, first, panels.size[static_cast<size_t>(first)]);
-            for (int64_t unit = begin; unit < end; unit++) each(unit, first, p);
+        for (int size = 0; from < to; from += size) {
+            const int64_t first = program.row_at(input(), from);
+            size = panels.size[static_cast<size_t>(first)];
+            const Panel p = panel(program, step, thread, first, size);
+            for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), ahead.go_on();
         }
     }
 };
@@ -267,11 +321,15 @@ struct Gather : Instruction {
         return product->gathers(program, step) ? product->rows(program, step) : 0;
     }
     int64_t grain(const Program&, const Step&) const override { return 4 * FEW_ROWS; }
+    int64_t cut(const Program& program, int64_t units, int thread) const override {
+        return program.cut_rows(product->x.q8, units, thread);
+    }
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const Panels& panels = program.panels(product->x);
         const int64_t width = product->weight->columns();
-        for (int64_t r = begin; r < end; r++) {
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t r = program.row_at(product->x.q8, unit);
             if (panels.first[static_cast<size_t>(r)] != r) continue;
             Panel panel{panels.size[static_cast<size_t>(r)], nullptr, nullptr, nullptr, nullptr, nullptr, 0};
             uint8_t* room = program.gathered(r);

@@ -176,11 +176,38 @@ void cut_panels(const int* counts, int64_t rows, Panels& panels) {
             }
 }
 
+constexpr int64_t PART_ROWS = 128;  // at least, for each part's threads read all weights
+constexpr int64_t STRETCH = 48;     // rows: whole panels, and keys of tokens that fill whole lines of memory
+
 }  // namespace
+
+// As many parts as threads go round in and rows are enough for.
+void Program::part_rows(int64_t rows) {
+    const int threads = pool_->threads();
+    parts_.count = 1;
+    for (int count = 2; count <= threads && rows / count >= PART_ROWS; count++)
+        if (threads % count == 0) parts_.count = count;
+    parts_.rows.clear();
+    if (parts_.count == 1) return;
+    // The last rows, too few for a stretch each, go round by panels.
+    const int64_t whole = rows / (STRETCH * parts_.count) * STRETCH * parts_.count;
+    parts_.of.clear(), parts_.begin.assign(1, 0);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t first = panels_.first[static_cast<size_t>(r)];
+        const int64_t stretch = first < whole ? first / STRETCH : (first - whole) / kernels_->row_counts[0];
+        parts_.of.push_back(static_cast<int32_t>(stretch % parts_.count));
+    }
+    for (int part = 0; part < parts_.count; part++) {
+        for (int64_t r = 0; r < rows; r++)
+            if (part_of(r) == part) parts_.rows.push_back(static_cast<int32_t>(r));
+        parts_.begin.push_back(static_cast<int64_t>(parts_.rows.size()));
+    }
+}
 
 void Program::study(const Step& step) {
     cut_panels(kernels_->row_counts, step.rows, panels_);
     cut_panels(kernels_->row_counts, step.num_logits, narrow_panels_);
+    part_rows(step.rows);
     row_sequence_.resize(static_cast<size_t>(step.rows));
     for (int64_t s = 0; s < step.sequences; s++)
         for (int64_t r = step.starts[s]; r < step.starts[s + 1]; r++)

@@ -62,6 +62,15 @@ struct Panels {
     std::vector<int32_t> first, size;
 };
 
+// Many rows go in parts that stay with their threads from one instruction to the next: what one core has written,
+// another may fetch slowly. Stretches of rows go round, so that each part has late ones, which attend to more keys.
+struct Parts {
+    int count = 1;
+    std::vector<int32_t> rows;   // all rows of the step, part after part; empty where there is one
+    std::vector<int32_t> of;     // the part of each row, likewise
+    std::vector<int64_t> begin;  // of each part in `rows`, and the end
+};
+
 // One such row: its blocks lie `stride` apart.
 struct QRow {
     QBlock* blocks;
@@ -143,6 +152,20 @@ public:
     const Panels& panels(const Forms& forms) const {
         return (forms.q8 ? forms.q8 : forms.f32).narrow ? narrow_panels_ : panels_;
     }
+    const Parts& parts() const { return parts_; }
+    bool parted(Operand o) const { return parts_.count > 1 && !o.narrow; }
+    int part_of(int64_t row) const { return parts_.count > 1 ? parts_.of[static_cast<size_t>(row)] : 0; }
+    // Where units are rows: which one.
+    int64_t row_at(Operand o, int64_t unit) const { return parted(o) ? parts_.rows[static_cast<size_t>(unit)] : unit; }
+    // Where a thread's share begins of units that lie part after part, `begin(part)` being a part's first.
+    template <class Begin> int64_t cut_parts(int thread, Begin begin) const {
+        const int of_part = pool_->threads() / parts_.count, part = thread / of_part;
+        return begin(part) + (begin(part + 1) - begin(part)) * (thread % of_part) / of_part;
+    }
+    int64_t cut_rows(Operand o, int64_t units, int thread, int64_t units_per_row = 1) const {
+        if (!parted(o)) return units * thread / pool_->threads();
+        return cut_parts(thread, [&](int part) { return parts_.begin[static_cast<size_t>(part)] * units_per_row; });
+    }
     QRow q8_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
     FineRow fine_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
     bool is_copied(Operand o, const Step& step) const { return o.copied && rows_of(o, step) <= FEW; }
@@ -182,6 +205,7 @@ private:
     friend struct Turns;
     void reserve(const Step& step);
     void study(const Step& step);
+    void part_rows(int64_t rows);
     void deal(const Step& step);
     void work(int thread);
     void gather_for(const Instruction* product);
@@ -228,6 +252,7 @@ private:
 
     std::vector<int32_t> row_sequence_;
     Panels panels_, narrow_panels_;
+    Parts parts_;
     std::vector<int64_t> block_owner_;
     int64_t stamp_ = 0;
     bool shares_fresh_blocks_ = false;

@@ -145,13 +145,12 @@ class Lowering:
         return made if made.last_read == index and made.late_read < index else None
 
     def _take_slot(self, free: list[int], made: Made, own: bool) -> int:
-        if free and not own:
-            # Slots differ little in size but for the output's: prefer the smallest that is large enough, else grow.
-            fitting = [slot for slot in free if self.slots[slot] >= made.bytes_per_row]
-            slot = min(fitting, key=self.slots.__getitem__) if fitting else max(free, key=self.slots.__getitem__)
-            free.remove(slot)
-            self.slots[slot] = max(self.slots[slot], made.bytes_per_row)
-            return slot
+        # Only rows of the same size: a line of memory then belongs to one row always, and stays with the core that
+        # computes that row.
+        fitting = [slot for slot in free if self.slots[slot] == made.bytes_per_row]
+        if fitting and not own:
+            free.remove(fitting[0])
+            return fitting[0]
         self.slots.append(made.bytes_per_row)
         return len(self.slots) - 1
 
