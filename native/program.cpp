@@ -106,19 +106,23 @@ FineRow Program::fine_row(const Forms& forms, const Step& step, int thread, int6
             in.size[static_cast<size_t>(row)]};
 }
 
+constexpr int64_t HUGE_FROM = 4 << 20;  // bytes of rows
+
 void Program::reserve(const Step& step) {
     const int threads = pool_->threads();
     const int64_t rows = std::max(step.rows, step.num_logits);
     if (rows > capacity_) {
         capacity_ = std::max<int64_t>(rows, 8);
-        int64_t total = 0;
+        int64_t total = 0, largest = 0;
         slot_offsets_.clear();
         for (size_t i = 0; i < slot_bytes_.size(); i++) {
             slot_offsets_.push_back(total);
             // The output's rows are as many as it has, not as many as the step: its slot is its own.
             total += slot_bytes_[i] * capacity_ + LINE;
+            largest = std::max(largest, slot_bytes_[i] * capacity_);
         }
-        slots_ = Memory(static_cast<size_t>(total), true);
+        // Huge pages where rows fill some: those of a short prompt, and the output's, would leave most of them empty.
+        slots_ = Memory(static_cast<size_t>(total), total - largest >= HUGE_FROM);
         gathered_ = Memory(static_cast<size_t>(capacity_ * gathered_bytes_), false);
     }
     if (copies_.size() == 0) {
