@@ -106,7 +106,7 @@ FineRow Program::fine_row(const Forms& forms, const Step& step, int thread, int6
             in.size[static_cast<size_t>(row)]};
 }
 
-constexpr int64_t HUGE_FROM = 4 << 20;  // bytes of rows
+constexpr int64_t HUGE_FROM = 2 << 20;  // bytes of rows
 
 void Program::reserve(const Step& step) {
     const int threads = pool_->threads();
