@@ -141,16 +141,23 @@ def finish(
 
 
 @triton.jit
+def rows_of(total, scale, bias, first_f, features, SCALED: tl.constexpr, F: tl.constexpr):
+    """What a linear layer is, [token, feature]: the sums, the norm's factors, the bias."""
+    y = tl.trans(total)
+    if SCALED:
+        y = y * scale[:, None]
+    if bias is not None:
+        y = y + load_row(bias, first_f, features, F)[None, :]
+    return y
+
+
+@triton.jit
 def finish_plain(
     total, scale, bias, out, softcap, first_f, tokens, num_tokens, features,
     SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    y = tl.trans(total)
-    if SCALED:
-        y = y * scale[:, None]
+    y = rows_of(total, scale, bias, first_f, features, SCALED, F)
     columns = first_f + tl.arange(0, F)
-    if bias is not None:
-        y = y + load_row(bias, first_f, features, F)[None, :]
     if softcap is not None:
         y = softcap * tanh(y / softcap)
     inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
@@ -163,12 +170,8 @@ def finish_stream(
     first_f, tokens, num_tokens, features,
     SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    y = tl.trans(total)
-    if SCALED:
-        y = y * scale[:, None]
+    y = rows_of(total, scale, bias, first_f, features, SCALED, F)
     columns = first_f + tl.arange(0, F)
-    if bias is not None:
-        y = y + load_row(bias, first_f, features, F)[None, :]
     inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
     place = tokens.to(tl.int64)[:, None] * features + columns[None, :]
     before = load_residual(residual, first_f, tokens, num_tokens, features, 0.0, F) if LOAD else ahead[0]
