@@ -10,6 +10,7 @@ namespace unspool {
 namespace {
 
 constexpr int64_t LINE = 64;
+constexpr int64_t HUGE_FROM = 2 << 20;  // bytes of rows
 int64_t rounded(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 }  // namespace
@@ -105,8 +106,6 @@ FineRow Program::fine_row(const Forms& forms, const Step& step, int thread, int6
     return {reinterpret_cast<FineBlock*>(at(forms.q8, step, thread)) + first * (width / BLOCK) + (row - first),
             in.size[static_cast<size_t>(row)]};
 }
-
-constexpr int64_t HUGE_FROM = 2 << 20;  // bytes of rows
 
 void Program::reserve(const Step& step) {
     const int threads = pool_->threads();

@@ -2,10 +2,10 @@
 """Sums whose bits do not depend on the order of summation, and what else every kernel shares.
 
 A compiler chooses which thread holds which element, and with it the order in which a reduction adds. Two tile shapes
-may then disagree in the last bit, and a row's bits would depend on how many rows came along. So sums inside kernels
+may then disagree in the last bit, and a row's bits would depend on how many rows came along. So sums across threads
 are taken over integers, which add exactly: the largest magnitude (a maximum is exact too) sets a power of two, each
 value becomes a 24-bit integer of it, and the integers' sum is scaled back. That is as precise as float32, and free of
-order.
+order. Whatever one thread adds by itself, one value after the other, needs none of this.
 """
 
 from __future__ import annotations
