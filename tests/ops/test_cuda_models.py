@@ -155,11 +155,25 @@ def test_a_step_in_the_air_outlives_larger_ones() -> None:
     from unspool.ops.cuda.sampler import SampleRows
 
     step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
+    step.kv.engine = replace(step.kv.engine, max_running=1)
     small = step.launch_rows(make_batch([(0, [7], [1])], 16), SampleRows.greedy(1))
     large = step.launch_rows(make_batch([(0, [7 + i], [2 + i]) for i in range(3)], 16), SampleRows.greedy(3))
     alone = int(step(make_batch([(0, [7], [9])], 16))[0].argmax())
     assert small.tokens() == [alone]
     assert large.tokens()[0] == alone
+
+
+def test_a_server_that_fills_up_keeps_its_graphs() -> None:
+    from unspool.ops.cuda.sampler import SampleRows
+
+    step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
+    seen: list[Any] = []
+    for rows in (1, 2, 3, 5, 9):
+        step.launch_rows(make_batch([(0, [7 + i], [1 + i]) for i in range(rows)], 16), SampleRows.greedy(rows))
+        graphs = [graph for graph, _ in step._graphs.values()]
+        assert graphs[: len(seen)] == seen
+        assert len(graphs) == len(seen) + 1
+        seen = graphs
 
 
 def test_blocks_can_be_copied_read_and_written() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 ATTENTION_ROWS = 16384
 PARTIAL_SUMS = 1 << 24
 ARRIVALS = 1 << 14
+STEP_WORDS = 1 << 20  # of a step's description, at first: a long prompt among hundreds of long tables
 RING = 4  # steps that the host may have under way
 
 
@@ -123,7 +124,7 @@ class CudaRunner:
         self.shape = steps.Shape(spec.num_heads, spec.num_kv_heads, programs, capacity, rows)
         self._arena = Arena(device)
         self._graphs: dict[tuple[object, ...], tuple[Graph, Tensor]] = {}
-        self._shared = self._make_shared(1 << 16, kv.engine.step_tokens)
+        self._shared = self._make_shared(1 << 16 if is_interpreted() else STEP_WORDS, kv.engine.step_tokens)
         self._rows = Rows(self.vocab_size, device)
         self._planes = self._rows.slots.planes
         self._room: SamplingRoom | None = None
@@ -246,7 +247,9 @@ class CudaRunner:
 
     # Memory ----------------------------------------------------------------------------------------------------------
     def _make_room(self, size: int, rows: int, sampled: int) -> None:
-        """Larger buffers where a step needs them; graphs know the old places and are made again."""
+        """Larger buffers where a step needs them; graphs know the old places and are made again. So there is room from
+        the first for as many draws as the engine has requests, and more comes at least double: a server that fills up
+        would else make its graphs again at every step."""
         old = self._shared
         fits = size <= len(old.step) and rows <= len(old.handoff)
         if fits and (sampled == 0 or (self._room is not None and sampled <= self._room.rows)):
@@ -260,6 +263,7 @@ class CudaRunner:
             self._shared = self._make_shared(next_power(max(size, len(old.step))), max(rows, len(old.handoff)))
             self._shared.sampled[: len(last)] = last  # the next step may ask for them
         if sampled and (self._room is None or sampled > self._room.rows):
+            sampled = next_power(max(sampled, self.kv.engine.max_running))
             self._room = SamplingRoom(sampled, self.vocab_size, self.device)
             self._results = results_room(sampled, RING, self.device)
             pinned = not is_interpreted()
