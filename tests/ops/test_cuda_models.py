@@ -108,6 +108,19 @@ def test_pieces_give_the_bits_of_the_whole(shape: str, block_size: int) -> None:
     assert (whole == pieces).all()
 
 
+@pytest.mark.parametrize("window", [None, 100])
+def test_few_rows_read_tiles_two_at_once_for_the_same_bits(window: int | None) -> None:
+    """Where a head is as wide as the matrix unit and a block holds two tiles. Pieces end within a tile, a pair and a
+    split; a window begins within a pair."""
+    family = {"architecture": "mistral", "rope_style": "half", "sliding_window": window} if window else {}
+    step = make_step(CudaOps(), "tiny-wide", "bf16", 128, num_layers=1, **family)
+    tokens = tokens_of(8, 266)
+    whole = feed(step, tokens, [266], range(1, 4), 128)
+    pieces = feed(step, tokens, [189, 1, 2, 64, 1, 1, 2, 6], range(4, 7), 128)
+    assert {launch.args["BATCH"] for launch in step.launches_of(1) if launch.label == "attention"} == {2}
+    assert (whole == pieces).all()
+
+
 @pytest.mark.parametrize("block_size", [16, 128])  # 128: a kernel of its own walks the crowd
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd(block_size: int) -> None:
     step = make_step(CudaOps(), "tiny", "q4_1", block_size, num_layers=1)

@@ -45,7 +45,7 @@ def items_of(step: np.ndarray, place: int) -> np.ndarray:
 def meetings(items: np.ndarray) -> list[tuple[int, int]]:
     return [
         (row, tile)
-        for first, count, _, begin, end, _, _ in items.tolist()
+        for first, count, _, begin, end, *_ in items.tolist()
         for row in range(first, first + count)
         for tile in range(begin, end)
     ]
@@ -80,25 +80,34 @@ def test_every_row_meets_its_tiles_once(mix: str, take_all: bool, group: int) ->
     assert (many[:, 5] == -1).all()
 
 
+def test_an_item_tells_the_first_tile_that_its_step_makes() -> None:
+    """Of its sequence, not of its own rows: what it brings of earlier tiles, nobody writes meanwhile."""
+    sequences = [(700, 40), (3, 2), (512, 1), (64, 1)]
+    batch = batch_of(sequences, "all")
+    items = items_of(described(batch, 48, 48, SHAPE, take_all=True), steps.FEW_ITEMS)
+    assert len(set(items[:, 0].tolist())) > len(sequences)  # the first one's tokens are cut into pieces
+    assert {(item[2], item[7]) for item in items.tolist()} == {(i, p // KEYS) for i, (p, _) in enumerate(sequences)}
+
+
 def test_kept_results_never_share_a_place() -> None:
     items = items_of(described(batch_of([(100_000, 1), (3000, 11), (900, 1)]), 16, 16), steps.FEW_ITEMS)
-    assert all(end - begin <= SPLIT for _, _, _, begin, end, place, _ in items.tolist() if place >= 0)
+    assert all(end - begin <= SPLIT for _, _, _, begin, end, place, *_ in items.tolist() if place >= 0)
     kept = [
         place + begin // SPLIT * rows * SHAPE.group + r
-        for _, rows, _, begin, _, place, _ in items.tolist()
+        for _, rows, _, begin, _, place, *_ in items.tolist()
         for r in range(rows * SHAPE.group)
         if place >= 0
     ]
     assert kept
     assert len(kept) == len(set(kept))
     assert max(kept) < SHAPE.capacity
-    counters = {(first, counter) for first, _, _, _, _, _, counter in items.tolist()}
+    counters = {(first, counter) for first, _, _, _, _, _, counter, _ in items.tolist()}
     assert len(counters) == len({counter for _, counter in counters}), "each piece counts its arrivals apart"
 
 
 def test_what_does_not_fit_is_walked() -> None:
     items = items_of(described(batch_of([(100_000, 1)]), 1, 1, replace(SHAPE, capacity=100)), steps.FEW_ITEMS)
-    assert items.tolist() == [[0, 1, 0, 0, 100_000 // KEYS + 1, -1, 0]]
+    assert items.tolist() == [[0, 1, 0, 0, 100_000 // KEYS + 1, -1, 0, 100_000 // KEYS]]
 
 
 def test_padding_is_kept_nowhere_and_tables_end_in_zeros() -> None:

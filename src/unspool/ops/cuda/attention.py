@@ -16,10 +16,13 @@ which side is which. *Decodes* put keys on its M side and the few query rows on 
 for nothing and memory is what counts. *Prompts* put the query rows on the M side, where a row's largest score is found
 within a warp.
 
-Work comes as items, seven numbers each: first row, number of rows, sequence, first tile, end tile, place, counter. An
-item's rows are its tokens times the heads that share a key head. At a place of -1 the item is all there is to its
-tokens: the program walks its tiles and writes the answer. Else it is one of several splits, whose results are kept at
-place + split · rows, and counted by the counter.
+Work comes as items, eight numbers each: first row, number of rows, sequence, first tile, end tile, place, counter, and
+the first tile with keys that this step makes. An item's rows are its tokens times the heads that share a key head. At a
+place of -1 the item is all there is to its tokens: the program walks its tiles and writes the answer. Else it is one of
+several splits, whose results are kept at place + split · rows, and counted by the counter.
+
+Where there is little to do, the time until the first product counts: keys and values of earlier steps are then brought
+before the kernel that makes the queries has ended, up to a whole split of them.
 """
 
 from __future__ import annotations
@@ -27,31 +30,65 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import let_next_start, load_quietly, prefetch_runs, wait_for_previous
+from unspool.ops.cuda.exact import (
+    after_previous,
+    let_next_start,
+    load_quietly,
+    prefetch_runs,
+    rounds_ahead,
+    wait_for_previous,
+)
 from unspool.ops.cuda.finish import tanh
 
 
 @triton.jit
-def weigh(scores, seen, m, scale, softcap, AXIS: tl.constexpr):
-    """One more tile, its keys along AXIS: the largest score so far (in base 2), what everything before it is worth
-    now, and the tile's weights."""
+def visible(scores, seen, scale, softcap):
+    """Scores as they count, where they are seen, and the factor that brings them to base 2."""
     factor = scale * 1.4426950408889634
     if softcap is not None:
         scores = softcap * tanh(scores * scale / softcap)
         factor = 1.4426950408889634
     if seen is not None:
         scores = tl.where(seen, scores, float("-inf"))
+    return scores, factor
+
+
+@triton.jit
+def base_of(m):
+    """What scores are measured from: the largest, or 0 where nothing was seen."""
+    return tl.where(m == float("-inf"), 0.0, m)
+
+
+@triton.jit
+def weigh(scores, seen, m, scale, softcap, AXIS: tl.constexpr):
+    """One more tile, its keys along AXIS: the largest score so far (in base 2), what everything before it is worth
+    now, and the tile's weights."""
+    scores, factor = visible(scores, seen, scale, softcap)
     new = tl.maximum(m, tl.max(scores, AXIS) * factor)
-    base = tl.where(new == float("-inf"), 0.0, new) if seen is not None else new
+    base = base_of(new) if seen is not None else new
     weights = tl.exp2(tl.fma(scores, factor, -tl.expand_dims(base, AXIS)))
     return new, tl.exp2(m - base), weights.to(tl.float16)
+
+
+@triton.jit
+def weigh_pair(scores, seen, m, scale, softcap, T: tl.constexpr):
+    """Two tiles, one after the other, as weigh() would: but all scores are compared at once, and all weights made."""
+    scores, factor = visible(scores, seen, scale, softcap)
+    scores = tl.reshape(scores, (2, scores.shape[0] // 2, T))
+    best0, best1 = tl.split(tl.trans(tl.max(scores, 1)))
+    m0 = tl.maximum(m, best0 * factor)
+    m1 = tl.maximum(m0, best1 * factor)
+    base0, base1 = base_of(m0), base_of(m1)
+    weights = tl.exp2(tl.fma(scores, factor, -tl.trans(tl.join(base0, base1))[:, None, :])).to(tl.float16)
+    weights0, weights1 = tl.split(tl.permute(weights, (1, 2, 0)))
+    return m1, tl.exp2(m - base0), weights0, tl.exp2(m0 - base1), weights1
 
 
 @triton.jit
 def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
     """The state after one more split. Nothing seen has m = -inf, and counts for nothing."""
     new = tl.maximum(m, split_m)
-    base = tl.where(new == float("-inf"), 0.0, new)
+    base = base_of(new)
     old, late = tl.expand_dims(tl.exp2(m - base), AXIS), tl.expand_dims(tl.exp2(split_m - base), AXIS)
     return new, tl.fma(mass, old, split_mass * late), tl.fma(acc, old, split_acc * late)
 
@@ -77,11 +114,12 @@ def answer_of(mass, acc, AXIS: tl.constexpr):
 def load_tile(
     kv, kv_tiles, table, tile, head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr,
-    QUIET: tl.constexpr,
+    QUIET: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """A tile's keys and values, also those past the last position: whatever a slot holds is finite, and has no weight.
 
-    A table may be read past its end for the same reason; whoever makes it puts zeros there.
+    A table may be read past its end for the same reason; whoever makes it puts zeros there. AHEAD: tiles that are asked
+    for ahead; 0: what the compiler thinks best.
     """
     if kv_tiles is not None:  # a tile lies within a block: the copy engine brings it
         PARTS: tl.constexpr = BLOCK_SIZE // N
@@ -101,13 +139,51 @@ def load_tile(
             in_head = tl.full((N, 1), True, tl.int1) & (d < HEAD_DIM)[None, :]
             k = tl.load(source, mask=in_head, other=0.0)
             v = tl.load(source + BLOCK_SIZE * HEAD_DIM, mask=in_head, other=0.0)
+    if AHEAD > 0:
+        k, v = rounds_ahead(k, AHEAD), rounds_ahead(v, AHEAD)
     return k, v, tile * N + tl.arange(0, N)
 
 
 @triton.jit
+def load_pair(
+    kv_tiles, kv_pairs, table, pair, head,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Two tiles, neighbours in a block: their keys in one, their values apart."""
+    PARTS: tl.constexpr = BLOCK_SIZE // (2 * N)
+    block = load_quietly(table + pair // PARTS) if AHEAD > 0 else tl.load(table + pair // PARTS)
+    row = (block * KV_HEADS + head) * (2 * BLOCK_SIZE) + pair % PARTS * (2 * N)
+    k = kv_pairs.load([row, 0])
+    v0 = kv_tiles.load([row + BLOCK_SIZE, 0])
+    v1 = kv_tiles.load([row + BLOCK_SIZE + N, 0])
+    if AHEAD > 0:
+        k, v0, v1 = rounds_ahead(k, AHEAD), rounds_ahead(v0, AHEAD), rounds_ahead(v1, AHEAD)
+    return k, v0, v1, pair * (2 * N) + tl.arange(0, 2 * N)
+
+
+@triton.jit
+def load_query(q, where, rows, T: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, AHEAD: tl.constexpr):
+    """A tile's query rows, in a loop where they are asked for a round ahead."""
+    there = (tl.arange(0, T) < rows)[:, None] & (tl.arange(0, D) < HEAD_DIM)[None, :]
+    query = tl.load(q + where, mask=there, other=0.0)
+    if AHEAD > 0:
+        query = rounds_ahead(query, 1)
+    return query
+
+
+@triton.jit
+def seen_by(key, position, WINDOW: tl.constexpr):
+    """Which keys a row sees, [key, row]."""
+    seen = key[:, None] <= position[None, :]
+    if WINDOW > 0:
+        seen = seen & (key[:, None] > position[None, :] - WINDOW)
+    return seen
+
+
+@triton.jit
 def read_item(items, index, exists):
-    """An item's seven numbers; of one that is not there, zeros."""
-    item = items + index * 7
+    """An item's eight numbers; of one that is not there, zeros."""
+    item = items + index * 8
     first_row = tl.load(item, mask=exists, other=0)
     num_rows = tl.load(item + 1, mask=exists, other=0)
     sequence = tl.load(item + 2, mask=exists, other=0)
@@ -115,7 +191,8 @@ def read_item(items, index, exists):
     end_tile = tl.load(item + 4, mask=exists, other=0)
     place = tl.load(item + 5, mask=exists, other=0)
     counter = tl.load(item + 6, mask=exists, other=0)
-    return first_row, num_rows, sequence, first_tile, end_tile, place, counter
+    fresh = tl.load(item + 7, mask=exists, other=0)
+    return first_row, num_rows, sequence, first_tile, end_tile, place, counter, fresh
 
 
 @triton.jit
@@ -131,6 +208,18 @@ def ask_for_tiles(
     block = tl.load(table + first + lane, mask=active, other=0)
     start = kv + (block * KV_HEADS + head).to(tl.int64) * (2 * BLOCK_SIZE * HEAD_DIM)
     prefetch_runs(start, active, 4 * BLOCK_SIZE * HEAD_DIM)
+
+
+@triton.jit
+def store_partial(partial, partial_m, partial_mass, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr):
+    """Keep a split's results, rows of queries along the last axis."""
+    r, d = tl.arange(0, T), tl.arange(0, D)
+    used, at = r < rows, (at + r).to(tl.int64)
+    tl.store(partial + at[None, :] * D + d[:, None], acc, mask=used[None, :], cache_modifier=".cg")
+    tl.store(partial_m + at, m, mask=used, cache_modifier=".cg")
+    first = (tl.arange(0, 64) == 0)[:, None]  # of 64 equal rows
+    tl.store(partial_mass + (at[None, :] + tl.zeros((64, T), tl.int64)), mass, mask=first & used[None, :],
+             cache_modifier=".cg")  # fmt: skip
 
 
 @triton.jit
@@ -174,6 +263,7 @@ def decode_attention_kernel(
     q,  # f16 [row, heads, head_dim]
     kv,  # f16 [block, kv head, key or value, slot, head_dim], of one layer
     kv_tiles,  # a descriptor of the same, [rows of head_dim], where a tile lies within a block
+    kv_pairs,  # the same for two tiles at once
     out,  # bf16 [row, heads, head_dim]
     step,  # int32: the step's description, see steps.py
     positions,
@@ -196,41 +286,48 @@ def decode_attention_kernel(
     ITEMS: tl.constexpr,  # where the step tells the items' number and place
     TABLE: tl.constexpr,  # where it tells the tables' place and width
     THREADS: tl.constexpr,
+    BATCH: tl.constexpr,  # tiles at once, 1 or 2
+    BEFORE: tl.constexpr,  # such rounds to be brought before the kernel before has ended; 0: it is waited for first
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
+    AHEAD: tl.constexpr = BEFORE if PDL else 0
     # The step's description was there before the last kernel: whatever can be read of it is read while that one ends.
     count = tl.load(step + ITEMS) * KV_HEADS
     items = step + tl.load(step + ITEMS + 1)
     tables = step + tl.load(step + TABLE)
     width = tl.load(step + TABLE + 1)
     first = tl.program_id(0)
-    first_row, num_rows, sequence, first_tile, end_tile, place, counter = read_item(
+    first_row, num_rows, sequence, first_tile, end_tile, place, counter, fresh = read_item(
         items, first // KV_HEADS, first < count
     )
     let_next_start(PDL)
-    if PDL:
+    if PDL and BEFORE == 0:
         # Only the newest keys and values come from the kernel before.
         table = tables + sequence * width
         ask_for_tiles(
             kv, table, first_tile, end_tile, first % KV_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N, SPLIT, THREADS
         )
-    if first < count or count == 0:  # who has nothing to do makes room for the next kernel, if another waits
+    # Who has nothing to do makes room for the next kernel, if another waits; who brings tiles before, waits later.
+    if (count == 0) if BEFORE > 0 else (first < count or count == 0):
         wait_for_previous(PDL)
     t, d = tl.arange(0, T), tl.arange(0, D)
     ones = tl.full((64, N), 1.0, tl.float16)
+    is_waiting = count >= 0
     for work in range(first, count, tl.num_programs(0)):
         following = work + tl.num_programs(0)
-        next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_counter = (
-            read_item(items, following // KV_HEADS, following < count)
-        )
+        (
+            next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_counter,
+            next_fresh,
+        ) = read_item(items, following // KV_HEADS, following < count)  # fmt: skip
         head = work % KV_HEADS
         table = tables + sequence * width
         live = t < num_rows * GROUP
         row = first_row + t // GROUP
         where = (row.to(tl.int64) * HEADS + head * GROUP + t % GROUP)[:, None] * HEAD_DIM + d[None, :]
         inside = live[:, None] & (d < HEAD_DIM)[None, :]
-        query = tl.load(q + where, mask=inside, other=0.0)
+        if BEFORE == 0:
+            query = tl.load(q + where, mask=inside, other=0.0)
         position = tl.load(positions + row, mask=live, other=-1)
         last = tl.max(position, 0)
         begin = 0  # the first tile that any of these rows sees
@@ -241,17 +338,34 @@ def decode_attention_kernel(
         whole_mass = tl.zeros((64, T), tl.float32)
         whole_acc = tl.zeros((D, T), tl.float32)
         m, mass, acc = whole_m, whole_mass, whole_acc
-        for tile in range(first_tile, end_tile):
+        # Where to wait, if not yet: for the queries, and for the first tile that is not all old.
+        query_waits = tl.where(is_waiting, first_tile // BATCH, -1)
+        tile_waits = tl.where(is_waiting, tl.maximum(fresh, first_tile) // BATCH, -1)
+        for turn in range(first_tile // BATCH, tl.cdiv(end_tile, BATCH)):
             whole_m, whole_mass, whole_acc, m, mass, acc = enter_split(
-                tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 0
+                turn * BATCH, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 0
             )
-            k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL)
-            seen = key[:, None] <= position[None, :]
-            if WINDOW > 0:
-                seen = seen & (key[:, None] > position[None, :] - WINDOW)
-            m, part, weights = weigh(tl.dot(k, query.T), seen, m, scale, softcap, 0)
+            at = after_previous(turn, tile_waits, AHEAD > 0)
+            if BATCH == 2:
+                k, v, v_next, key = load_pair(kv_tiles, kv_pairs, table, at, head, KV_HEADS, BLOCK_SIZE, N, AHEAD)
+            else:
+                k, v, key = load_tile(
+                    kv, kv_tiles, table, at, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, PDL, AHEAD
+                )  # fmt: skip
+            if BEFORE > 0:
+                rows = num_rows * GROUP + after_previous(turn, query_waits, PDL) - turn
+                query = load_query(q, where, rows, T, HEAD_DIM, D, AHEAD)
+            seen, scores = seen_by(key, position, WINDOW), tl.dot(k, query.T)
+            if BATCH == 2:
+                m, part, weights, next_part, next_weights = weigh_pair(scores, seen, m, scale, softcap, T)
+            else:
+                m, part, weights = weigh(scores, seen, m, scale, softcap, 0)
             acc = tl.dot(v.T, weights, acc * part[None, :])
             mass = tl.dot(ones, weights, mass * part[None, :])
+            if BATCH == 2:
+                acc = tl.dot(v_next.T, next_weights, acc * next_part[None, :])
+                mass = tl.dot(ones, next_weights, mass * next_part[None, :])
+        is_waiting = is_waiting & (first_tile >= end_tile)
         if place < 0:
             whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
             answer = answer_of(tl.max(whole_mass, 0), whole_acc, 0)
@@ -259,10 +373,9 @@ def decode_attention_kernel(
         elif first_tile < end_tile:
             rows = num_rows * GROUP
             kept = head * capacity + place
-            mine = (kept + first_tile // SPLIT * rows + t).to(tl.int64)
-            tl.store(partial + mine[None, :] * D + d[:, None], acc, mask=live[None, :], cache_modifier=".cg")
-            tl.store(partial_m + mine, m, mask=live, cache_modifier=".cg")
-            tl.store(partial_mass + mine, tl.max(mass, 0), mask=live, cache_modifier=".cg")
+            store_partial(
+                partial, partial_m, partial_mass, kept + first_tile // SPLIT * rows, rows, m, mass, acc, T, D
+            )  # fmt: skip
             tl.debug_barrier()
             first_split, end_split = begin // SPLIT, last // (N * SPLIT) + 1
             arrived = tl.atomic_add(arrivals + head * capacity + counter, 1, sem="acq_rel") + 1
@@ -272,7 +385,7 @@ def decode_attention_kernel(
                     partial, partial_m, partial_mass, out, kept, first_split, end_split, rows,
                     first_row, head, GROUP, HEADS, HEAD_DIM, T, D,
                 )  # fmt: skip
-        first_row, num_rows, sequence = next_first_row, next_num_rows, next_sequence
+        first_row, num_rows, sequence, fresh = next_first_row, next_num_rows, next_sequence, next_fresh
         first_tile, end_tile, place, counter = next_first_tile, next_end_tile, next_place, next_counter
 
 
@@ -289,7 +402,7 @@ def walk_tiles(
         whole_m, whole_mass, whole_acc, m, mass, acc = enter_split(
             tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 1
         )
-        k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET)
+        k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET, 0)
         seen = None
         if MASKED:
             seen = key[None, :] <= position[:, None]
@@ -319,7 +432,7 @@ def prompt_attention_kernel(
     r, d = tl.arange(0, M), tl.arange(0, D)
     for work in range(tl.program_id(0), count, tl.num_programs(0)):
         head = work % KV_HEADS
-        first_row, num_rows, sequence, first_tile, end_tile, _, _ = read_item(items, work // KV_HEADS, True)
+        first_row, num_rows, sequence, first_tile, end_tile, _, _, _ = read_item(items, work // KV_HEADS, True)
         table = tables + sequence * width
         live = r < num_rows * GROUP
         row = first_row + r // GROUP

@@ -25,6 +25,10 @@ from unspool.ops.cuda.project import Projection
 from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
 
+FEW = 8  # rows up to which what lies between kernels counts: each of them lets the next in before its end
+# Columns that a linear layer has yet to come when it lets the next kernel in. Later, and that one's first weights come
+# late; earlier, and its programs take the free multiprocessors two to a pair, which shares its way to memory.
+LEFT = {"heads": 1280, "stream": 1536, "gated": 256}
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
 
@@ -208,8 +212,9 @@ class Lowering:
             out = self._stream(node, features)
             more = self._stream_args(node, features)
             norm = self._next_norm(node)
-            early = 0.6 if norm is not None and any(isinstance(user, Gated) for user in self._users[norm]) else 0.0
-            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, early=early)
+            is_output = norm is not None and any(isinstance(user, Gated) for user in self._users[norm])
+            left = LEFT["stream"] if is_output or self.rows <= FEW else 0
+            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, left=left)
             self._use(node.residual)
         elif len(users) == 1 and isinstance(users[0], Attend) and is_fusable(users[0].spec):
             self._heads(node, users[0].spec, x)
@@ -229,13 +234,14 @@ class Lowering:
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, early=0.75)
+        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=LEFT["heads"])
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features
         node.matrix.arrange("gated", gated_order(features))
         out = self.arena.take(self.rows, features // 2, BF16)
-        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation)
+        left = LEFT["gated"] if self.rows <= FEW else 0
+        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation, left=left)
         self._values[node] = Value(out)
 
     def _project(
@@ -250,11 +256,10 @@ class Lowering:
         softcap: float | None = None,
         detail: Any = None,
         more: dict[str, Any] | None = None,
-        early: float = 0.0,
+        left: int = 0,
         label: str = "",
     ) -> None:
-        """One linear layer and what follows. `early`: the part of its work after which the next kernel is let in, if
-        before the end; it pays where that one has programs for every multiprocessor."""
+        """One linear layer and what follows. `left`: see LEFT; 0: the next kernel is let in at the end."""
         layer = Projection(matrix, self.rows)
         parts = 0 if x.parts is None else -(-matrix.width // GROUP)
         if parts and layer.is_many:
@@ -264,7 +269,7 @@ class Lowering:
         after |= {"parts": x.parts, "inverse_size": 1.0 / matrix.width, "eps": x.eps, "softcap": softcap}
         after |= {"bias": bias, "residual": residual, "out": out, "EPILOGUE": epilogue, "DETAIL": detail}
         room = (self.shared.partial, self.shared.arrivals)
-        self._launches.append(layer.launch(x.data, parts, *room, after, early, label or epilogue))
+        self._launches.append(layer.launch(x.data, parts, *room, after, left, label or epilogue))
 
     def _squares(self, x: Value, parts: int) -> Tensor:
         """Each row's sum of squares, for kernels of many tokens: every tile of theirs would add its groups' sums."""
@@ -297,13 +302,21 @@ class Lowering:
         kept = {"partial": shared.attention_partial, "partial_m": shared.attention_m}
         kept |= {"partial_mass": shared.attention_mass, "arrivals": shared.attention_arrivals}
         few = kept | {"capacity": shared.attention_m.shape[1], "T": shared.decode_rows, "THREADS": 128}
-        few |= {"ITEMS": steps.FEW_ITEMS}
-        programs, stages = (decode_programs(depth),), 3 if depth <= 128 else 2
-        self._add(decode_attention_kernel, programs, args | few, warps=4, stages=stages, label="attention")
+        few |= {"ITEMS": steps.FEW_ITEMS, "BEFORE": 0, "BATCH": 1, "kv_pairs": None}
+        programs, stages = decode_programs(depth), 3 if depth <= 128 else 2
+        if self.rows <= FEW and tiles is not None and depth <= 128:
+            few["BEFORE"] = stages - 1
+            # Two tiles at once take twice the memory: for so few rows that half of the programs will do.
+            if kv.block_size % (2 * steps.KEYS) == 0 and shared.decode_rows <= 32 and (depth <= 64 or self.rows <= 2):
+                few |= {"BATCH": 2, "kv_pairs": descriptor(layer.view(-1, depth), 2 * steps.KEYS, depth)}
+                programs //= 2
+        self._add(decode_attention_kernel, (programs,), args | few, warps=4, stages=stages, label="attention")
         if not self.take_all and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
             many = {"M": prompt_rows(depth), "ITEMS": steps.MANY_ITEMS}
-            programs = (multiprocessors() * (1 if depth > 64 else 2),)
-            self._add(prompt_attention_kernel, programs, args | many, warps=8, stages=stages, label="attention-prompt")
+            programs = multiprocessors() * (1 if depth > 64 else 2)
+            self._add(
+                prompt_attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt"
+            )
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv

@@ -33,10 +33,10 @@ class Projection:
         return not self.tile.parallel
 
     def launch(
-        self, x: Tensor, parts: int, partial: Tensor, arrivals: Tensor, after: dict[str, Any], early: float, label: str
+        self, x: Tensor, parts: int, partial: Tensor, arrivals: Tensor, after: dict[str, Any], left: int, label: str
     ) -> Launch:
-        """`parts`: groups' sums of squares that each row comes with. `early`: the part of the work after which the next
-        kernel is let in, if not at the end. `partial` and `arrivals`: room for splits' sums."""
+        """`parts`: groups' sums of squares that each row comes with. `left`: columns that are yet to come when the next
+        kernel is let in. `partial` and `arrivals`: room for splits' sums."""
         tile, rows = self.tile, x[: max(self.rows, 16)]
         args = after | {"num_tokens": self.rows, "features": self.features, "width": self.width}
         args |= {"F": tile.features, "T": tile.tokens, "PDL": has_dependent_launch()}
@@ -50,7 +50,7 @@ class Projection:
         args |= {"partial": partial, "arrivals": arrivals}
         programs = self.tiles * (self.splits if tile.parallel else 1)
         if self.is_plain:
-            return self._made(linear_kernel, programs, args | self._plain(rows, parts, columns, early), label)
+            return self._made(linear_kernel, programs, args | self._plain(rows, parts, columns, left), label)
         return self._made(quantized_kernel, programs, args | self._planes(rows), label)
 
     def _decoding_tile(self) -> Tile:
@@ -66,7 +66,7 @@ class Projection:
         most = 1 + (SHARED - of_tokens) // (of_tokens + of_codes)
         return replace(tile, tokens=tokens, width=step, stages=min(tile.stages, most))
 
-    def _plain(self, rows: Tensor, parts: int, columns: int, early: float) -> dict[str, Any]:
+    def _plain(self, rows: Tensor, parts: int, columns: int, left: int) -> dict[str, Any]:
         tile = self.tile
         rounds = -(-(self.width - (self.splits - 1) * columns) // tile.width)  # of the shortest split
         ahead = tile.parallel and parts <= tile.width // 32 * rounds
@@ -76,8 +76,8 @@ class Projection:
             "x": rows if near else descriptor(rows, tile.tokens, tile.width),
             "K": tile.width,
             "AHEAD": ahead,
-            "EARLY": ahead and early > 0,
-            "let_after": int(columns * early) // tile.width * tile.width,
+            "EARLY": ahead and left > 0,
+            "let_after": max(columns - left, 0) // tile.width * tile.width,
             "FAR": tile.stages - 1,
             "NEAR": near,
         }

@@ -18,7 +18,7 @@ from unspool.ops import Batch
 HEADER = 16
 # Places in the header.
 FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS = 0, 2, 4, 6, 7, 8
-ITEM = 7
+ITEM = 8
 PARAMS = 16  # words of a row's sampling parameters
 KEYS, SPLIT = 64, 4  # positions of a tile of keys, tiles of a split: part of every answer's bits
 # Query rows (tokens times the heads of a group) of the decode kernel's tile, and up to how many a sequence is that
@@ -166,6 +166,7 @@ def _decode_items(batch: Batch, sequence: np.ndarray, first: np.ndarray, rows: n
     items[:, 4] = np.where(apart, np.minimum((split + 1) * SPLIT, tiles[index]), tiles[index])
     items[:, 5] = np.where(apart, place[index], -1)
     items[:, 6] = index
+    items[:, 7] = batch.positions[batch.starts[sequence[index]]] // KEYS
     return _longest_first(items)
 
 

@@ -44,10 +44,10 @@ def tile_of(features: int, width: int, tokens: int) -> Tile:
     splits = splits_of(features, width)
     many = features >= 8192  # more tiles than multiprocessors
     if tokens <= 8:  # the weights of some rounds are asked for before the kernel before has ended, and tokens after it
-        if many:
-            return Tile(64, 16, 256, 4, 3, True, near=1)
-        if width < 8192:
-            return Tile(64, 16, 256, 4, 6 if width < 4096 else 4, True, near=2)
+        if many:  # two programs a multiprocessor: all at once, or one after the other
+            at_once = -(-features // 64) <= 2 * PROGRAMS
+            return Tile(64, 16, 128, 4, 6, True, near=2) if at_once else Tile(64, 16, 256, 4, 3, True, near=1)
+        return Tile(64, 16, 256, 4, 6, True, near=2) if width < 8192 else Tile(64, 16, 256, 4, 5, True, near=3)
     if tokens <= 16:
         return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 5, True)
     if tokens <= 32:
