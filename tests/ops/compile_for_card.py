@@ -73,8 +73,6 @@ def main(cases: list[list[str]]) -> None:
     told: dict[str, int] = {}
     for shape, format in cases:
         for each in launches_of(shape, format):
-            if not isinstance(each, launch.Launch):
-                continue
             options = {"num_warps": each.warps, "num_stages": each.stages}
             options |= {"enable_fp_fusion": False, "launch_pdl": True}
             compiled = each.kernel.warmup(grid=each.grid, **each.args, **options)

@@ -38,6 +38,7 @@ def run(logits: np.ndarray, words: np.ndarray, mode: tuple[bool, bool], planes: 
     args = (on_device[0], count, on_device[1], planes, sampled, results)
     for launch in room.launches(*args, filtered=mode[0], tells=mode[1]):
         launch.run()
+    assert not room.state.any(), "the next step finds zeros"
     return Sampled(results.cpu().numpy().reshape(count, RESULT)), sampled.cpu().numpy()
 
 

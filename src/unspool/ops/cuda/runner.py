@@ -25,7 +25,7 @@ from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import Arena, Launch, is_interpreted, next_power
 from unspool.ops.cuda.lower import Lowering, Shared, decode_programs, depth_of, prompt_rows
 from unspool.ops.cuda.record import Attend, Logits, in_order
-from unspool.ops.cuda.sampler import Clear, Rows, Sampled, SampleRows, SamplingRoom, can_draw, results_room
+from unspool.ops.cuda.sampler import Rows, Sampled, SampleRows, SamplingRoom, can_draw, results_room
 from unspool.ops.cuda.sampling import RESULT
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def bucket_of(rows: int) -> int:
 class Graph:
     """Launches, captured once and replayed; under the interpreter they just run."""
 
-    def __init__(self, launches: Sequence[Launch | Clear]) -> None:
+    def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = launches
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -229,7 +229,7 @@ class CudaRunner:
         key = (part, logits if part == "tail" else rows, mode)
         if key not in self._graphs:
             made = Lowering(self.root, self._shared, self._arena, rows, logits, take_all=part == "all")
-            launches: list[Launch | Clear] = list(made.tail if part == "tail" else made.body)
+            launches = list(made.tail if part == "tail" else made.body)
             if mode is not None:
                 assert self._room is not None
                 sampled = (self._shared.sampled, self._results)
@@ -242,8 +242,7 @@ class CudaRunner:
         """The kernels of a step of so many rows that was run for its logits, for those who measure them."""
         whole: tuple[object, ...] = ("all", bucket_of(rows), None)
         keys = [whole] if whole in self._graphs else [("body", bucket_of(rows), None), ("tail", 1, None)]
-        launches = [launch for key in keys for launch in self._graphs[key][0].launches]
-        return [launch for launch in launches if isinstance(launch, Launch)]
+        return [launch for key in keys for launch in self._graphs[key][0].launches]
 
     # Memory ----------------------------------------------------------------------------------------------------------
     def _make_room(self, size: int, rows: int, sampled: int) -> None:

@@ -204,19 +204,6 @@ def can_draw(params: ResolvedParams) -> bool:
     return params.logprobs is None or (params.logprobs <= MOST_TOLD and params.logprobs_stage == "raw")
 
 
-class Clear:
-    """A launch that zeroes a tensor."""
-
-    label = "clear"
-    bytes = flops = 0
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def run(self) -> None:
-        self.tensor.zero_()
-
-
 class SamplingRoom:
     """Memory that sampling needs for up to so many rows."""
 
@@ -231,11 +218,11 @@ class SamplingRoom:
     def launches(
         self, logits: Tensor, count: int, step: Tensor, planes: Tensor, sampled: Tensor, results: Tensor,
         *, filtered: bool, tells: bool,
-    ) -> list[Launch | Clear]:  # fmt: skip
+    ) -> list[Launch]:  # fmt: skip
         common = {"step": step, "state": self.state, "vocab_size": self.vocab_size}
         common |= {"PARAMS_AT": ROW_PARAMS, "STATE": STATE, "PDL": has_dependent_launch()}
         chunked, whole = (count, self.chunks), (count,)
-        out: list[Launch | Clear] = [Clear(self.state[:count])]
+        out: list[Launch] = []
 
         def add(kernel: Any, label: str, grid: tuple[int, ...], *, warps: int = 8, **args: Any) -> None:
             out.append(Launch(kernel, grid, common | args, warps=warps, label=label))
@@ -256,7 +243,8 @@ class SamplingRoom:
             "RESULT": RESULT,
             "CHUNK": CHUNK,
         }
-        add(draw_kernel, "draw", chunked, **values, planes=planes, sampled=sampled, FILTERED=filtered, **told)
+        modes = {"FILTERED": filtered, "TELLS": tells}
+        add(draw_kernel, "draw", chunked, **values, planes=planes, sampled=sampled, **modes, **told)
         if tells:
             if self._tops is None:
                 self._tops = torch.zeros(self.rows * self.chunks * MOST_TOLD, dtype=torch.int64, device=self.device)

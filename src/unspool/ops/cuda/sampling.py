@@ -19,8 +19,8 @@ from unspool.ops.cuda.exact import let_next_start, wait_for_previous
 from unspool.sampling.native import HAS_INFINITY, HAS_NAN, NONE_LEFT
 
 CHUNK = 4096  # tokens a program looks at
-# A row's parameters are 16 int32 words, see sampler.py. Its state is int64 words, all zero at the start of a step: keys
-# of the largest logits before and after prepare, whether any was NaN or infinite, programs arrived, the best score so
+# A row's parameters are 16 int32 words, see sampler.py. Its state is int64 words, zero before and after a step: keys of
+# the largest logits before and after prepare, whether any was NaN or infinite, programs arrived, the best score so
 # far, its token, sum of weights, rank; for each filter its last survivor's key and id; what filtering.py keeps: how
 # much is wanted of the tokens it gathers, how many those are, between which bounds they lie, 16 sums.
 STATE = 32
@@ -127,6 +127,13 @@ def arrive(state, chunks):
 
 
 @triton.jit
+def forget(state, STATE: tl.constexpr):
+    """Zeros for the next step, once every thread has read what there was."""
+    tl.debug_barrier()
+    tl.store(state + tl.arange(0, STATE), tl.zeros((STATE,), tl.int64))
+
+
+@triton.jit
 def prepared(logits, params, state, planes, row, token, inside, vocab_size):
     """Logits as bias, penalties and temperature leave them; the row's state learns the largest raw one, and of NaN and
     infinity."""
@@ -198,7 +205,7 @@ def survives(key, token, last):
 def draw_kernel(
     logits, x_in, step, state, planes, sampled, results, vocab_size,
     PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr,
-    RESULT: tl.constexpr, FILTERED: tl.constexpr, PDL: tl.constexpr,
+    RESULT: tl.constexpr, FILTERED: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The best of the survivors with its noise (none at temperature 0); of equals the lowest id."""
     let_next_start(PDL)
@@ -248,6 +255,8 @@ def draw_kernel(
         tl.store(out + 1, tl.load(logits + row * vocab_size + chosen).to(tl.int32, bitcast=True))
         best = tl.load(state + BEST_RAW, cache_modifier=".cg")
         tl.store(out + 2, unordered(best).to(tl.int32, bitcast=True))
+        if not TELLS or (tl.load(params + 13) & 4) == 0:
+            forget(state, STATE)
 
 
 @triton.jit
@@ -296,3 +305,4 @@ def tell_kernel(
                 rivals = tl.where(rivals == best, 0, rivals)
                 tl.store(out + 8 + 2 * i, (2147483647 - (best & 2147483647)).to(tl.int32))
                 tl.store(out + 9 + 2 * i, unordered(best >> 31).to(tl.int32, bitcast=True))
+            forget(state, STATE)
