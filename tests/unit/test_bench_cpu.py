@@ -42,7 +42,19 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cpu, "SETTLE_SECONDS", 0.0)
     quick = bandwidth.Bandwidth(10e9, 2, 0.0, 1)
     monkeypatch.setattr(bandwidth, "measure", lambda *_, **__: quick)
+    monkeypatch.setattr(bandwidth, "Reader", QuickReader)
     return tmp_path
+
+
+class QuickReader:
+    def __init__(self, threads: int) -> None:
+        self._passes = iter(range(10, 1000))
+
+    def best(self) -> float:
+        return 1e9 * next(self._passes)
+
+    def close(self) -> None:
+        pass
 
 
 def fake(name: str, pace: float) -> cpu.Engine:
@@ -73,12 +85,30 @@ def test_a_ratio_is_the_median_of_rounds_not_the_ratio_of_medians() -> None:
 
 
 def test_the_ceiling_is_the_fastest_round_for_neighbours_only_slow_reading() -> None:
-    record = cpu.Record(bandwidths=[33e9, 58e9, 34e9], beside=[50e9, 60e9, 40e9])
-    assert record.share(10**8) is None
+    record = cpu.Record(bandwidths=[33e9, 58e9, 34e9], turns=[(300, 50e9), (350, 60e9), (360, 40e9)])
+    assert record.share_of_ceiling(10**8) is None
     for rate in (300, 350, 360):
         record.add("decode-32", cpu.OURS, rate)
-    assert record.share(10**8) == pytest.approx(35 / 60)
-    assert record.shares(10**8) == pytest.approx([30 / 50, 35 / 60, 36 / 40])
+    assert record.share_of_ceiling(10**8) == pytest.approx(35 / 60)
+
+
+def test_a_turn_is_measured_by_the_reading_beside_it() -> None:
+    record = cpu.Record(turns=[(300, 50e9), (350, 60e9), (360, 40e9)])
+    assert record.shares(10**8) == pytest.approx([35 / 60, 30 / 50, 36 / 40])
+    assert cpu.Record(turns=[(300, 50e9)]).shares(10**8) == pytest.approx([0.6, 0.6, 0.6])
+    assert cpu.Record().shares(10**8) == []
+
+
+@pytest.mark.parametrize(("others", "counted"), [(0.0, cpu.TURNS), (0.9, 0)])
+def test_turns_that_others_disturbed_are_not_counted(
+    drivers: Path, monkeypatch: pytest.MonkeyPatch, others: float, counted: int
+) -> None:
+    monkeypatch.setattr(quiet.Watch, "others", lambda *_: others)
+    bench = cpu.Bench([fake(cpu.OURS, 0.001)], {"decode-32": KNOWN["decode-32"]}, vocab_size=5000, threads=2)
+    turns = bench.run(1).turns
+    assert len(turns) == counted
+    # Of the passes before and after, the faster: each of these readers' is faster than the one before.
+    assert turns == [(pytest.approx(1000), (11 + 2 * i) * 1e9) for i in range(counted)]
 
 
 def test_disturbed_measurements_are_counted() -> None:
@@ -120,7 +150,9 @@ def test_a_run_visits_every_engine_in_every_round(drivers: Path) -> None:
     printed = "\n".join(cpu.table(record, known))
     assert "4.00×" in printed
     assert "eight requests at once" in printed
-    assert json.loads(json.dumps(cpu.report(record, known, 10**8)))["decode_share_of_bandwidth"] == pytest.approx(10)
+    told = json.loads(json.dumps(cpu.report(record, known, 10**8)))
+    assert told["decode_share_of_fastest_read"] == pytest.approx(1000 * 1e8 / record.ceiling)
+    assert len(told["turns"]) == len(record.turns)
 
 
 def test_no_prompt_is_used_twice_not_even_to_try_again(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:

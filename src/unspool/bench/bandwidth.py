@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,18 +32,33 @@ class Bandwidth:
         return f"numpy, {threads}, best pass over {self.array_bytes >> 20} MiB in {self.seconds:.1f} s"
 
 
-def measure(threads: int | None = None, *, seconds: float = 0.3, array_bytes: int = ARRAY_BYTES) -> Bandwidth:
-    """The best pass of those that fit into `seconds`, three at least."""
-    threads = threads or len(os.sched_getaffinity(0))
-    start = time.perf_counter()
-    parts = np.array_split(np.ones(array_bytes // 4, np.float32), threads)  # ones: written, so that pages are there
-    best, passes = float("inf"), 0
-    with ThreadPoolExecutor(threads) as pool:
+class Reader:
+    """An array, and the threads that read it together."""
+
+    def __init__(self, threads: int, array_bytes: int = ARRAY_BYTES) -> None:
+        self._parts = np.array_split(np.ones(array_bytes // 4, np.float32), threads)  # written, so that pages are there
+        self._pool = ThreadPoolExecutor(threads)
+        self.array_bytes = array_bytes
+
+    def best(self, seconds: float = 0.0) -> float:
+        """Bytes a second of the best pass of those that fit into the time, three at least."""
+        start, best, passes = time.perf_counter(), float("inf"), 0
         while passes < 3 or time.perf_counter() - start < seconds:
             began = time.perf_counter()
-            list(pool.map(np.max, parts))
+            list(self._pool.map(np.max, self._parts))
             best, passes = min(best, time.perf_counter() - began), passes + 1
-    return Bandwidth(array_bytes / best, threads, time.perf_counter() - start, array_bytes)
+        return self.array_bytes / best
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def measure(threads: int | None = None, *, seconds: float = 0.3, array_bytes: int = ARRAY_BYTES) -> Bandwidth:
+    threads = threads or len(os.sched_getaffinity(0))
+    start = time.perf_counter()
+    with closing(Reader(threads, array_bytes)) as reader:
+        best = reader.best(seconds)
+    return Bandwidth(best, threads, time.perf_counter() - start, array_bytes)
 
 
 def main(argv: Sequence[str]) -> int:

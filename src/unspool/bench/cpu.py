@@ -10,9 +10,11 @@ told. Above 1 is ours. A rate leaves the prompt out of decoding and is the promp
 token in prefill; start and memory are those of a fresh process (start: until the first token of 37, right after another
 one, so that its files are in memory; memory: its peak over a decoding run). A measurement during which other processes
 kept more than 0.15 cores busy is made again, twice at most; how many were disturbed even so is told, and a run with
-many of them proves nothing. The ceiling is the fastest read of memory in the whole run; our share is told of what was
-read right beside each decoding, too. `--isa` sets our kernels and CTranslate2's; the others cannot be told. The last
-line is JSON.
+many of them proves nothing. Our decoding's share of the memory's bandwidth is found in turns of a tenth of a second:
+three passes of mere reading, 32 tokens, three passes again. A share is of the fastest pass beside it, and the median
+turn counts, for a host may move a guest's cores, and with them the bandwidth, from one second to the next. The share of
+the fastest read in the whole run is told as well. `--isa` sets our kernels and CTranslate2's; the others cannot be told.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -43,6 +45,7 @@ OURS = "unspool"
 DRIVERS = Path(__file__).with_name("peers")
 START_TOKENS = 37
 SETTLE_SECONDS = 0.3  # in which the threads of the engine before go to sleep
+TURNS = 16  # of reading and decoding, a round
 QUIET_CORES, TRIES = 0.15, 3  # a measurement that others disturbed more than this is made again, so many times at most
 TEXT = "The river runs past the old stone house where the light of the morning falls on the garden wall. " * 8
 
@@ -170,7 +173,7 @@ class Record:
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bandwidths: list[float] = field(default_factory=list)  # bytes a second, at each round's beginning
-    beside: list[float] = field(default_factory=list)  # right before or after our decoding, the faster, by round
+    turns: list[tuple[float, float]] = field(default_factory=list)  # our decoding's tokens/s, bytes/s read beside it
     others: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # cores that others kept busy meanwhile
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -201,17 +204,16 @@ class Record:
     @property
     def ceiling(self) -> float:
         """Bytes a second. The best round's: whatever else runs can only make reading slower, never the memory."""
-        return max(self.bandwidths + self.beside)
+        return max(self.bandwidths + [read for _, read in self.turns])
 
-    def share(self, bytes_per_token: int) -> float | None:
-        """How much of the ceiling our decoding uses."""
+    def share_of_ceiling(self, bytes_per_token: int) -> float | None:
         rates = self.values.get("decode-32", {}).get(OURS, [])
         return bytes_per_token * statistics.median(rates) / self.ceiling if rates else None
 
     def shares(self, bytes_per_token: int) -> list[float]:
-        """The same by round, each of what was read right beside it: a host may move a guest's cores within seconds."""
-        rates = self.values.get("decode-32", {}).get(OURS, [])
-        return [bytes_per_token * rate / read for rate, read in zip(rates, self.beside, strict=False)]
+        """What our decoding used of the bandwidth beside it: the quartiles of all turns."""
+        found = [bytes_per_token * rate / read for rate, read in self.turns]
+        return statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
 
 
 class Bench:
@@ -236,27 +238,31 @@ class Bench:
 
     def _round(self, number: int, alive: dict[str, Process]) -> None:
         time.sleep(SETTLE_SECONDS)
-        self.record.bandwidths.append(self._read(1.0))
+        self.record.bandwidths.append(bandwidth.measure(self.threads, seconds=1.0).bytes_per_second)
         turn = number % len(self.engines)
         for name, row in self.rows.items():
             for engine in self.engines[turn:] + self.engines[:turn]:
-                tries: list[tuple[float, float, float]] = []
-                is_beside = name == "decode-32" and engine.name == OURS
+                tries: list[tuple[float, float]] = []
                 while len(tries) < TRIES and (not tries or tries[-1][0] > QUIET_CORES):
                     time.sleep(SETTLE_SECONDS)
                     prompts = self._prompts(row)  # never one that was seen: engines keep the prefixes they computed
-                    before = self._read(0.3) if is_beside else 0.0
-                    others, value = self._once(engine, alive.get(engine.name), row, prompts)
-                    tries.append((others, value, max(before, self._read(0.3)) if is_beside else 0.0))
-                others, value, read = min(tries)  # the least disturbed, whatever it says
+                    tries.append(self._once(engine, alive.get(engine.name), row, prompts))
+                others, value = min(tries)  # the least disturbed, whatever it says
                 self.record.add(name, engine.name, value, others)
-                if is_beside:
-                    self.record.beside.append(read)
+        if "decode-32" in self.rows:
+            self._take_turns(alive[OURS], replace(self.rows["decode-32"], steps=32))
         print(f"round {number + 1} is done", file=sys.stderr, flush=True)
 
-    def _read(self, seconds: float) -> float:
-        """Bytes a second that all threads together read."""
-        return bandwidth.measure(self.threads, seconds=seconds).bytes_per_second
+    def _take_turns(self, ours: Process, row: Row) -> None:
+        """Reading and decoding in turns; one that others disturbed is not counted."""
+        time.sleep(SETTLE_SECONDS)
+        with closing(bandwidth.Reader(self.threads)) as reader:
+            for _ in range(TURNS):
+                watch, before = Watch(ours.pid), reader.best()
+                rate = row.rate(self._ask(ours, row, self._prompts(row), row.steps))
+                read = max(before, reader.best())
+                if watch.others(ours.pid) <= QUIET_CORES:
+                    self.record.turns.append((rate, read))
 
     def _once(self, engine: Engine, process: Process | None, row: Row, prompts: list[list[int]]) -> tuple[float, float]:
         """One measurement: the cores that others kept busy meanwhile, and the value."""
@@ -314,16 +320,17 @@ def table(record: Record, known: dict[str, Row]) -> Iterator[str]:
 
 
 def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
-    share = record.share(size)
+    low, share, high = record.shares(size) or (None, None, None)
     return {
         "versions": record.versions,
         "bytes_per_token": size,
         "read_gb_per_second": record.ceiling / 1e9,
         "read_gb_per_second_rounds": [value / 1e9 for value in record.bandwidths],
-        "read_gb_per_second_beside": [value / 1e9 for value in record.beside],
         "disturbed": record.disturbed,
         "decode_share_of_bandwidth": share,
-        "decode_share_of_bandwidth_rounds": record.shares(size),
+        "decode_share_of_bandwidth_quartiles": [low, high],
+        "decode_share_of_fastest_read": record.share_of_ceiling(size),
+        "turns": [{"tokens_per_second": rate, "read_gb_per_second": read / 1e9} for rate, read in record.turns],
         "median": record.medians(),
         "ratio": record.ratios(known),
         "rounds": record.values,
@@ -335,11 +342,12 @@ def tell(record: Record, known: dict[str, Row], size: int) -> None:
     for name, version in record.versions.items():
         print(f"{name:<12} {version}")
     print("\n".join(table(record, known)))
-    limit, share = record.ceiling, record.share(size)
-    line = f"read from memory: {limit / 1e9:.1f} GB/s; a token reads {size / 1e6:.1f} MB of weights"
-    used = f"; our decoding reaches {100 * share:.0f}% of the {limit / size:.0f} tokens/s" if share is not None else ""
-    by_round = ", ".join(f"{100 * share:.0f}%" for share in record.shares(size))
-    print(line + used + (f" (by round, of what was read right beside it: {by_round})" if by_round else ""))
+    limit, share = record.ceiling, record.share_of_ceiling(size)
+    line = f"a token reads {size / 1e6:.1f} MB of weights; the fastest read of memory was {limit / 1e9:.1f} GB/s"
+    print(line + (f", of which our decoding reached {100 * share:.0f}%" if share is not None else ""))
+    if record.turns:
+        low, middle, high = (f"{100 * share:.0f}%" for share in record.shares(size))
+        print(f"of what was read beside it, in {len(record.turns)} turns: {middle} (half of them {low} to {high})")
     disturbed, count = record.disturbed
     print(f"{disturbed} of {count} measurements were disturbed by other processes")
 
