@@ -12,9 +12,9 @@ one, so that its files are in memory; memory: its peak over a decoding run). A m
 kept more than 0.15 cores busy is made again, twice at most; how many were disturbed even so is told, and a run with
 many of them proves nothing. Our decoding's share of the memory's bandwidth is found in turns of a tenth of a second:
 three passes of mere reading, 32 tokens, three passes again. A share is of the fastest pass beside it, and the median
-turn counts, for a host may move a guest's cores, and with them the bandwidth, from one second to the next. The share of
-the fastest read in the whole run is told as well. `--isa` sets our kernels and CTranslate2's; the others cannot be told.
-The last line is JSON.
+turn counts, for a host may move a guest's cores, and with them the bandwidth, from one second to the next. The share
+of the fastest read in the whole run is told as well. `--isa` sets our kernels and CTranslate2's; the others cannot be
+told. The last line is JSON.
 """
 
 from __future__ import annotations
