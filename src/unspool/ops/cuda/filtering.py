@@ -15,7 +15,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import let_next_start, wait_for_previous
 from unspool.ops.cuda.sampling import (
     BEST,
     BOUND,
@@ -28,6 +27,7 @@ from unspool.ops.cuda.sampling import (
     as_double,
     as_float,
     ordered,
+    own_row,
     survives,
     unordered,
     weight_of,
@@ -64,11 +64,8 @@ def coarse_kernel(
     x_in, step, state, vocab_size,
     PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * STATE
+    row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
+    chunk = tl.program_id(1)
     if is_filtered(params):
         k = tl.load(params + 1)
         best = unordered(tl.load(state + BEST))
@@ -110,11 +107,8 @@ def gather_kernel(
     x_in, gathered, step, state, vocab_size,
     PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * STATE
+    row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
+    chunk = tl.program_id(1)
     if is_filtered(params):
         token = chunk * CHUNK + tl.arange(0, CHUNK)
         x = tl.load(x_in + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
@@ -135,11 +129,7 @@ def search_kernel(
     x_in, gathered, step, state, vocab_size,
     PARAMS_AT: tl.constexpr, BLOCK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * STATE
+    row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
     if is_filtered(params):
         x_in += row * vocab_size
         gathered += row * vocab_size

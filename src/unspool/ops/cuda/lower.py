@@ -27,8 +27,9 @@ from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
 
 FEW = 8  # rows up to which what lies between kernels counts: each of them lets the next in before its end
 # Columns that a linear layer has yet to come when it lets the next kernel in. Later, and that one's first weights come
-# late; earlier, and its programs take the free multiprocessors two to a pair, which shares its way to memory.
-LEFT = {"heads": 1280, "stream": 1536, "gated": 256}
+# late; earlier, and its programs take the free multiprocessors two to a pair, which shares its way to memory. Few heads
+# leave most of them free.
+LEFT = {"few heads": 1280, "heads": 1024, "stream": 1536, "gated": 256}
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
 
@@ -234,7 +235,8 @@ class Lowering:
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=LEFT["heads"])
+        left = LEFT["few heads" if node.matrix.features <= 4096 else "heads"]
+        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=left)
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features

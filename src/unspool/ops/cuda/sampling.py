@@ -117,6 +117,15 @@ def as_double(pointer):
 
 
 @triton.jit
+def own_row(step, state, PARAMS_AT: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr):
+    """How every kernel here begins: a program's row, its parameters and its state."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    return row, step + tl.load(step + PARAMS_AT) + row * 16, state + row * STATE
+
+
+@triton.jit
 def arrive(state, chunks):
     """True for the last program of a row's pass."""
     tl.debug_barrier()
@@ -183,11 +192,8 @@ def prepare_kernel(
     PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What the filters look at, and its largest."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * STATE
+    row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
+    chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
     x = prepared(logits, params, state, planes, row, token, inside, vocab_size)
@@ -208,12 +214,8 @@ def draw_kernel(
     RESULT: tl.constexpr, FILTERED: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The best of the survivors with its noise (none at temperature 0); of equals the lowest id."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    chunks = tl.num_programs(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * STATE
+    row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
+    chunk, chunks = tl.program_id(1), tl.num_programs(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
     if FILTERED:
@@ -266,12 +268,8 @@ def tell_kernel(
     CHUNKS: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The sum of the raw logits' weights, the chosen token's rank among them, and the best tokens."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    chunks = tl.num_programs(1)
-    params = step + tl.load(step + PARAMS_AT) + row * 16
-    state += row * STATE
+    row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
+    chunk, chunks = tl.program_id(1), tl.num_programs(1)
     if (tl.load(params + 13) & 4) != 0:
         token = chunk * CHUNK + tl.arange(0, CHUNK)
         inside = token < vocab_size
