@@ -7,27 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unspool.cache.blocks import Blocks, root_key
+from unspool.cache.blocks import Blocks
 from unspool.config import EngineConfig
-from unspool.engine.ahead import Ahead, AheadRunner, draws_in_turn, on_device
+from unspool.engine.ahead import Ahead, AheadRunner
 from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock, Ending
-from unspool.engine.group import Group, branch_seed
+from unspool.engine.group import Group
+from unspool.engine.making import Maker, force
 from unspool.engine.plan import Plan, Work
-from unspool.engine.request import Request
 from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
 from unspool.engine.sizing import num_kv_blocks
 from unspool.engine.speculation import Speculation, make_drafters
-from unspool.errors import ContextLengthError, EngineClosedError, EngineError, QueueFullError, RequestError
+from unspool.errors import EngineClosedError, EngineError, QueueFullError, RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
 from unspool.lazy import np
 from unspool.models.registry import build
 from unspool.params import ResolvedParams, SamplingParams
-from unspool.sampling.beam import BeamSearch
-from unspool.text.assembler import Assembler, Piece, PlainAssembler
+from unspool.text.assembler import Piece
 
 if TYPE_CHECKING:
     from unspool.ops import Ops
@@ -67,7 +66,6 @@ class Engine:
         self.runner = make_runner(model, self.config, num_blocks)
         # Weights may still be being packed on another core: whatever else takes time comes now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
-        self._fingerprint = checkpoint.fingerprint
         self.scheduler = Scheduler(
             Blocks(num_blocks, config.block_size),
             step_tokens=config.step_tokens,
@@ -82,8 +80,7 @@ class Engine:
         self.ahead = Ahead(self) if isinstance(self.runner, AheadRunner) else None
         self._groups: dict[str, Group] = {}
         self.branches: dict[int, tuple[Group, Branch]] = {}  # by the scheduler's number
-        self._breaker_tables: dict[tuple[str, ...], np.ndarray] = {}
-        self._next_number = 0
+        self._maker = Maker(self)
         self._events: list[Event] = []
         self._is_closed = False
 
@@ -105,19 +102,14 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         params = params or SamplingParams()
         resolved = params.resolve(self.checkpoint.generation, vocab_size=self.checkpoint.config.vocab_size)
-        self._check_prompt(prompt, output)
+        self._maker.check(prompt, output)
         if len(self.scheduler.waiting) >= self.config.max_waiting:
             raise QueueFullError(f"{self.config.max_waiting:,} requests are waiting already; try again later")
-        id = id if id is not None else f"r{self._next_number}"
+        id = id if id is not None else f"r{self._maker.next_number}"
         if id in self._groups:
             raise RequestError(f"a request {id!r} is running already", "id")
-        kind = Group if resolved.beam is None else BeamGroup
-        group = kind(id, tuple(prompt), resolved, arrived=self._now(), matcher=self._compile(resolved))
-        for choice in range(resolved.best_of if resolved.beam is None else 1):
-            self._make_branch(group, choice)
-        if isinstance(group, BeamGroup):
-            self._prepare_search(group)
-        begun = self._force(group, output) if output else []
+        group = self._maker.group(id, tuple(prompt), resolved, self._now())
+        begun = force(group, output) if output else []
         leader = group.branches[0]
         leader.request.is_scored = resolved.prompt_logprobs is not None
         self._groups[id] = group
@@ -127,127 +119,10 @@ class Engine:
             self._tell(group, branch, piece)
         return id
 
-    def _force(self, group: Group, output: Sequence[int]) -> list[tuple[Branch, Piece]]:
-        """Begin every branch of a group with the same tokens; the text that this gives."""
-        if isinstance(group, BeamGroup):
-            raise RequestError("a beam search chooses its tokens from the first on; output cannot be given", "output")
-        pieces = []
-        for branch in group.branches:
-            branch.request.tokens.extend(output)
-            for token in output:
-                branch.sampler.accept(token)
-                piece, ending = branch.advance(Token(token))
-                if ending is not None or piece.banned is not None:
-                    why = ending.reason if ending is not None else f"banned string {piece.banned!r}"
-                    raise RequestError(f"the given output ends the answer already ({why})", "output")
-                pieces.append((branch, piece))
-        return pieces
-
     def _begin(self, group: Group, branch: Branch) -> None:
         """A branch enters the scheduler: the first at once, the others when its prompt is computed."""
         branch.has_begun = True
         self.branches[branch.request.number] = (group, branch)
-
-    def _check_prompt(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        vocab_size = self.checkpoint.config.vocab_size
-        if not prompt:
-            raise RequestError("the prompt has no tokens; give at least one", "prompt")
-        for name, tokens in (("prompt", prompt), ("output", output)):
-            for token in tokens:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(f"the {name} has token {token}; the vocabulary has {vocab_size:,}", name)
-        if len(prompt) + len(output) >= self.context_length:
-            holds = f"the model holds {self.checkpoint.config.context_length:,}"
-            if self.context_length < self.checkpoint.config.context_length:
-                holds = f"the KV cache holds {self.context_length:,} (kv_tokens), {holds}"
-            raise ContextLengthError(f"the prompt has {len(prompt):,} tokens; {holds} with at least one of the answer")
-
-    def _compile(self, params: ResolvedParams) -> Any:
-        if params.constraint is None:
-            return None
-        if self.tokenizer is None:
-            raise RequestError("a constraint needs a tokenizer; this model was loaded without one", "constraint")
-        from unspool.sampling.constraint import compile_constraint
-
-        return compile_constraint(params.constraint, self.tokenizer)
-
-    def _dry_breakers(self, params: ResolvedParams) -> np.ndarray | None:
-        """By token id: whether its text holds a sequence breaker. Looked up once for each set of breakers."""
-        if not params.dry_multiplier or self.tokenizer is None:
-            return None
-        breakers = params.dry_sequence_breakers
-        if breakers not in self._breaker_tables:
-            texts = (self.tokenizer.token_text(token) for token in range(self.checkpoint.config.vocab_size))
-            self._breaker_tables[breakers] = np.array([any(b in text for b in breakers) for text in texts])
-        return self._breaker_tables[breakers]
-
-    def _make_branch(self, group: Group, choice: int) -> None:
-        from unspool.sampling.pipeline import Sampler
-
-        params, prompt = group.params, group.prompt
-        root = root_key(self._fingerprint, self.runner.kv.layout, params.cache_salt or "")
-        request = Request(self._next_number, prompt, priority=params.priority, root=root)
-        self._next_number += 1
-        request.arrival = group.branches[0].request.arrival if group.branches else request.number
-        end_ids: frozenset[int] = frozenset() if params.ignore_eos else self.end_ids
-        sampler = Sampler(
-            params,
-            prompt_ids=prompt,
-            vocab_size=self.checkpoint.config.vocab_size,
-            end_ids=self.end_ids,
-            seed=branch_seed(params.seed, choice),
-            constraint=None if group.matcher is None else group.matcher.fork(),
-            dry_breakers=self._dry_breakers(params),
-        )
-        room = self.context_length - len(prompt)
-        branch = Branch(
-            request=request,
-            choice=choice,
-            params=params,
-            sampler=sampler,
-            assembler=self._make_assembler(params),
-            clock=Clock(group.arrived),
-            end_ids=end_ids,
-            max_output=room if params.max_tokens is None else min(room, params.max_tokens),
-            speculate=self.speculation.choose(params, self.config),
-        )
-        request.limit = len(prompt) + branch.max_output
-        branch.on_device, branch.draws_in_turn = on_device(self.runner, branch), draws_in_turn(params)
-        group.branches.append(branch)
-
-    def _make_assembler(self, params: ResolvedParams) -> Assembler | PlainAssembler | None:
-        if self.tokenizer is not None:
-            if not params.stop and not params.bad_words:
-                return PlainAssembler(self.tokenizer)
-            return Assembler(
-                self.tokenizer, stops=params.stop, include_stop=params.include_stop_str, banned=params.bad_words
-            )
-        for name in ("stop", "bad_words"):
-            if getattr(params, name):
-                raise RequestError(f"{name} needs a tokenizer; this model was loaded without one", name)
-        return None
-
-    def _prepare_search(self, group: BeamGroup) -> None:
-        params, leader = group.params, group.branches[0]
-        assert params.beam is not None
-        if params.bad_words:
-            raise RequestError("bad_words go back in an answer, which a beam cannot; use a constraint", "bad_words")
-        if params.speculate not in (None, "off"):
-            raise RequestError("speculation checks draws, and a beam search makes none", "speculate")
-        if params.trace:
-            raise RequestError("trace explains draws, and a beam search makes none", "trace")
-        end_ids = leader.end_ids | set(params.stop_token_ids)
-
-        def ends(tokens: tuple[int, ...]) -> bool:
-            if tokens[-1] in end_ids:
-                return len(tokens) >= params.min_tokens
-            if not params.stop or self.tokenizer is None:
-                return False
-            text = self.tokenizer.decode(tokens)
-            return any(stop in text for stop in params.stop)
-
-        group.search = BeamSearch(params.beam, max_output=leader.max_output, num_end_ids=len(end_ids), ends=ends)
-        group.make_assembler = lambda: self._make_assembler(params)
 
     def params_of(self, id: str) -> ResolvedParams:
         """The parameters in force for a request that has not ended."""
@@ -404,7 +279,7 @@ class Engine:
         clock = group.branches[0].clock
         clock.tick(self._now())
         group.num_cached = max(group.num_cached, group.branches[0].request.num_cached)
-        begun, dropped = group.advance(self.scheduler, self._new_request)
+        begun, dropped = group.advance(self.scheduler, self._maker.request_like)
         for branch in begun:
             self._begin(group, branch)
         for branch in dropped:
@@ -420,13 +295,6 @@ class Engine:
         events = group.results(reason, lambda num_tokens: clock.timings(self._now(), num_tokens))
         self.finished.update(event.reason for event in events if isinstance(event, Finished))
         self._events += events
-
-    def _new_request(self, like: Request) -> Request:
-        """A request for a branch that is to be forked from another."""
-        request = Request(self._next_number, like.tokens, priority=like.priority, root=like.root)
-        request.num_prompt, request.arrival = like.num_prompt, like.arrival
-        self._next_number += 1
-        return request
 
     def _drop(self, branch: Branch) -> None:
         self.speculation.forget(branch)
