@@ -63,7 +63,7 @@ def launches_of(shape: str, format: str) -> list[Any]:
     kv = ops.kv_cache(checkpoint.config, engine, 8)
     step = ops.compile(build(checkpoint.config, checkpoint.weights, ops), kv)
     step._room, step._results = SamplingRoom(64, step.vocab_size, ops.device), results_room(64, runner.RING, ops.device)
-    parts: list[Any] = [("all", 1, 1, (True, True)), ("all", 48, 48, (False, False))]
+    parts: list[Any] = [("all", 1, 1, (True, True)), ("all", 8, 8, None), ("all", 48, 48, (False, False))]
     parts += [("all", 128, 128, None), ("body", 300, 16, None)]
     return [each for part in parts for each in step._layout(*part)[0].launches]
 

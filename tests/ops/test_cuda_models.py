@@ -176,6 +176,32 @@ def test_a_step_in_the_air_outlives_larger_ones() -> None:
     assert large.tokens()[0] == alone
 
 
+def test_a_step_that_fails_halfway_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that cannot be compiled, say: the next request's draw must not know of the row that was not finished."""
+    from unspool.ops.cuda.launch import Launch
+    from unspool.ops.cuda.sampler import TELLS, SampleRows
+
+    step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
+    tokens = [int(step(make_batch([(0, [7 + i], [1 + i])], 16))[0].argmax()) for i in range(2)]
+    assert tokens[0] != tokens[1]
+    run = Launch.run
+
+    def fails(launch: Launch) -> None:
+        if launch.label == "tell":
+            raise RuntimeError("no such kernel")
+        run(launch)
+
+    monkeypatch.setattr(Launch, "run", fails)
+    telling = SampleRows.greedy(1)
+    telling.flags[:] = TELLS
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        step.launch_rows(make_batch([(0, [7], [5])], 16), telling)
+    monkeypatch.setattr(Launch, "run", run)
+    for i in (1, 0):
+        flight = step.launch_rows(make_batch([(0, [7 + i], [6 + i])], 16), SampleRows.greedy(1))
+        assert flight.tokens() == [tokens[i]]
+
+
 def test_a_server_that_fills_up_keeps_its_graphs() -> None:
     from unspool.ops.cuda.sampler import SampleRows
 

@@ -94,7 +94,7 @@ def test_the_ceiling_is_the_fastest_round_for_neighbours_only_slow_reading() -> 
 
 def test_a_turn_is_measured_by_the_reading_beside_it() -> None:
     record = cpu.Record(turns=[(300, 50e9), (350, 60e9), (360, 40e9)])
-    assert record.shares(10**8) == pytest.approx([35 / 60, 30 / 50, 36 / 40])
+    assert record.shares(10**8) == pytest.approx([(35 / 60 + 0.6) / 2, 0.6, 0.75])
     assert cpu.Record(turns=[(300, 50e9)]).shares(10**8) == pytest.approx([0.6, 0.6, 0.6])
     assert cpu.Record().shares(10**8) == []
 
@@ -105,8 +105,9 @@ def test_turns_that_others_disturbed_are_not_counted(
 ) -> None:
     monkeypatch.setattr(quiet.Watch, "others", lambda *_: others)
     bench = cpu.Bench([fake(cpu.OURS, 0.001)], {"decode-32": KNOWN["decode-32"]}, vocab_size=5000, threads=2)
-    turns = bench.run(1).turns
-    assert len(turns) == counted
+    record = bench.run(1)
+    turns = record.turns
+    assert (len(turns), record.disturbed_turns) == (counted, cpu.TURNS - counted)
     # Of the passes before and after, the faster: each of these readers' is faster than the one before.
     assert turns == [(pytest.approx(1000), (11 + 2 * i) * 1e9) for i in range(counted)]
 
@@ -152,7 +153,9 @@ def test_a_run_visits_every_engine_in_every_round(drivers: Path) -> None:
     assert "eight requests at once" in printed
     told = json.loads(json.dumps(cpu.report(record, known, 10**8)))
     assert told["decode_share_of_fastest_read"] == pytest.approx(1000 * 1e8 / record.ceiling)
-    assert len(told["turns"]) == len(record.turns)
+    low, high = told["decode_share_of_bandwidth_quartiles"]
+    assert [low, told["decode_share_of_bandwidth"], high] == pytest.approx(record.shares(10**8))
+    assert low <= told["decode_share_of_bandwidth"] <= high
 
 
 def test_no_prompt_is_used_twice_not_even_to_try_again(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,7 @@ class Record:
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bandwidths: list[float] = field(default_factory=list)  # bytes a second, at each round's beginning
     turns: list[tuple[float, float]] = field(default_factory=list)  # our decoding's tokens/s, bytes/s read beside it
+    disturbed_turns: int = 0  # which do not count
     others: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # cores that others kept busy meanwhile
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -213,7 +214,7 @@ class Record:
     def shares(self, bytes_per_token: int) -> list[float]:
         """What our decoding used of the bandwidth beside it: the quartiles of all turns."""
         found = [bytes_per_token * rate / read for rate, read in self.turns]
-        return statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
+        return statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
 
 
 class Bench:
@@ -263,6 +264,8 @@ class Bench:
                 read = max(before, reader.best())
                 if watch.others(ours.pid) <= QUIET_CORES:
                     self.record.turns.append((rate, read))
+                else:
+                    self.record.disturbed_turns += 1
 
     def _once(self, engine: Engine, process: Process | None, row: Row, prompts: list[list[int]]) -> tuple[float, float]:
         """One measurement: the cores that others kept busy meanwhile, and the value."""
@@ -330,6 +333,7 @@ def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
         "decode_share_of_bandwidth": share,
         "decode_share_of_bandwidth_quartiles": [low, high],
         "decode_share_of_fastest_read": record.share_of_ceiling(size),
+        "disturbed_turns": record.disturbed_turns,
         "turns": [{"tokens_per_second": rate, "read_gb_per_second": read / 1e9} for rate, read in record.turns],
         "median": record.medians(),
         "ratio": record.ratios(known),
@@ -347,7 +351,9 @@ def tell(record: Record, known: dict[str, Row], size: int) -> None:
     print(line + (f", of which our decoding reached {100 * share:.0f}%" if share is not None else ""))
     if record.turns:
         low, middle, high = (f"{100 * share:.0f}%" for share in record.shares(size))
-        print(f"of what was read beside it, in {len(record.turns)} turns: {middle} (half of them {low} to {high})")
+        left_out = f", {record.disturbed_turns} disturbed ones left out" if record.disturbed_turns else ""
+        told = f"{middle} (half of them {low} to {high}{left_out})"
+        print(f"of what was read beside it, in {len(record.turns)} turns: {told}")
     disturbed, count = record.disturbed
     print(f"{disturbed} of {count} measurements were disturbed by other processes")
 

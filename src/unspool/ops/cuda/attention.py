@@ -21,8 +21,8 @@ the first tile with keys that this step makes. An item's rows are its tokens tim
 place of -1 the item is all there is to its tokens: the program walks its tiles and writes the answer. Else it is one of
 several splits, whose results are kept at place + split · rows, and counted by the counter.
 
-Where there is little to do, the time until the first product counts: keys and values of earlier steps are then brought
-before the kernel that makes the queries has ended, up to a whole split of them.
+Where there is little to do, the time until the first product counts: the first keys and values, if they are of earlier
+steps, are then brought before the kernel that makes the queries has ended.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def load_pair(
 
 @triton.jit
 def load_query(q, where, rows, T: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, AHEAD: tl.constexpr):
-    """A tile's query rows, in a loop where they are asked for a round ahead."""
+    """A tile's query rows, in a loop where they are asked for a turn ahead: with their wait, after all keys and values
+    that are asked for more turns ahead."""
     there = (tl.arange(0, T) < rows)[:, None] & (tl.arange(0, D) < HEAD_DIM)[None, :]
     query = tl.load(q + where, mask=there, other=0.0)
     if AHEAD > 0:
@@ -287,7 +288,7 @@ def decode_attention_kernel(
     TABLE: tl.constexpr,  # where it tells the tables' place and width
     THREADS: tl.constexpr,
     BATCH: tl.constexpr,  # tiles at once, 1 or 2
-    BEFORE: tl.constexpr,  # such rounds to be brought before the kernel before has ended; 0: it is waited for first
+    BEFORE: tl.constexpr,  # such turns that are asked for ahead, all but one before the wait; 0: the wait comes first
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS

@@ -62,7 +62,8 @@ def inverse_root(total, inverse_size, eps):
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Before this, a kernel may touch weights alone: the kernel before it may still be writing everything else."""
+    """Before this, a kernel may read weights, the step's description, and keys and values of earlier steps; the kernels
+    before it may still be writing everything else."""
     if PDL:
         gdc_wait()
 

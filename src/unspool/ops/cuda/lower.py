@@ -306,10 +306,10 @@ class Lowering:
         few = kept | {"capacity": shared.attention_m.shape[1], "T": shared.decode_rows, "THREADS": 128}
         few |= {"ITEMS": steps.FEW_ITEMS, "BEFORE": 0, "BATCH": 1, "kv_pairs": None}
         programs, stages = decode_programs(depth), 3 if depth <= 128 else 2
-        if self.rows <= FEW and tiles is not None and depth <= 128:
+        if self.rows <= FEW and tiles is not None and depth <= 128 and shared.decode_rows <= 32:
             few["BEFORE"] = stages - 1
             # Two tiles at once take twice the memory: for so few rows that half of the programs will do.
-            if kv.block_size % (2 * steps.KEYS) == 0 and shared.decode_rows <= 32 and (depth <= 64 or self.rows <= 2):
+            if kv.block_size % (2 * steps.KEYS) == 0 and (depth <= 64 or self.rows <= 2):
                 few |= {"BATCH": 2, "kv_pairs": descriptor(layer.view(-1, depth), 2 * steps.KEYS, depth)}
                 programs //= 2
         self._add(decode_attention_kernel, (programs,), args | few, warps=4, stages=stages, label="attention")

@@ -208,6 +208,24 @@ class CudaRunner:
         sources: np.ndarray | None = None,
     ) -> Tensor:
         """Queue a step, sampled if there are words; the logits' buffer comes back, valid until the next step."""
+        try:
+            return self._queue(batch, words, mode, sources)
+        except Exception:  # some kernels may have run, and the rest that would have cleaned up after them not
+            self._clean()
+            raise
+
+    def _clean(self) -> None:
+        """Zeros where every step begins with zeros and leaves them."""
+        if not is_interpreted():
+            torch.cuda.synchronize()
+        for tensor in (self._shared.arrivals, self._shared.attention_arrivals):
+            tensor.zero_()
+        if self._room is not None:
+            self._room.state.zero_()
+
+    def _queue(
+        self, batch: Batch, words: np.ndarray | None, mode: tuple[bool, bool] | None, sources: np.ndarray | None
+    ) -> Tensor:
         rows, logits = bucket_of(len(batch.ids)), bucket_of(max(len(batch.logit_rows), 1))
         take_all = len(batch.logit_rows) == len(batch.ids) and bool((np.diff(batch.logit_rows) == 1).all())
         if take_all:
@@ -262,7 +280,8 @@ class CudaRunner:
             self._shared = self._make_shared(next_power(max(size, len(old.step))), max(rows, len(old.handoff)))
             self._shared.sampled[: len(last)] = last  # the next step may ask for them
         if sampled and (self._room is None or sampled > self._room.rows):
-            sampled = next_power(max(sampled, self.kv.engine.max_running))
+            most = bucket_of(self.kv.engine.max_running)
+            sampled = max(sampled, most) if self._room is None else next_power(sampled)
             self._room = SamplingRoom(sampled, self.vocab_size, self.device)
             self._results = results_room(sampled, RING, self.device)
             pinned = not is_interpreted()
