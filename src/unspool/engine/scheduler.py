@@ -273,8 +273,8 @@ class Scheduler:
             self._register(request)
 
     def _register(self, request: Request) -> None:
-        """Make the blocks that became full and computed findable: not as soon as they are planned, for who finds one may
-        read it before the kernels of its step have ended."""
+        """Make the blocks that became full and computed findable. Not when they are planned: whoever finds one may read
+        it before the kernels of its step have ended."""
         size, num_known = self.blocks.block_size, len(request.tokens) - request.num_pending
         if request.num_computed < num_known:
             num_known = request.num_computed
