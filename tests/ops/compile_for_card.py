@@ -75,7 +75,7 @@ def main(cases: list[list[str]]) -> None:
         for each in launches_of(shape, format):
             options = {"num_warps": each.warps, "num_stages": each.stages}
             options |= {"enable_fp_fusion": False, "launch_pdl": True}
-            compiled = each.kernel.warmup(grid=each.grid, **each.args, **options)
+            compiled = each.kernel.warmup(grid=each.grid, **each.arguments, **options)
             assert compiled.metadata.shared <= SHARED_MEMORY, f"{each.label} asks for {compiled.metadata.shared} bytes"
             if each.kernel in (linear_kernel, linear_many_kernel):  # one product after the other would take much longer
                 products, waits = (compiled.asm["sass"].count(name) for name in ("HGMMA", "WARPGROUP.DEPBAR"))

@@ -51,7 +51,12 @@ class Launch:
         if not is_interpreted():
             # No fused multiply-add unless a kernel says so: how a compiler pairs them is not a function of the row.
             options |= {"enable_fp_fusion": False, "launch_pdl": has_dependent_launch()}
-        self.kernel[self.grid](**self.args, **options)
+        self.kernel[self.grid](**self.arguments, **options)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the kernel is called with: every one is told whether the kernel before it may still run."""
+        return self.args | {"PDL": has_dependent_launch()}
 
 
 def descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:

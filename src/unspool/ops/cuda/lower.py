@@ -18,7 +18,7 @@ from unspool.ops import AttentionSpec
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
 from unspool.ops.cuda.body_kv import CudaKV
-from unspool.ops.cuda.launch import Arena, Launch, descriptor, has_dependent_launch, multiprocessors, next_power
+from unspool.ops.cuda.launch import Arena, Launch, descriptor, multiprocessors, next_power
 from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.project import Projection
@@ -114,7 +114,7 @@ class Lowering:
         return value
 
     def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
-        self._launches.append(Launch(kernel, grid, args | {"PDL": has_dependent_launch()}, **options))
+        self._launches.append(Launch(kernel, grid, args, **options))
 
     # One node --------------------------------------------------------------------------------------------------------
     def _lower(self, node: Node) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from unspool.errors import BackendError
-from unspool.ops.cuda.launch import Launch, descriptor, has_dependent_launch, multiprocessors
+from unspool.ops.cuda.launch import Launch, descriptor, multiprocessors
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.quantized import quantized_kernel
@@ -39,7 +39,7 @@ class Projection:
         kernel is let in. `partial` and `arrivals`: room for splits' sums."""
         tile, rows = self.tile, x[: max(self.rows, 16)]
         args = after | {"num_tokens": self.rows, "features": self.features, "width": self.width}
-        args |= {"F": tile.features, "T": tile.tokens, "PDL": has_dependent_launch()}
+        args |= {"F": tile.features, "T": tile.tokens}
         if self.is_plain and self.is_many and self.splits == 1 and args["EPILOGUE"] != "heads":
             args |= {"w": descriptor(self.matrix.planes.codes, tile.features, tile.width), "K": tile.width}
             args |= {"x": descriptor(rows, tile.tokens, tile.width), "squares": args.pop("parts")}

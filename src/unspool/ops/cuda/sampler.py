@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unspool.ops.cuda.filtering import BLOCK, PART, coarse_kernel, gather_kernel, search_kernel
-from unspool.ops.cuda.launch import Launch, has_dependent_launch, next_power
+from unspool.ops.cuda.launch import Launch, next_power
 from unspool.ops.cuda.sampling import (
     CHUNK,
     MOST_TOLD,
@@ -220,7 +220,7 @@ class SamplingRoom:
         *, filtered: bool, tells: bool,
     ) -> list[Launch]:  # fmt: skip
         common = {"step": step, "state": self.state, "vocab_size": self.vocab_size}
-        common |= {"PARAMS_AT": ROW_PARAMS, "STATE": STATE, "PDL": has_dependent_launch()}
+        common |= {"PARAMS_AT": ROW_PARAMS, "STATE": STATE}
         chunked, whole = (count, self.chunks), (count,)
         out: list[Launch] = []
 
