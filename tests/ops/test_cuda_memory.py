@@ -99,8 +99,15 @@ def test_a_plan_for_a_gpu_that_is_elsewhere(capsys: pytest.CaptureFixture[str]) 
     assert plan["fits"]
     assert 800_000 < plan["kv_tokens"] < 900_000
     assert math.isclose(plan["decode_floor"]["seconds_per_token"], plan["step_bytes"] / 4.4e12)
-    assert main(["plan", "--random", "llama-8b", "--gpu-memory", "16GB"]) != 0
-    assert "nothing is left for a KV cache" in capsys.readouterr().err
+    small = ["plan", "--random", "llama-8b", "--gpu-memory", "16GB"]
+    assert main(small) == 0  # it is a plan, if one of what does not go
+    told = capsys.readouterr().out
+    assert "they do not fit together\n" in told
+    assert "nothing is left for a KV cache" in told
+    assert main([*small, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["fits"], plan["kv_tokens"]) == (False, 0)
+    assert "use a smaller or quantized model" in plan["problem"]
     assert main(["plan", "--random", "llama-8b", "--gpu-memory", "many"]) == 2
     assert "'many' is not a size, as in 141GiB or 80GB" in capsys.readouterr().err
 

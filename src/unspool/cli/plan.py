@@ -47,10 +47,11 @@ class Plan:
     device: str
     workspace_bytes: int  # of a device with memory of its own: what a step needs beside weights and cache
     requests: dict[int, int]  # tokens of a request, its answer included -> how many fit at once
+    problem: str | None = None  # why a GPU has no room for a cache
 
     @property
     def fits(self) -> bool:
-        return self.weight_bytes + self.workspace_bytes + self.kv_bytes <= self.free_bytes
+        return self.problem is None and self.weight_bytes + self.workspace_bytes + self.kv_bytes <= self.free_bytes
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = No
     import math
 
     from unspool.engine.sizing import free_memory, kv_bytes_per_token, num_kv_blocks
+    from unspool.errors import BackendError
 
     model, weights = checkpoint.config, checkpoint.weights
     formats: Counter[str] = Counter()
@@ -82,14 +84,17 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = No
     is_idle = not model.tied_embeddings and "token_embd.weight" in weights
     idle = weights["token_embd.weight"] if is_idle else None
     per_token = kv_bytes_per_token(model, config.kv_dtype)
-    room = workspace = None
+    room = workspace = problem = None
     if gpu is not None:
         from unspool.ops.cuda import memory
 
         workspace = memory.workspace_bytes(model, config)
         if config.kv_tokens is None:
-            room = memory.kv_room(gpu.free - formats.total(), gpu.total, model, config)
-    num_blocks = num_kv_blocks(model, config, room)
+            try:
+                room = memory.kv_room(gpu.free - formats.total(), gpu.total, model, config)
+            except BackendError as error:
+                problem = str(error)
+    num_blocks = num_kv_blocks(model, config, room) if problem is None else 0
     lengths = sorted({min(EXAMPLE_TOKENS, model.context_length), model.context_length})
     return Plan(
         model=checkpoint.name,
@@ -110,6 +115,7 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = No
         device="cpu" if gpu is None else gpu.name,
         workspace_bytes=workspace or 0,
         requests={length: num_blocks // -(-length // config.block_size) for length in lengths},
+        problem=problem,
     )
 
 
@@ -229,6 +235,8 @@ def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
         f"requests      at once: {fitting}",
         f"memory        {size(plan.free_bytes)} free{_where(plan)}, {whole}{verdict}",
     ]
+    if plan.problem is not None:
+        lines.append(f"              {plan.problem}")
     if bandwidth is not None:
         told = as_object(plan, bandwidth)["decode_floor"]
         lines += [
