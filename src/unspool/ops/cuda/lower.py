@@ -169,7 +169,7 @@ class Lowering:
             "D": max(next_power(size), GROUP),
         }
         args |= self.rotations.args() | self._stream_args(node, size)
-        self._add(embed_kernel, (self.rows,), args, label="embed", bytes=self.rows * size * 8)
+        self._add(embed_kernel, (self.rows, 2), args, label="embed", bytes=self.rows * size * 8)
 
     def _stream(self, node: Node, size: int) -> Tensor:
         is_handed = not self.take_all and any(isinstance(user, Take) for user in self._users[node])

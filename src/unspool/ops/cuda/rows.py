@@ -54,27 +54,30 @@ def embed_kernel(
     PAIRS_PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Two programs a row, which do not wait for each other: its token's embedding, and its position's rotations."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
-    source = tl.load(sources + row)
-    token = tl.load(ids + row)
-    if source >= 0:
-        token = tl.load(sampled + source)
-    token = tl.minimum(tl.maximum(token, 0), vocab_size - 1).to(tl.int64)
-    column = tl.arange(0, D)
-    stream = decode_row(codes, scales, offsets, token, column, column < size, WIDTH, FORMAT) * factor
-    tl.store(out + row * size + column, stream, mask=column < size)
-    if next_weight is not None:
-        emit(stream, column, row, num_rows, size, scaled, next_weight, next_parts, D)
-    pair = tl.arange(0, PAIRS_PADDED)
-    position = tl.load(positions + row).to(tl.float32)
-    for rope in tl.static_range(ROPES):
-        angle = position * tl.load(inv_freq + rope * PAIRS + pair, mask=pair < PAIRS, other=0.0)
-        scale = tl.load(rope_scale + rope)
-        place = (rope * num_rows + row) * PAIRS + pair
-        tl.store(cos + place, tl.cos(angle) * scale, mask=pair < PAIRS)
-        tl.store(sin + place, tl.sin(angle) * scale, mask=pair < PAIRS)
+    if tl.program_id(1) == 0:
+        source = tl.load(sources + row)
+        token = tl.load(ids + row)
+        if source >= 0:
+            token = tl.load(sampled + source)
+        token = tl.minimum(tl.maximum(token, 0), vocab_size - 1).to(tl.int64)
+        column = tl.arange(0, D)
+        stream = decode_row(codes, scales, offsets, token, column, column < size, WIDTH, FORMAT) * factor
+        tl.store(out + row * size + column, stream, mask=column < size)
+        if next_weight is not None:
+            emit(stream, column, row, num_rows, size, scaled, next_weight, next_parts, D)
+    else:
+        pair = tl.arange(0, PAIRS_PADDED)
+        position = tl.load(positions + row).to(tl.float32)
+        for rope in tl.static_range(ROPES):
+            angle = position * tl.load(inv_freq + rope * PAIRS + pair, mask=pair < PAIRS, other=0.0)
+            scale = tl.load(rope_scale + rope)
+            place = (rope * num_rows + row) * PAIRS + pair
+            tl.store(cos + place, tl.cos(angle) * scale, mask=pair < PAIRS)
+            tl.store(sin + place, tl.sin(angle) * scale, mask=pair < PAIRS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
