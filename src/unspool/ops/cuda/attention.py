@@ -38,76 +38,16 @@ from unspool.ops.cuda.exact import (
     rounds_ahead,
     wait_for_previous,
 )
-from unspool.ops.cuda.finish import tanh
-
-
-@triton.jit
-def visible(scores, seen, scale, softcap):
-    """Scores as they count, where they are seen, and the factor that brings them to base 2."""
-    factor = scale * 1.4426950408889634
-    if softcap is not None:
-        scores = softcap * tanh(scores * scale / softcap)
-        factor = 1.4426950408889634
-    if seen is not None:
-        scores = tl.where(seen, scores, float("-inf"))
-    return scores, factor
-
-
-@triton.jit
-def base_of(m):
-    """What scores are measured from: the largest, or 0 where nothing was seen."""
-    return tl.where(m == float("-inf"), 0.0, m)
-
-
-@triton.jit
-def weigh(scores, seen, m, scale, softcap, AXIS: tl.constexpr):
-    """One more tile, its keys along AXIS: the largest score so far (in base 2), what everything before it is worth
-    now, and the tile's weights."""
-    scores, factor = visible(scores, seen, scale, softcap)
-    new = tl.maximum(m, tl.max(scores, AXIS) * factor)
-    base = base_of(new) if seen is not None else new
-    weights = tl.exp2(tl.fma(scores, factor, -tl.expand_dims(base, AXIS)))
-    return new, tl.exp2(m - base), weights.to(tl.float16)
-
-
-@triton.jit
-def weigh_pair(scores, seen, m, scale, softcap, T: tl.constexpr):
-    """Two tiles, one after the other, as weigh() would: but all scores are compared at once, and all weights made."""
-    scores, factor = visible(scores, seen, scale, softcap)
-    scores = tl.reshape(scores, (2, scores.shape[0] // 2, T))
-    best0, best1 = tl.split(tl.trans(tl.max(scores, 1)))
-    m0 = tl.maximum(m, best0 * factor)
-    m1 = tl.maximum(m0, best1 * factor)
-    base0, base1 = base_of(m0), base_of(m1)
-    weights = tl.exp2(tl.fma(scores, factor, -tl.trans(tl.join(base0, base1))[:, None, :])).to(tl.float16)
-    weights0, weights1 = tl.split(tl.permute(weights, (1, 2, 0)))
-    return m1, tl.exp2(m - base0), weights0, tl.exp2(m0 - base1), weights1
-
-
-@triton.jit
-def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
-    """The state after one more split. Nothing seen has m = -inf, and counts for nothing."""
-    new = tl.maximum(m, split_m)
-    base = base_of(new)
-    old, late = tl.expand_dims(tl.exp2(m - base), AXIS), tl.expand_dims(tl.exp2(split_m - base), AXIS)
-    return new, tl.fma(mass, old, split_mass * late), tl.fma(acc, old, split_acc * late)
-
-
-@triton.jit
-def enter_split(
-    tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT: tl.constexpr, AXIS: tl.constexpr
-):  # fmt: skip
-    """Before a tile: at a split's beginning the last one is merged into the whole, and the next starts from nothing."""
-    if tile % SPLIT == 0 and tile > first_tile:
-        whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, AXIS)
-        m = tl.full(m.shape, float("-inf"), tl.float32)
-        mass, acc = tl.zeros_like(mass), tl.zeros_like(acc)
-    return whole_m, whole_mass, whole_acc, m, mass, acc
-
-
-@triton.jit
-def answer_of(mass, acc, AXIS: tl.constexpr):
-    return acc / tl.expand_dims(tl.where(mass == 0.0, 1.0, mass), AXIS)
+from unspool.ops.cuda.softmax import (
+    answer_of,
+    enter_split,
+    merge,
+    merge_partials,
+    seen_by,
+    store_partial,
+    weigh,
+    weigh_pair,
+)
 
 
 @triton.jit
@@ -173,12 +113,10 @@ def load_query(q, where, rows, T: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.co
 
 
 @triton.jit
-def seen_by(key, position, WINDOW: tl.constexpr):
-    """Which keys a row sees, [key, row]."""
-    seen = key[:, None] <= position[None, :]
-    if WINDOW > 0:
-        seen = seen & (key[:, None] > position[None, :] - WINDOW)
-    return seen
+def read_step(step, KV_HEADS: tl.constexpr, ITEMS: tl.constexpr, TABLE: tl.constexpr):
+    """Pieces of work (an item for each key head), where items are, where tables are, and a table's width."""
+    count, items = tl.load(step + ITEMS) * KV_HEADS, step + tl.load(step + ITEMS + 1)
+    return count, items, step + tl.load(step + TABLE), tl.load(step + TABLE + 1)
 
 
 @triton.jit
@@ -212,51 +150,21 @@ def ask_for_tiles(
 
 
 @triton.jit
-def store_partial(partial, partial_m, partial_mass, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr):
-    """Keep a split's results, rows of queries along the last axis."""
-    r, d = tl.arange(0, T), tl.arange(0, D)
-    used, at = r < rows, (at + r).to(tl.int64)
-    tl.store(partial + at[None, :] * D + d[:, None], acc, mask=used[None, :], cache_modifier=".cg")
-    tl.store(partial_m + at, m, mask=used, cache_modifier=".cg")
-    first = (tl.arange(0, 64) == 0)[:, None]  # of 64 equal rows
-    tl.store(partial_mass + (at[None, :] + tl.zeros((64, T), tl.int64)), mass, mask=first & used[None, :],
-             cache_modifier=".cg")  # fmt: skip
-
-
-@triton.jit
-def load_partial(partial, partial_m, partial_mass, kept, split, end, rows, T: tl.constexpr, D: tl.constexpr):
-    """A split's kept results; past the end, results that change nothing."""
-    r, d = tl.arange(0, T), tl.arange(0, D)
-    used = (r < rows) & (split + tl.zeros_like(r) < end)
-    at = (kept + split * rows + r).to(tl.int64)
-    acc = tl.load(partial + at[:, None] * D + d[None, :], mask=used[:, None], other=0.0, cache_modifier=".cg")
-    m = tl.load(partial_m + at, mask=used, other=float("-inf"), cache_modifier=".cg")
-    mass = tl.load(partial_mass + at, mask=used, other=0.0, cache_modifier=".cg")
-    return m, mass[:, None], acc
-
-
-@triton.jit
-def merge_partials(
-    partial, partial_m, partial_mass, out, kept, begin, end, rows, first_row, head,
+def keep_split(
+    partial, partial_m, partial_mass, out, m, mass, acc, first_row, rows, head, kept, counter,
+    split, first_split, end_split,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """An item's splits in order, loaded four at a time so that they wait for memory once."""
-    r, d = tl.arange(0, T), tl.arange(0, D)
-    m = tl.full((T,), float("-inf"), tl.float32)
-    mass = tl.zeros((T, 1), tl.float32)
-    acc = tl.zeros((T, D), tl.float32)
-    for split in range(begin, end, 4):
-        m0, mass0, acc0 = load_partial(partial, partial_m, partial_mass, kept, split, end, rows, T, D)
-        m1, mass1, acc1 = load_partial(partial, partial_m, partial_mass, kept, split + 1, end, rows, T, D)
-        m2, mass2, acc2 = load_partial(partial, partial_m, partial_mass, kept, split + 2, end, rows, T, D)
-        m3, mass3, acc3 = load_partial(partial, partial_m, partial_mass, kept, split + 3, end, rows, T, D)
-        m, mass, acc = merge(m, mass, acc, m0, mass0, acc0, 1)
-        m, mass, acc = merge(m, mass, acc, m1, mass1, acc1, 1)
-        m, mass, acc = merge(m, mass, acc, m2, mass2, acc2, 1)
-        m, mass, acc = merge(m, mass, acc, m3, mass3, acc3, 1)
-    answer = answer_of(tl.max(mass, 1), acc, 1)
-    at = ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(out + at, answer.to(tl.bfloat16), mask=(r < rows)[:, None] & (d < HEAD_DIM)[None, :])
+    """Keep one of an item's splits; whoever comes last merges all of them."""
+    store_partial(partial, partial_m, partial_mass, kept + split * rows, rows, m, mass, acc, T, D)
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counter, 1, sem="acq_rel") + 1
+    if arrived == end_split - first_split:
+        tl.store(counter, 0)
+        merge_partials(
+            partial, partial_m, partial_mass, out, kept, first_split, end_split, rows, first_row, head,
+            GROUP, HEADS, HEAD_DIM, T, D,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["capacity"])
@@ -294,10 +202,7 @@ def decode_attention_kernel(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     AHEAD: tl.constexpr = BEFORE if PDL else 0
     # The step's description was there before the last kernel: whatever can be read of it is read while that one ends.
-    count = tl.load(step + ITEMS) * KV_HEADS
-    items = step + tl.load(step + ITEMS + 1)
-    tables = step + tl.load(step + TABLE)
-    width = tl.load(step + TABLE + 1)
+    count, items, tables, width = read_step(step, KV_HEADS, ITEMS, TABLE)
     first = tl.program_id(0)
     first_row, num_rows, sequence, first_tile, end_tile, place, counter, fresh = read_item(
         items, first // KV_HEADS, first < count
@@ -356,7 +261,7 @@ def decode_attention_kernel(
             if BEFORE > 0:
                 rows = num_rows * GROUP + after_previous(turn, query_waits, PDL) - turn
                 query = load_query(q, where, rows, T, HEAD_DIM, D, AHEAD)
-            seen, scores = seen_by(key, position, WINDOW), tl.dot(k, query.T)
+            seen, scores = seen_by(key, position, 0, WINDOW), tl.dot(k, query.T)
             if BATCH == 2:
                 m, part, weights, next_part, next_weights = weigh_pair(scores, seen, m, scale, softcap, T)
             else:
@@ -372,20 +277,12 @@ def decode_attention_kernel(
             answer = answer_of(tl.max(whole_mass, 0), whole_acc, 0)
             tl.store(out + where, tl.trans(answer.to(tl.bfloat16)), mask=inside)
         elif first_tile < end_tile:
-            rows = num_rows * GROUP
-            kept = head * capacity + place
-            store_partial(
-                partial, partial_m, partial_mass, kept + first_tile // SPLIT * rows, rows, m, mass, acc, T, D
+            keep_split(
+                partial, partial_m, partial_mass, out, m, mass, acc, first_row, num_rows * GROUP, head,
+                head * capacity + place, arrivals + head * capacity + counter,
+                first_tile // SPLIT, begin // SPLIT, last // (N * SPLIT) + 1,
+                GROUP, HEADS, HEAD_DIM, T, D,
             )  # fmt: skip
-            tl.debug_barrier()
-            first_split, end_split = begin // SPLIT, last // (N * SPLIT) + 1
-            arrived = tl.atomic_add(arrivals + head * capacity + counter, 1, sem="acq_rel") + 1
-            if arrived == end_split - first_split:
-                tl.store(arrivals + head * capacity + counter, 0)
-                merge_partials(
-                    partial, partial_m, partial_mass, out, kept, first_split, end_split, rows,
-                    first_row, head, GROUP, HEADS, HEAD_DIM, T, D,
-                )  # fmt: skip
         first_row, num_rows, sequence, fresh = next_first_row, next_num_rows, next_sequence, next_fresh
         first_tile, end_tile, place, counter = next_first_tile, next_end_tile, next_place, next_counter
 
@@ -404,11 +301,7 @@ def walk_tiles(
             tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 1
         )
         k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET, 0)
-        seen = None
-        if MASKED:
-            seen = key[None, :] <= position[:, None]
-            if WINDOW > 0:
-                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        seen = seen_by(key, position, 1, WINDOW) if MASKED else None
         m, part, weights = weigh(tl.dot(query, k.T), seen, m, scale, softcap, 1)
         acc = tl.dot(weights, v, acc * part[:, None])
         mass = tl.dot(weights, ones, mass * part[:, None])
@@ -424,10 +317,7 @@ def prompt_attention_kernel(
 ):  # fmt: skip
     """As decode_attention_kernel, for items of many rows, none of them divided."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    count = tl.load(step + ITEMS) * KV_HEADS
-    items = step + tl.load(step + ITEMS + 1)
-    tables = step + tl.load(step + TABLE)
-    width = tl.load(step + TABLE + 1)
+    count, items, tables, width = read_step(step, KV_HEADS, ITEMS, TABLE)
     let_next_start(PDL)
     wait_for_previous(PDL)
     r, d = tl.arange(0, M), tl.arange(0, D)
