@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.ops.cuda_setting import MARKS, ON_CARD
 from unspool.config import EngineConfig
 from unspool.models.registry import build
 from unspool.ops import Batch
-from unspool.ops.cuda import CudaOps
+from unspool.ops.cuda import CudaOps, steps
+from unspool.ops.cuda.handover import ABSENT
 from unspool.ops.reference import ReferenceOps
 from unspool.weights.random import SHAPES, random_checkpoint
 
@@ -121,6 +123,25 @@ def test_few_rows_read_tiles_two_at_once_for_the_same_bits(window: int | None) -
     assert (whole == pieces).all()
 
 
+def test_splits_that_are_kept_apart_give_the_bits_of_a_walk() -> None:
+    """A row's splits by one program, four rows' by another, and those of a draft; what was handed over is gone."""
+    step = make_step(CudaOps(), "tiny", "bf16", 128, num_layers=1)
+    step.kv.data.normal_()
+    apart, kinds = step.shape, set()
+    for sequences in (
+        [(1500, [7], range(1, 13))],
+        [(700, [8], range(13, 19)), (600, [9, 10, 11], range(19, 25))],
+    ):
+        batch, outs = make_batch(sequences, 128), []
+        for step.shape in (replace(apart, capacity=0), apart):
+            outs.append(step(batch).copy())
+            for *_, end, place, last in steps.divide(batch, step.shape, take_all=True)[0].tolist():
+                kinds.add("walked" if place < 0 else f"merged by {last}" if end == 0 else "kept")
+        assert (outs[0] == outs[1]).all()
+    assert kinds == {"walked", "kept", "merged by 1", "merged by 4"}
+    assert (step._shared.attention_partial.view(torch.int32) == ABSENT.value).all()
+
+
 @pytest.mark.parametrize("block_size", [16, 128])  # 128: a kernel of its own walks the crowd
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd(block_size: int) -> None:
     step = make_step(CudaOps(), "tiny", "q4_1", block_size, num_layers=1)
@@ -188,6 +209,7 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(monkeypatch: pytest.Mon
 
     def fails(launch: Launch) -> None:
         if launch.label == "tell":
+            step._shared.attention_partial[0, 0, 0] = 1.0  # as if attention had not come to its end
             raise RuntimeError("no such kernel")
         run(launch)
 
@@ -196,6 +218,7 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(monkeypatch: pytest.Mon
     telling.flags[:] = TELLS
     with pytest.raises(RuntimeError, match="no such kernel"):
         step.launch_rows(make_batch([(0, [7], [5])], 16), telling)
+    assert (step._shared.attention_partial.view(torch.int32) == ABSENT.value).all()
     monkeypatch.setattr(Launch, "run", run)
     for i in (1, 0):
         flight = step.launch_rows(make_batch([(0, [7 + i], [6 + i])], 16), SampleRows.greedy(1))

@@ -30,9 +30,9 @@ def batch_of(sequences: list[tuple[int, int]], wanted: str = "last") -> Batch:
 
 
 def described(batch: Batch, rows: int, logits: int, shape: Shape = SHAPE, **more: object) -> np.ndarray:
-    out = np.full(steps.size_of(batch, rows, logits) + 100, -99, np.int32)
+    out = np.full(steps.size_of(batch, rows, logits, shape) + 100, -99, np.int32)
     size = steps.describe(out, batch, rows, logits, shape, **more)
-    assert size <= steps.size_of(batch, rows, logits)
+    assert size <= steps.size_of(batch, rows, logits, shape)
     assert (out[size:] == -99).all(), "nothing is written past what was promised"
     return out[:size]
 
@@ -86,7 +86,8 @@ def test_an_item_tells_the_first_tile_that_its_step_makes() -> None:
     batch = batch_of(sequences, "all")
     items = items_of(described(batch, 48, 48, SHAPE, take_all=True), steps.FEW_ITEMS)
     assert len(set(items[:, 0].tolist())) > len(sequences)  # the first one's tokens are cut into pieces
-    assert {(item[2], item[7]) for item in items.tolist()} == {(i, p // KEYS) for i, (p, _) in enumerate(sequences)}
+    told = {(sequence, fresh) for _, _, sequence, _, end, _, fresh in items.tolist() if end > 0}
+    assert told == {(i, p // KEYS) for i, (p, _) in enumerate(sequences)}
 
 
 def test_kept_results_never_share_a_place() -> None:
@@ -94,20 +95,48 @@ def test_kept_results_never_share_a_place() -> None:
     assert all(end - begin <= SPLIT for _, _, _, begin, end, place, *_ in items.tolist() if place >= 0)
     kept = [
         place + begin // SPLIT * rows * SHAPE.group + r
-        for _, rows, _, begin, _, place, *_ in items.tolist()
+        for _, rows, _, begin, end, place, _ in items.tolist()
         for r in range(rows * SHAPE.group)
-        if place >= 0
+        if place >= 0 and end > 0
     ]
     assert kept
     assert len(kept) == len(set(kept))
     assert max(kept) < SHAPE.capacity
-    counters = {(first, counter) for first, _, _, _, _, _, counter, _ in items.tolist()}
-    assert len(counters) == len({counter for _, counter in counters}), "each piece counts its arrivals apart"
+
+
+def test_splits_are_merged_after_they_are_made_each_row_once() -> None:
+    batch = batch_of([(100_000, 1), (1500, 11), (900, 1), (9, 16)])
+    items = items_of(described(batch, 32, 32, replace(SHAPE, capacity=10_000)), steps.FEW_ITEMS).tolist()
+    made, merged, at_once = [], [], set()
+    for first, tokens, _, begin, end, place, last in items:
+        if place >= 0 and end > 0:
+            assert not merged, "whoever merges waits for splits"
+            made.append((first, tokens))
+        elif place >= 0:
+            assert (first, tokens) in made
+            merged += [(first, row) for row in range(begin, min(begin + last, tokens * SHAPE.group))]
+            at_once.add(last)
+    assert at_once == {1, 4}
+    assert len(merged) == len(set(merged))
+    assert set(merged) == {(first, row) for first, tokens in made for row in range(tokens * SHAPE.group)}
+
+
+def test_where_programs_may_lack_room_nobody_waits_for_one() -> None:
+    """Either each piece of work has a program of its own, also where two tiles go at once and half of them run, or no
+    piece waits for another."""
+    shape = replace(SHAPE, programs=512, capacity=10_000, has_room=False)
+    one, crowd = (batch_of([(900 + i, 1) for i in range(count)]) for count in (1, 64))
+    for batch, is_divided in ((one, True), (crowd, False)):
+        items = steps.divide(batch, shape)[0]
+        assert (items[:, 5] >= 0).any() == is_divided
+        assert not is_divided or len(items) * shape.num_kv_heads <= shape.programs // 2
+    alone = replace(shape, programs=8192, has_room=True)
+    assert (steps.divide(crowd, alone)[0][:, 5] >= 0).any()
 
 
 def test_what_does_not_fit_is_walked() -> None:
     items = items_of(described(batch_of([(100_000, 1)]), 1, 1, replace(SHAPE, capacity=100)), steps.FEW_ITEMS)
-    assert items.tolist() == [[0, 1, 0, 0, 100_000 // KEYS + 1, -1, 0, 100_000 // KEYS]]
+    assert items.tolist() == [[0, 1, 0, 0, 100_000 // KEYS + 1, -1, 100_000 // KEYS]]
 
 
 def test_padding_is_kept_nowhere_and_tables_end_in_zeros() -> None:

@@ -7,8 +7,8 @@ through its tiles in order; splits are merged from the first to the last:
     tile    m' = max(m, scores)   w = f16(2^(scores - m'))   mass' = mass · 2^(m - m') + w · 1   acc' likewise, w · v
     merge   m' = max(m, m_split)   mass' = mass · 2^(m - m') + mass_split · 2^(m_split - m')   acc' likewise
 
-So one program may walk all splits, or each split be a program of its own whose results the last one to arrive merges in
-order: the arithmetic is the same. A tile that a row does not see (later than its position, or before its window)
+So one program may walk all splits; or each split is a piece of work of its own, and merging their results another: the
+arithmetic is the same. A tile that a row does not see (later than its position, or before its window)
 has the weight 0 and changes nothing. The sum of weights is a product with ones: the matrix unit adds in one order.
 
 There are two kernels, which agree bit by bit, since a sum of the matrix unit depends neither on a side's width nor on
@@ -16,10 +16,12 @@ which side is which. *Decodes* put keys on its M side and the few query rows on 
 for nothing and memory is what counts. *Prompts* put the query rows on the M side, where a row's largest score is found
 within a warp.
 
-Work comes as items, eight numbers each: first row, number of rows, sequence, first tile, end tile, place, counter, and
-the first tile with keys that this step makes. An item's rows are its tokens times the heads that share a key head. At a
+Work comes as items, seven numbers each: first row, number of rows, sequence, first tile, end tile, place, and the
+first tile with keys that this step makes. An item's rows are its tokens times the heads that share a key head. At a
 place of -1 the item is all there is to its tokens: the program walks its tiles and writes the answer. Else it is one of
-several splits, whose results are kept at place + split · rows, and counted by the counter.
+several splits, whose results are kept at place + split · rows; or, with an end tile of 0, the work to merge them: of so
+many rows as its last number says, 1 or 4, from its fourth on. Such items come last, and wait for what they merge
+(handover.py).
 
 Where there is little to do, the time until the first product counts: the first keys and values, if they are of earlier
 steps, are then brought before the kernel that makes the queries has ended.
@@ -41,10 +43,10 @@ from unspool.ops.cuda.exact import (
 from unspool.ops.cuda.softmax import (
     answer_of,
     enter_split,
+    keep_split,
     merge,
-    merge_partials,
+    merge_rows,
     seen_by,
-    store_partial,
     weigh,
     weigh_pair,
 )
@@ -121,17 +123,16 @@ def read_step(step, KV_HEADS: tl.constexpr, ITEMS: tl.constexpr, TABLE: tl.const
 
 @triton.jit
 def read_item(items, index, exists):
-    """An item's eight numbers; of one that is not there, zeros."""
-    item = items + index * 8
+    """An item's seven numbers; of one that is not there, zeros."""
+    item = items + index * 7
     first_row = tl.load(item, mask=exists, other=0)
     num_rows = tl.load(item + 1, mask=exists, other=0)
     sequence = tl.load(item + 2, mask=exists, other=0)
     first_tile = tl.load(item + 3, mask=exists, other=0)
     end_tile = tl.load(item + 4, mask=exists, other=0)
     place = tl.load(item + 5, mask=exists, other=0)
-    counter = tl.load(item + 6, mask=exists, other=0)
-    fresh = tl.load(item + 7, mask=exists, other=0)
-    return first_row, num_rows, sequence, first_tile, end_tile, place, counter, fresh
+    fresh = tl.load(item + 6, mask=exists, other=0)
+    return first_row, num_rows, sequence, first_tile, end_tile, place, fresh
 
 
 @triton.jit
@@ -149,24 +150,6 @@ def ask_for_tiles(
     prefetch_runs(start, active, 4 * BLOCK_SIZE * HEAD_DIM)
 
 
-@triton.jit
-def keep_split(
-    partial, partial_m, partial_mass, out, m, mass, acc, first_row, rows, head, kept, counter,
-    split, first_split, end_split,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """Keep one of an item's splits; whoever comes last merges all of them."""
-    store_partial(partial, partial_m, partial_mass, kept + split * rows, rows, m, mass, acc, T, D)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(counter, 1, sem="acq_rel") + 1
-    if arrived == end_split - first_split:
-        tl.store(counter, 0)
-        merge_partials(
-            partial, partial_m, partial_mass, out, kept, first_split, end_split, rows, first_row, head,
-            GROUP, HEADS, HEAD_DIM, T, D,
-        )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["capacity"])
 def decode_attention_kernel(
     q,  # f16 [row, heads, head_dim]
@@ -176,10 +159,7 @@ def decode_attention_kernel(
     out,  # bf16 [row, heads, head_dim]
     step,  # int32: the step's description, see steps.py
     positions,
-    partial,  # float32 [kv head, capacity, D]
-    partial_m,  # float32 [kv head, capacity]
-    partial_mass,
-    arrivals,  # int32 [kv head, capacity], zero before and after
+    partial,  # float32 [kv head, capacity, D + 2]: all absent before and after
     capacity,
     scale,
     softcap,
@@ -197,6 +177,8 @@ def decode_attention_kernel(
     THREADS: tl.constexpr,
     BATCH: tl.constexpr,  # tiles at once, 1 or 2
     BEFORE: tl.constexpr,  # such turns that are asked for ahead, all but one before the wait; 0: the wait comes first
+    LATE: tl.constexpr,  # the next kernel is let in after the tiles, not before
+    ALONE: tl.constexpr,  # one program does everything
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -204,10 +186,11 @@ def decode_attention_kernel(
     # The step's description was there before the last kernel: whatever can be read of it is read while that one ends.
     count, items, tables, width = read_step(step, KV_HEADS, ITEMS, TABLE)
     first = tl.program_id(0)
-    first_row, num_rows, sequence, first_tile, end_tile, place, counter, fresh = read_item(
+    first_row, num_rows, sequence, first_tile, end_tile, place, fresh = read_item(
         items, first // KV_HEADS, first < count
     )
-    let_next_start(PDL)
+    if not LATE:
+        let_next_start(PDL)
     if PDL and BEFORE == 0:
         # Only the newest keys and values come from the kernel before.
         table = tables + sequence * width
@@ -223,8 +206,7 @@ def decode_attention_kernel(
     for work in range(first, count, tl.num_programs(0)):
         following = work + tl.num_programs(0)
         (
-            next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_counter,
-            next_fresh,
+            next_first_row, next_num_rows, next_sequence, next_first_tile, next_end_tile, next_place, next_fresh,
         ) = read_item(items, following // KV_HEADS, following < count)  # fmt: skip
         head = work % KV_HEADS
         table = tables + sequence * width
@@ -236,6 +218,7 @@ def decode_attention_kernel(
             query = tl.load(q + where, mask=inside, other=0.0)
         position = tl.load(positions + row, mask=live, other=-1)
         last = tl.max(position, 0)
+        of_merge = first_tile  # in that case, the first row
         begin = 0  # the first tile that any of these rows sees
         if WINDOW > 0:
             begin = tl.maximum(tl.load(positions + first_row) + 1 - WINDOW, 0) // N
@@ -271,20 +254,25 @@ def decode_attention_kernel(
             if BATCH == 2:
                 acc = tl.dot(v_next.T, next_weights, acc * next_part[None, :])
                 mass = tl.dot(ones, next_weights, mass * next_part[None, :])
-        is_waiting = is_waiting & (first_tile >= end_tile)
+        if LATE:
+            let_next_start(PDL)
+        at, rows = head * capacity + place, num_rows * GROUP
         if place < 0:
             whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
             answer = answer_of(tl.max(whole_mass, 0), whole_acc, 0)
             tl.store(out + where, tl.trans(answer.to(tl.bfloat16)), mask=inside)
         elif first_tile < end_tile:
-            keep_split(
-                partial, partial_m, partial_mass, out, m, mass, acc, first_row, num_rows * GROUP, head,
-                head * capacity + place, arrivals + head * capacity + counter,
-                first_tile // SPLIT, begin // SPLIT, last // (N * SPLIT) + 1,
-                GROUP, HEADS, HEAD_DIM, T, D,
+            keep_split(partial, at + first_tile // SPLIT * rows, rows, m, mass, acc, T, D, ALONE)
+        elif end_tile == 0:
+            if is_waiting:  # so that the step before has taken its splits
+                wait_for_previous(PDL)
+            merge_rows(
+                partial, out, at, of_merge, fresh, rows, begin // SPLIT, last // (N * SPLIT) + 1, first_row, head,
+                GROUP, HEADS, HEAD_DIM, D, ALONE,
             )  # fmt: skip
+        is_waiting = is_waiting & (first_tile >= end_tile) & (end_tile > 0)
         first_row, num_rows, sequence, fresh = next_first_row, next_num_rows, next_sequence, next_fresh
-        first_tile, end_tile, place, counter = next_first_tile, next_end_tile, next_place, next_counter
+        first_tile, end_tile, place = next_first_tile, next_end_tile, next_place
 
 
 @triton.jit
@@ -323,7 +311,7 @@ def prompt_attention_kernel(
     r, d = tl.arange(0, M), tl.arange(0, D)
     for work in range(tl.program_id(0), count, tl.num_programs(0)):
         head = work % KV_HEADS
-        first_row, num_rows, sequence, first_tile, end_tile, _, _, _ = read_item(items, work // KV_HEADS, True)
+        first_row, num_rows, sequence, first_tile, end_tile, _, _ = read_item(items, work // KV_HEADS, True)
         table = tables + sequence * width
         live = r < num_rows * GROUP
         row = first_row + r // GROUP

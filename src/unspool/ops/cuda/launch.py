@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -28,6 +29,23 @@ def multiprocessors() -> int:
 
 
 @cache
+def has_room_for_all() -> bool:
+    """Whether as many programs as are launched on purpose surely run at once: on the chip whose shared memory they were
+    counted for, and where no kernels of other processes run beside them (NVIDIA's MPS)."""
+    if is_interpreted():
+        return True
+    if torch.cuda.get_device_capability()[0] != 9:
+        return False
+    MPS_ENABLED, enabled = 133, ctypes.c_int(0)  # an attribute that the driver alone tells
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuDeviceGetAttribute(ctypes.byref(enabled), MPS_ENABLED, torch.cuda.current_device())
+    except (OSError, AttributeError):
+        return True
+    return not enabled.value
+
+
+@cache
 def has_dependent_launch() -> bool:
     """Programmatic dependent launch: a kernel may start, and fetch its weights, while the one before still runs."""
     return not is_interpreted() and torch.cuda.get_device_capability()[0] >= 9
@@ -42,16 +60,22 @@ class Launch:
     args: dict[str, Any]
     warps: int = 4
     stages: int = 2
+    registers: int = 255  # that a thread may have, so that as many programs as are wanted have room
     label: str = ""
     bytes: int = 0  # that it must read and write
     flops: int = 0
 
     def run(self) -> None:
+        self.kernel[self.grid](**self.arguments, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
         if not is_interpreted():
             # No fused multiply-add unless a kernel says so: how a compiler pairs them is not a function of the row.
             options |= {"enable_fp_fusion": False, "launch_pdl": has_dependent_launch()}
-        self.kernel[self.grid](**self.arguments, **options)
+            options |= {"maxnreg": self.registers} if self.registers < 255 else {}
+        return options
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from unspool.ops import AttentionSpec
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
 from unspool.ops.cuda.body_kv import CudaKV
-from unspool.ops.cuda.launch import Arena, Launch, descriptor, multiprocessors, next_power
+from unspool.ops.cuda.launch import Arena, Launch, descriptor, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.project import Projection
@@ -27,9 +27,9 @@ from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
 
 FEW = 8  # rows up to which what lies between kernels counts: each of them lets the next in before its end
 # Columns that a linear layer has yet to come when it lets the next kernel in. Later, and that one's first weights come
-# late; earlier, and its programs take the free multiprocessors two to a pair, which shares its way to memory. Few heads
-# leave most of them free.
-LEFT = {"few heads": 1280, "heads": 1024, "stream": 1536, "gated": 256}
+# late; earlier, and its programs take the free multiprocessors two to a pair, which shares its way to memory.
+LEFT = {"heads": 2048, "stream": 1536}
+REGISTERS = 65_536  # of a multiprocessor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
 
@@ -53,10 +53,7 @@ class Shared:
     sampled: Tensor  # int32: the last step's tokens
     partial: Tensor  # float32: linear layers' splits
     arrivals: Tensor  # int32
-    attention_partial: Tensor  # float32 [kv heads, capacity, D]
-    attention_m: Tensor
-    attention_mass: Tensor
-    attention_arrivals: Tensor
+    attention_partial: Tensor  # float32 [kv heads, capacity, D + 2]: attention's splits
     decode_rows: int  # query rows of an item of few
     handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
 
@@ -235,15 +232,13 @@ class Lowering:
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        left = LEFT["few heads" if node.matrix.features <= 4096 else "heads"]
-        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=left)
+        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=LEFT["heads"])
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features
         node.matrix.arrange("gated", gated_order(features))
         out = self.arena.take(self.rows, features // 2, BF16)
-        left = LEFT["gated"] if self.rows <= FEW else 0
-        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation, left=left)
+        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation)
         self._values[node] = Value(out)
 
     def _project(
@@ -301,18 +296,22 @@ class Lowering:
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth}
         args |= {"BLOCK_SIZE": kv.block_size, "WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT}
         args |= {"TABLE": steps.TABLES}
-        kept = {"partial": shared.attention_partial, "partial_m": shared.attention_m}
-        kept |= {"partial_mass": shared.attention_mass, "arrivals": shared.attention_arrivals}
-        few = kept | {"capacity": shared.attention_m.shape[1], "T": shared.decode_rows, "THREADS": 128}
-        few |= {"ITEMS": steps.FEW_ITEMS, "BEFORE": 0, "BATCH": 1, "kv_pairs": None}
-        programs, stages = decode_programs(depth), 3 if depth <= 128 else 2
+        partial = shared.attention_partial
+        few = {"partial": partial, "capacity": partial.shape[1], "T": shared.decode_rows, "THREADS": 128}
+        few |= {"ITEMS": steps.FEW_ITEMS, "BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
+        # With so few rows half of the multiprocessors have nothing to do: the next kernel's programs would come to them
+        # at once, two to a pair.
+        few["LATE"] = depth > 64 and self.rows <= 4
+        each, stages = programs_each(depth, shared.decode_rows), 3 if depth <= 128 else 2
         if self.rows <= FEW and tiles is not None and depth <= 128 and shared.decode_rows <= 32:
             few["BEFORE"] = stages - 1
             # Two tiles at once take twice the memory: for so few rows that half of the programs will do.
             if kv.block_size % (2 * steps.KEYS) == 0 and (depth <= 64 or self.rows <= 2):
                 few |= {"BATCH": 2, "kv_pairs": descriptor(layer.view(-1, depth), 2 * steps.KEYS, depth)}
-                programs //= 2
-        self._add(decode_attention_kernel, (programs,), args | few, warps=4, stages=stages, label="attention")
+                each = max(each // 2, 1)
+        programs = 1 if few["ALONE"] else multiprocessors() * each
+        room = {"warps": 4, "stages": stages, "registers": min(REGISTERS // (128 * each), 255)}
+        self._add(decode_attention_kernel, (programs,), args | few, **room, label="attention")
         if not self.take_all and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
             many = {"M": prompt_rows(depth), "ITEMS": steps.MANY_ITEMS}
             programs = multiprocessors() * (1 if depth > 64 else 2)
@@ -365,9 +364,11 @@ def prompt_rows(depth: int) -> int:
     return 128 if depth <= 128 else 64
 
 
-def decode_programs(depth: int) -> int:
-    """Programs of the decode kernel that the card runs at once, by the shared memory that their pipelines take."""
-    return multiprocessors() * (4 if depth <= 64 else 2 if depth <= 128 else 1)
+def programs_each(depth: int, rows: int) -> int:
+    """Programs of the decode kernel for so many query rows that a multiprocessor runs at once, by the shared memory
+    that their pipelines take. All of the card's must have room: whoever merges waits for others (handover.py)."""
+    each = 4 if depth <= 64 else 2 if depth <= 128 else 1
+    return each if rows <= steps.DECODE_ROWS else max(each // 2, 1)
 
 
 def is_fusable(spec: AttentionSpec) -> bool:

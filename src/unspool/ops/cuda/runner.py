@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +23,9 @@ from torch import Tensor
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
-from unspool.ops.cuda.launch import Arena, Launch, is_interpreted, next_power
-from unspool.ops.cuda.lower import Lowering, Shared, decode_programs, depth_of, prompt_rows
+from unspool.ops.cuda.handover import ABSENT
+from unspool.ops.cuda.launch import Arena, Launch, has_room_for_all, is_interpreted, multiprocessors, next_power
+from unspool.ops.cuda.lower import Lowering, Shared, depth_of, programs_each, prompt_rows
 from unspool.ops.cuda.record import Attend, Logits, in_order
 from unspool.ops.cuda.sampler import Rows, Sampled, SampleRows, SamplingRoom, can_draw, results_room
 from unspool.ops.cuda.sampling import RESULT
@@ -120,8 +122,10 @@ class CudaRunner:
         spec = next(node.spec for node in in_order(root) if isinstance(node, Attend))
         capacity = 256 if is_interpreted() else ATTENTION_ROWS
         self._depth = depth_of(spec)
-        programs, rows = decode_programs(self._depth), prompt_rows(self._depth)
-        self.shape = steps.Shape(spec.num_heads, spec.num_kv_heads, programs, capacity, rows)
+        heads, rows = (spec.num_heads, spec.num_kv_heads), prompt_rows(self._depth)
+        shape = steps.Shape(*heads, multiprocessors(), capacity, rows, has_room_for_all())
+        each = programs_each(self._depth, shape.decode_rows)
+        self.shape = replace(shape, programs=shape.programs * each)
         self._arena = Arena(device)
         self._graphs: dict[tuple[object, ...], tuple[Graph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16 if is_interpreted() else STEP_WORDS, kv.engine.step_tokens)
@@ -138,18 +142,15 @@ class CudaRunner:
     def _make_shared(self, step_size: int, max_rows: int) -> Shared:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        heads, capacity = self.shape.num_kv_heads, self.shape.capacity
+        kept = (self.shape.num_kv_heads, self.shape.capacity, self._depth + 2)
+        absent = torch.full(kept, ABSENT.value, dtype=torch.int32, device=self.device)
         return Shared(
             kv=self.kv,
             step=room(step_size, dtype=torch.int32),
             sampled=room(max(bucket_of(max_rows), 1024), dtype=torch.int32),
             partial=room(1 << 18 if is_interpreted() else PARTIAL_SUMS),
             arrivals=room(ARRIVALS, dtype=torch.int32),
-            attention_partial=room(heads, capacity, self._depth),
-            attention_m=room(heads, capacity),
-            attention_mass=room(heads, capacity),
-            attention_arrivals=room(heads, capacity, dtype=torch.int32),
+            attention_partial=absent.view(torch.float32),
             decode_rows=self.shape.decode_rows,
             handoff=room(max(bucket_of(max_rows), 16), self.root.matrix.width),
         )
@@ -215,11 +216,11 @@ class CudaRunner:
             raise
 
     def _clean(self) -> None:
-        """Zeros where every step begins with zeros and leaves them."""
+        """What every step finds, and leaves."""
         if not is_interpreted():
             torch.cuda.synchronize()
-        for tensor in (self._shared.arrivals, self._shared.attention_arrivals):
-            tensor.zero_()
+        self._shared.arrivals.zero_()
+        self._shared.attention_partial.view(torch.int32).fill_(ABSENT.value)
         if self._room is not None:
             self._room.state.zero_()
 
@@ -230,7 +231,7 @@ class CudaRunner:
         take_all = len(batch.logit_rows) == len(batch.ids) and bool((np.diff(batch.logit_rows) == 1).all())
         if take_all:
             logits = rows
-        self._make_room(steps.size_of(batch, rows, logits), rows, 0 if words is None else logits)
+        self._make_room(steps.size_of(batch, rows, logits, self.shape), rows, 0 if words is None else logits)
         self._send(batch, rows, logits, words, sources, take_all=take_all)
         if take_all:
             graph, out = self._layout("all", rows, rows, mode)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from unspool.ops.cuda.finish import tanh
+from unspool.ops.cuda.handover import clear, hand_over, take
 
 
 @triton.jit
@@ -67,10 +68,13 @@ def weigh_pair(scores, seen, m, scale, softcap, T: tl.constexpr):
 
 @triton.jit
 def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
-    """The state after one more split. Nothing seen has m = -inf, and counts for nothing."""
+    """The state after one more split. Nothing seen has m = -inf, and counts for nothing. AXIS: along which m is yet to
+    be repeated, if any."""
     new = tl.maximum(m, split_m)
     base = base_of(new)
-    old, late = tl.expand_dims(tl.exp2(m - base), AXIS), tl.expand_dims(tl.exp2(split_m - base), AXIS)
+    old, late = tl.exp2(m - base), tl.exp2(split_m - base)
+    if AXIS is not None:
+        old, late = tl.expand_dims(old, AXIS), tl.expand_dims(late, AXIS)
     return new, tl.fma(mass, old, split_mass * late), tl.fma(acc, old, split_acc * late)
 
 
@@ -88,52 +92,64 @@ def enter_split(
 
 @triton.jit
 def answer_of(mass, acc, AXIS: tl.constexpr):
-    return acc / tl.expand_dims(tl.where(mass == 0.0, 1.0, mass), AXIS)
+    mass = tl.where(mass == 0.0, 1.0, mass)
+    if AXIS is not None:
+        mass = tl.expand_dims(mass, AXIS)
+    return acc / mass
 
 
 @triton.jit
-def store_partial(partial, partial_m, partial_mass, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr):
-    """Keep a split's results, rows of queries along the last axis."""
-    r, d = tl.arange(0, T), tl.arange(0, D)
-    used, at = r < rows, (at + r).to(tl.int64)
-    tl.store(partial + at[None, :] * D + d[:, None], acc, mask=used[None, :], cache_modifier=".cg")
-    tl.store(partial_m + at, m, mask=used, cache_modifier=".cg")
-    first = (tl.arange(0, 64) == 0)[:, None]  # of 64 equal rows
-    tl.store(partial_mass + (at[None, :] + tl.zeros((64, T), tl.int64)), mass, mask=first & used[None, :],
-             cache_modifier=".cg")  # fmt: skip
+def keep_split(partial, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr):
+    """Hand a split's results over, a row's from `at` on: channels, the largest score, the sum of weights."""
+    r, d, copy = tl.arange(0, T)[None, :], tl.arange(0, D)[:, None], tl.arange(0, 64)[:, None]
+    row = partial + (at + r).to(tl.int64) * (D + 2)
+    hand_over(row + d, acc, (r < rows) & (d < D), ALONE)
+    first = (r < rows) & (copy == 0)  # of 64 equal rows
+    hand_over(row + D + copy, tl.broadcast_to(m[None, :], (64, T)), first, ALONE)
+    hand_over(row + D + 1 + copy, mass, first, ALONE)
 
 
 @triton.jit
-def load_partial(partial, partial_m, partial_mass, kept, split, end, rows, T: tl.constexpr, D: tl.constexpr):
-    """A split's kept results; past the end, results that change nothing."""
-    r, d = tl.arange(0, T), tl.arange(0, D)
-    used = (r < rows) & (split + tl.zeros_like(r) < end)
-    at = (kept + split * rows + r).to(tl.int64)
-    acc = tl.load(partial + at[:, None] * D + d[None, :], mask=used[:, None], other=0.0, cache_modifier=".cg")
-    m = tl.load(partial_m + at, mask=used, other=float("-inf"), cache_modifier=".cg")
-    mass = tl.load(partial_mass + at, mask=used, other=0.0, cache_modifier=".cg")
-    return m, mass[:, None], acc
-
-
-@triton.jit
-def merge_partials(
-    partial, partial_m, partial_mass, out, kept, begin, end, rows, first_row, head,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+def merge_splits(
+    partial, out, at, first, rows, begin, end, first_row, head,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    ROWS: tl.constexpr, TIMES: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """An item's splits in order, loaded four at a time so that they wait for memory once."""
-    r, d = tl.arange(0, T), tl.arange(0, D)
-    m = tl.full((T,), float("-inf"), tl.float32)
-    mass = tl.zeros((T, 1), tl.float32)
-    acc = tl.zeros((T, D), tl.float32)
-    for split in range(begin, end, 4):
-        m0, mass0, acc0 = load_partial(partial, partial_m, partial_mass, kept, split, end, rows, T, D)
-        m1, mass1, acc1 = load_partial(partial, partial_m, partial_mass, kept, split + 1, end, rows, T, D)
-        m2, mass2, acc2 = load_partial(partial, partial_m, partial_mass, kept, split + 2, end, rows, T, D)
-        m3, mass3, acc3 = load_partial(partial, partial_m, partial_mass, kept, split + 3, end, rows, T, D)
-        m, mass, acc = merge(m, mass, acc, m0, mass0, acc0, 1)
-        m, mass, acc = merge(m, mass, acc, m1, mass1, acc1, 1)
-        m, mass, acc = merge(m, mass, acc, m2, mass2, acc2, 1)
-        m, mass, acc = merge(m, mass, acc, m3, mass3, acc3, 1)
-    answer = answer_of(tl.max(mass, 1), acc, 1)
-    at = ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(out + at, answer.to(tl.bfloat16), mask=(r < rows)[:, None] & (d < HEAD_DIM)[None, :])
+    """Wait for an item's splits, merge them in order, and write the answer: ROWS of its rows from the first on, TIMES
+    splits at once, so that they wait for memory once. A row's m and mass are taken for each of its channels, or they
+    would have to be passed from thread to thread."""
+    r, d = first + tl.arange(0, ROWS)[:, None], tl.arange(0, D)[None, :]
+    m = tl.full((ROWS, D), float("-inf"), tl.float32)
+    mass, acc = tl.zeros((ROWS, D), tl.float32), tl.zeros((ROWS, D), tl.float32)
+    stride = rows.to(tl.int64) * (D + 2)
+    PACK: tl.constexpr = min(max(ROWS * D // 128, 1), 4)
+    for split in range(begin, end, TIMES):
+        count = tl.where(r < rows, end - split, 0)
+        row = partial + (at + split * rows + r).to(tl.int64) * (D + 2)
+        found = take(
+            (row + D, row + D + 1, row + d), stride, count, (float("-inf"), 0.0, 0.0), TIMES, PACK, ALONE
+        )  # fmt: skip
+        tl.debug_barrier()
+        for i in tl.static_range(TIMES):
+            clear(row + d + i * stride, count > i)
+            clear(row + D + i * stride, count > i)
+            clear(row + D + 1 + i * stride, count > i)
+            m, mass, acc = merge(m, mass, acc, found[i], found[TIMES + i], found[2 * TIMES + i], None)
+    target = out + ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP) * HEAD_DIM
+    tl.store(target + d, answer_of(mass, acc, None).to(tl.bfloat16), mask=(r < rows) & (d < HEAD_DIM))
+
+
+@triton.jit
+def merge_rows(
+    partial, out, at, first, count, rows, begin, end, first_row, head,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr,
+):  # fmt: skip
+    """The same for a count of rows, 1 or 4: many splits of one, or few of all four at once."""
+    if count == 1:
+        merge_splits(
+            partial, out, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 1, 8, ALONE
+        )
+    else:
+        merge_splits(
+            partial, out, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 4, 4, ALONE
+        )

@@ -18,7 +18,7 @@ from unspool.ops import Batch
 HEADER = 16
 # Places in the header.
 FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS = 0, 2, 4, 6, 7, 8
-ITEM = 8
+ITEM = 7
 PARAMS = 16  # words of a row's sampling parameters
 KEYS, SPLIT = 64, 4  # positions of a tile of keys, tiles of a split: part of every answer's bits
 # Query rows (tokens times the heads of a group) of the decode kernel's tile, and up to how many a sequence is that
@@ -36,6 +36,7 @@ class Shape:
     programs: int  # that the device runs at once
     capacity: int  # rows of partial results
     prompt_rows: int = 128  # query rows of the prompt kernel's tile
+    has_room: bool = True  # all of these programs surely run at once
 
     @property
     def group(self) -> int:
@@ -57,10 +58,10 @@ def padded(rows: int) -> int:
     return -(-rows // 4) * 4
 
 
-def size_of(batch: Batch, rows: int, logits: int) -> int:
+def size_of(batch: Batch, rows: int, logits: int, shape: Shape) -> int:
     """An upper bound of what describe() writes."""
     splits = int((batch.positions // (KEYS * SPLIT) + 1).sum())
-    items = ITEM * (splits + len(batch.ids))
+    items = ITEM * (splits + (1 + shape.group) * len(batch.ids))
     return HEADER + 4 * padded(rows) + logits + items + batch.tables.size + TABLE_SLACK + PARAMS * logits
 
 
@@ -129,10 +130,10 @@ def divide(batch: Batch, shape: Shape, *, take_all: bool = False) -> tuple[np.nd
     # Such a step has no kernel for prompts: whoever wants all their logits has few of them, mostly.
     is_few = (counts * shape.group <= FEW_ROWS) | take_all
     few = _decode_items(batch, *_pieces(starts, counts, is_few, shape.decode_rows // shape.group), shape)
-    sequence, first, rows = _pieces(starts, counts, ~is_few, max(shape.prompt_rows // shape.group, 1))
+    sequence, first, tokens = _pieces(starts, counts, ~is_few, max(shape.prompt_rows // shape.group, 1))
     many = np.zeros((len(first), ITEM), np.int32)
-    many[:, 0], many[:, 1], many[:, 2], many[:, 5] = first, rows, sequence, -1
-    many[:, 4] = batch.positions[first + rows - 1] // KEYS + 1
+    many[:, 0], many[:, 1], many[:, 2], many[:, 5] = first, tokens, sequence, -1
+    many[:, 4] = batch.positions[first + tokens - 1] // KEYS + 1
     return few, _longest_first(many)
 
 
@@ -140,9 +141,7 @@ def _pieces(
     starts: np.ndarray, counts: np.ndarray, wanted: np.ndarray, tokens: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sequences cut into so many tokens each: whose, first row and number of rows of every piece."""
-    pieces = np.where(wanted, -(-counts // tokens), 0)
-    sequence = np.repeat(np.arange(len(counts)), pieces)
-    place = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    sequence, place = _repeated(np.where(wanted, -(-counts // tokens), 0))
     rows = np.minimum(counts[sequence] - place * tokens, tokens)
     return sequence, starts[sequence] + place * tokens, rows
 
@@ -156,18 +155,30 @@ def _decode_items(batch: Batch, sequence: np.ndarray, first: np.ndarray, rows: n
     needed = np.where(is_apart, splits * rows * shape.group, 0)
     place = np.cumsum(needed) - needed
     is_apart &= place + needed <= shape.capacity
-    items_each = np.where(is_apart, splits, 1)
-    index = np.repeat(np.arange(len(tiles)), items_each)
-    split = np.arange(len(index)) - np.repeat(np.cumsum(items_each) - items_each, items_each)
-    apart = is_apart[index]
-    items = np.empty((len(index), ITEM), np.int32)
-    items[:, 0], items[:, 1], items[:, 2] = first[index], rows[index], sequence[index]
-    items[:, 3] = np.where(apart, split * SPLIT, 0)
-    items[:, 4] = np.where(apart, np.minimum((split + 1) * SPLIT, tiles[index]), tiles[index])
-    items[:, 5] = np.where(apart, place[index], -1)
-    items[:, 6] = index
-    items[:, 7] = batch.positions[batch.starts[sequence[index]]] // KEYS
-    return _longest_first(items)
+    # Four rows of up to four splits are merged in one go; more splits take longer, so each row is a program's work.
+    merged = np.where(splits > 4, 1, 4)
+    parts = -(-rows * shape.group // merged)
+    if not shape.has_room and np.where(is_apart, splits + parts, 1).sum() * shape.num_kv_heads > shape.programs // 2:
+        is_apart[:] = False  # a program's second work could wait for one that has no room: see handover.py
+    whole = np.empty((len(tiles), ITEM), np.int32)
+    whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3], whole[:, 4] = first, rows, sequence, 0, tiles
+    whole[:, 5] = np.where(is_apart, place, -1)
+    whole[:, 6] = batch.positions[batch.starts[sequence]] // KEYS
+    index, split = _repeated(np.where(is_apart, splits, 1))
+    walks = whole[index]
+    walks[:, 3] = split * SPLIT
+    walks[:, 4] = np.where(is_apart[index], np.minimum((split + 1) * SPLIT, walks[:, 4]), walks[:, 4])
+    # Whoever merges waits for splits, which therefore come first.
+    index, part = _repeated(np.where(is_apart, parts, 0))
+    merges = whole[index]
+    merges[:, 3], merges[:, 4], merges[:, 6] = part * merged[index], 0, merged[index]
+    return np.concatenate((_longest_first(walks), merges))
+
+
+def _repeated(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every index so many times, and the how-manieth time it is."""
+    index = np.repeat(np.arange(len(counts)), counts)
+    return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _longest_first(items: np.ndarray) -> np.ndarray:
