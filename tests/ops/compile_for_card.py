@@ -7,6 +7,7 @@ that does not fit, more shared memory than there is.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,10 +22,12 @@ from unspool.models.registry import build
 from unspool.ops.cuda import attention, launch, lower, project, runner, sampler
 from unspool.ops.cuda.body import CudaOps
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
+from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.sampler import SamplingRoom, results_room
 from unspool.weights.random import SHAPES, shared_checkpoint
 
 SHARED_MEMORY = 232_448  # bytes that a program may have on Hopper
+SHARED_ALL = 233_472  # that a multiprocessor has, with 1 KiB for each program
 
 
 class NoCard:
@@ -46,7 +49,7 @@ class NoCard:
 def pretend() -> None:
     driver.set_active(NoCard())
     for module in (launch, lower, project, runner, sampler, attention):
-        for name, value in (("multiprocessors", 132), ("has_dependent_launch", True)):
+        for name, value in (("multiprocessors", 132), ("has_dependent_launch", True), ("has_room_for_all", True)):
             if hasattr(module, name):
                 setattr(module, name, lambda value=value: value)
     torch.cuda.Stream = lambda: None  # type: ignore[assignment,misc]
@@ -73,13 +76,18 @@ def main(cases: list[list[str]]) -> None:
     told: dict[str, int] = {}
     for shape, format in cases:
         for each in launches_of(shape, format):
-            options = {"num_warps": each.warps, "num_stages": each.stages}
-            options |= {"enable_fp_fusion": False, "launch_pdl": True}
-            compiled = each.kernel.warmup(grid=each.grid, **each.arguments, **options)
+            compiled = each.kernel.warmup(grid=each.grid, **each.arguments, **each.options)
             assert compiled.metadata.shared <= SHARED_MEMORY, f"{each.label} asks for {compiled.metadata.shared} bytes"
             if each.kernel in (linear_kernel, linear_many_kernel):  # one product after the other would take much longer
                 products, waits = (compiled.asm["sass"].count(name) for name in ("HGMMA", "WARPGROUP.DEPBAR"))
                 assert waits < products, f"{each.label}: {waits} waits for {products} products"
+            if each.kernel is quantized_kernel and each.args["NEAR"]:  # or the order is not what decode.py says
+                widths = set(re.findall(r"kWidth = (\d)", compiled.asm["ttgir"]))
+                assert widths == {"4"}, f"{each.label}: a thread's neighbours in a product are {widths}, not 4"
+            if each.label == "attention":  # whoever merges waits for others: all programs must have room
+                fit = SHARED_ALL // (compiled.metadata.shared + 1024)
+                assert each.grid[0] <= 132 * fit, f"{fit} programs a multiprocessor, not {each.grid[0] / 132:g}"
+                assert each.registers * 128 * (each.grid[0] // 132) <= 65_536
             told[each.label] = max(told.get(each.label, 0), compiled.metadata.shared)
     print(json.dumps(told))
 

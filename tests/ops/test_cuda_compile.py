@@ -20,10 +20,11 @@ SAMPLING = {"prepare", "coarse", "gather", "search", "draw", "tell"}
 @pytest.mark.parametrize(
     "cases",
     [
-        [("tiny-wide", "bf16"), ("tiny-wide", "fp8"), ("tiny-wide", "q4_1")],
+        [("tiny-wide", format) for format in ("bf16", "fp8", "q4_1", "q8_0", "q2_k")],
         [("llama-8b", "bf16"), ("llama-1b", "fp8"), ("llama-1b", "q4_1")],
+        [("gemma3-270m", "bf16"), ("smollm2-135m", "q8_0")],
     ],
-    ids=["tiny", "real"],
+    ids=["tiny", "real", "odd"],
 )
 def test_kernels_compile_for_hopper(cases: list[tuple[str, str]]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,9 +24,13 @@ CPU = torch.device("cpu")
 ENGINE = EngineConfig(device="cuda").suited("cuda")
 
 
-@pytest.mark.parametrize("format", ["bf16", "fp8", "q8_0", "q4_1", "q5_1", "q6_k", "q2_k"])
-def test_weights_take_what_was_planned(format: str) -> None:
-    checkpoint = shared_checkpoint(SHAPES["tiny-wide"], format)
+WIDE = [("tiny-wide", format) for format in ("bf16", "fp8", "q8_0", "q4_1", "q5_1", "q6_k", "q2_k")]
+
+
+@pytest.mark.parametrize(("shape", "format"), [*WIDE, ("smollm2-135m", "q4_1"), ("smollm2-135m", "q8_0")])
+def test_weights_take_what_was_planned(shape: str, format: str) -> None:
+    """Widths of 576, too, which are no whole tiles of four bits."""
+    checkpoint = shared_checkpoint(replace(SHAPES[shape], num_layers=1, vocab_size=300), format)
     for weight in checkpoint.weights.values():
         if len(weight.shape) == 2:
             planned = memory.weight_bytes([weight])
@@ -62,6 +67,19 @@ def test_an_engine_asks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_software_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(BackendError, match=rf"needs {module}, which cannot be imported.*pip install unspool\[cuda\]"):
+        cuda.__getattr__("CudaOps")
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.10.0+git", "4.0"])
+def test_new_software_will_do(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["triton"], "__version__", version)
+    assert cuda.__getattr__("CudaOps") is body.CudaOps
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "2.9"])
+def test_old_software_is_named(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["triton"], "__version__", version)
+    with pytest.raises(BackendError, match=rf"needs triton 3\.6 or later, and {version} is installed.*--upgrade"):
         cuda.__getattr__("CudaOps")
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from unspool.ops.cuda.body import CudaOps as CudaOps
 
 __all__ = ["CudaOps"]
+OLDEST = (3, 6)  # of triton
 
 
 def __getattr__(name: str) -> Any:
@@ -25,8 +26,13 @@ def _require() -> None:
     """What is missing, and how to get it, before an import fails halfway."""
     for module in ("torch", "triton"):
         try:
-            __import__(module)
+            found = __import__(module).__version__
         except ImportError as error:
             raise BackendError(
                 f"the CUDA body needs {module}, which cannot be imported ({error}); run `pip install unspool[cuda]`"
             ) from error
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        raise BackendError(
+            f"the CUDA body needs triton {'.'.join(map(str, OLDEST))} or later, and {found} is installed; run "
+            "`pip install --upgrade unspool[cuda]`, or use the CPU (--device cpu)"
+        )

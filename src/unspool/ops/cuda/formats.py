@@ -5,6 +5,11 @@
 
 A file's blocks interleave all three and are not aligned; they are taken apart once, when a model is loaded. Codes of
 four bits share a byte: the low half holds k, the high half k + 64, of every 128 columns. Wider codes take a byte each.
+Of every 32 bytes, pairs from the first and the second sixteen columns take turns (0 1 16 17 2 3 18 19 …): a thread then
+finds four neighbours that it needs for two products of the matrix unit, which takes 16 columns at a time.
+Tiles of 128 rows and 128 columns (64, where the width is no multiple of 128) lie one after the other, first those of
+the same rows: what a program reads in a round is in one place, for memory is slow to give little of each of many rows.
+A tile of codes is [row, byte], of scales and offsets [group, row]. Rows are padded to whole tiles.
 Scales and offsets are float16, one for each group of 16 or 32 columns. FORMAT tells kernels apart: "bf16", or the bits
 of a code and the columns of a group, with or without offsets: "u4g32o", "i8g32", "i8g16"; "f8g128" are 8-bit floats,
 whose scales are float32.
@@ -14,6 +19,18 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def byte_of(column):
+    """Where a column's code is."""
+    return column // 32 * 32 + column % 16 // 2 * 4 + column // 16 % 2 * 2 + column % 2
+
+
+@triton.jit
+def column_of(byte):
+    """Whose code that is."""
+    return byte // 32 * 32 + byte // 2 % 2 * 16 + byte % 32 // 4 * 2 + byte % 2
 
 
 @triton.jit
@@ -56,19 +73,21 @@ def decode_row(codes, scales, offsets, row, column, inside, WIDTH: tl.constexpr,
     """One row of a matrix as float32, as a lookup reads it. WIDTH counts the padding too."""
     if FORMAT == "bf16":
         value = tl.load(codes + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    elif FORMAT == "f8g128":
-        code = tl.load(codes + row * WIDTH + column, mask=inside, other=0)
-        scale = tl.load(scales + row * (WIDTH // 128) + column // 128, mask=inside, other=0.0)
-        value = e4m3(code) * (scale * 256.0)
     else:
-        COLUMNS: tl.constexpr = 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
-        if FORMAT == "u4g32o":
-            byte = tl.load(codes + row * (WIDTH // 2) + column // 128 * 64 + column % 64, mask=inside, other=0)
-            code = tl.where(column % 128 < 64, byte & 15, byte >> 4)
+        TILE: tl.constexpr = 128 if WIDTH % 128 == 0 else 64
+        HALVES: tl.constexpr = 2 if FORMAT == "u4g32o" else 1
+        BYTES: tl.constexpr = TILE // HALVES
+        COLUMNS: tl.constexpr = 128 if FORMAT == "f8g128" else 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
+        tile = (row // 128 * (WIDTH // TILE) + column // TILE) * 128
+        byte = tl.load(codes + (tile + row % 128) * BYTES + byte_of(column % BYTES), mask=inside, other=0)
+        group = tile * (TILE // COLUMNS) + column % TILE // COLUMNS * 128 + row % 128
+        scale = tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
+        if FORMAT == "f8g128":
+            value = e4m3(byte) * (scale * 256.0)
         else:
-            code = tl.load(codes + row * WIDTH + column, mask=inside, other=0)
-        group = row * (WIDTH // COLUMNS) + column // COLUMNS
-        value = code.to(tl.float32) * tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
-        if offsets is not None:
-            value = value + tl.load(offsets + group, mask=inside, other=0.0).to(tl.float32)
+            if FORMAT == "u4g32o":
+                byte = tl.where(column % TILE < BYTES, byte & 15, byte >> 4)
+            value = byte.to(tl.float32) * scale
+            if offsets is not None:
+                value = value + tl.load(offsets + group, mask=inside, other=0.0).to(tl.float32)
     return value

@@ -54,7 +54,7 @@ class DeviceMatrix:
 def make_matrix(parts: Sequence[Weight], device: torch.device) -> DeviceMatrix:
     planes = [_planes(part, device) for part in parts]
     if len({plane.format for plane in planes}) > 1:  # a file may store q, k and v in different formats
-        planes = [plane.as_bf16() for plane in planes]
+        planes = [plane.as_bf16(part.shape[1]) for plane, part in zip(planes, parts, strict=True)]
     whole = planes[0] if len(planes) == 1 else Planes.stack(planes)
     return DeviceMatrix(parts[0].name, sum(part.shape[0] for part in parts), parts[0].shape[1], whole)
 

@@ -7,7 +7,6 @@ Nothing here imports torch, so that a plan can be made for a GPU on another mach
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ CODES = {"q4_0": 0.5, "q4_1": 0.5, "q4_k": 0.5}
 CODES |= dict.fromkeys(("q8_0", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "q6_k", "fp8"), 1.0)
 GROUPS = {"fp8": 4 / 128, "q8_0": 2 / 32, "q4_0": 4 / 32, "q4_1": 4 / 32, "q5_0": 2 / 32, "q5_1": 4 / 32}
 GROUPS |= {"q2_k": 4 / 16, "q3_k": 2 / 16, "q4_k": 4 / 32, "q5_k": 4 / 32, "q6_k": 2 / 16}
+ROWS = 128  # of a tile of codes
 # The CUDA context, compiled kernels, captured graphs, partial sums of linear layers and of attention.
 FIXED = 1 << 30
 
@@ -32,10 +32,14 @@ def weight_bytes(weights: Iterable[Weight]) -> int:
 
 
 def _bytes_of(weight: Weight) -> int:
-    count = math.prod(weight.shape)
     if len(weight.shape) == 1:
-        return 4 * count
-    return int(count * (CODES.get(weight.format, 2.0) + GROUPS.get(weight.format, 0.0)))
+        return 4 * weight.shape[0]
+    rows, width = weight.shape
+    if weight.format not in CODES:
+        return 2 * rows * width
+    columns = 128 if CODES[weight.format] < 1 else 64
+    rows, width = -(-rows // ROWS) * ROWS, -(-width // columns) * columns  # in whole tiles
+    return int(rows * width * (CODES[weight.format] + GROUPS[weight.format]))
 
 
 def workspace_bytes(model: ModelConfig, engine: EngineConfig) -> int:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unspool.ops.cuda.memory import ROWS
 from unspool.weights.formats import FORMATS
 
 NIBBLE_COLUMNS = 128  # a byte holds columns k and k + 64 of these
-BYTE_COLUMNS = 64  # that a kernel reads at a time
+BYTE_COLUMNS = 64  # that a kernel reads at a time, at least
 FLOAT_COLUMNS = 128  # of 8-bit floats that share a scale
 
 
 @dataclass(frozen=True)
 class Planes:
-    """value = scale · code + offset; `width` counts padding columns, whose scale and offset are 0."""
+    """value = scale · code + offset; `width` counts padding columns, whose scale and offset are 0. All but bf16 are in
+    tiles, see formats.py."""
 
     format: str
+    features: int
     width: int
     codes: Tensor
     scales: Tensor | None = None
@@ -27,47 +31,106 @@ class Planes:
 
     @staticmethod
     def of_bf16(values: Tensor) -> Planes:
-        return Planes("bf16", values.shape[1], values.contiguous())
+        features, width = values.shape
+        return Planes("bf16", features, width, values.contiguous())
+
+    @staticmethod
+    def of_rows(format: str, width: int, codes: Tensor, scales: Tensor, offsets: Tensor | None = None) -> Planes:
+        """Of planes that have a row for each feature."""
+        tiles = width // tile_columns(width)
+        return Planes(
+            format=format,
+            features=len(codes),
+            width=width,
+            codes=_codes_in_tiles(codes, tiles),
+            scales=_in_tiles(scales, tiles),
+            offsets=None if offsets is None else _in_tiles(offsets, tiles),
+        )
 
     @staticmethod
     def stack(planes: Sequence[Planes]) -> Planes:
-        def joined(name: str) -> Tensor | None:
-            parts = [getattr(plane, name) for plane in planes]
-            return None if parts[0] is None else torch.cat(parts)
+        def joined(parts: Sequence[Tensor | None]) -> Any:
+            return None if parts[0] is None else torch.cat([part for part in parts if part is not None])
 
-        codes = joined("codes")
-        assert codes is not None
-        return Planes(planes[0].format, planes[0].width, codes, joined("scales"), joined("offsets"))
+        first, rows = planes[0], [plane.rows() for plane in planes]
+        if first.format == "bf16":
+            return Planes.of_bf16(joined([codes for codes, *_ in rows]))
+        return Planes.of_rows(first.format, first.width, *(joined(parts) for parts in zip(*rows, strict=True)))
 
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.codes, self.scales, self.offsets) if t is not None)
 
-    def select(self, rows: Tensor) -> Planes:
-        def picked(plane: Tensor | None) -> Tensor | None:
-            return None if plane is None else plane.index_select(0, rows)
+    def rows(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Codes, scales and offsets with a row for each feature."""
+        if self.format == "bf16":
+            return self.codes, None, None
+        tiles = self.width // tile_columns(self.width)
+        scales, offsets = (
+            None if plane is None else _in_rows(plane, tiles, self.features) for plane in (self.scales, self.offsets)
+        )
+        return _codes_in_rows(self.codes, tiles, self.features), scales, offsets
 
-        codes = picked(self.codes)
-        assert codes is not None
-        return replace(self, codes=codes, scales=picked(self.scales), offsets=picked(self.offsets))
+    def select(self, index: Tensor) -> Planes:
+        codes, scales, offsets = self.rows()
+        codes = codes.index_select(0, index)  # one copy at a time: a card may have little memory left
+        if scales is None:
+            return Planes.of_bf16(codes)
+        offsets = None if offsets is None else offsets.index_select(0, index)
+        return Planes.of_rows(self.format, self.width, codes, scales.index_select(0, index), offsets)
 
     def values(self) -> Tensor:
         """float32, padding included; what a kernel computes from the planes, before it rounds to bf16."""
-        if self.format == "bf16":
-            return self.codes.float()
-        assert self.scales is not None
-        codes = self.codes
+        codes, scales, offsets = self.rows()
+        if scales is None:
+            return codes.float()
         if self.format == "f8g128":
             codes = codes.view(torch.float8_e4m3fn)
         if self.format.startswith("u4"):
             halves = codes.reshape(len(codes), -1, NIBBLE_COLUMNS // 2)
             codes = torch.cat([halves & 15, halves >> 4], 2).reshape(len(codes), -1)
-        columns = self.width // self.scales.shape[1]
-        values = codes.float() * self.scales.float().repeat_interleave(columns, 1)
-        return values if self.offsets is None else values + self.offsets.float().repeat_interleave(columns, 1)
+        columns = self.width // scales.shape[1]
+        values = codes.float() * scales.float().repeat_interleave(columns, 1)
+        return values if offsets is None else values + offsets.float().repeat_interleave(columns, 1)
 
-    def as_bf16(self) -> Planes:
-        return Planes.of_bf16(self.values().to(torch.bfloat16))
+    def as_bf16(self, width: int) -> Planes:
+        """Without the padding past `width`."""
+        return Planes.of_bf16(self.values()[:, :width].to(torch.bfloat16))
+
+
+def tile_columns(width: int) -> int:
+    return 128 if width % 128 == 0 else BYTE_COLUMNS
+
+
+def _codes_in_tiles(codes: Tensor, tiles: int) -> Tensor:
+    """Rows of codes as tiles [row, byte], the columns of every 32 in the order that kernels read them in."""
+    codes = _whole(codes)
+    cut = codes.reshape(len(codes) // ROWS, ROWS, tiles, -1, 2, 8, 2)
+    return cut.permute(0, 2, 1, 3, 5, 4, 6).reshape(-1, codes.shape[1] // tiles).contiguous()
+
+
+def _codes_in_rows(tiled: Tensor, tiles: int, features: int) -> Tensor:
+    """The same back."""
+    cut = tiled.reshape(-(-features // ROWS), tiles, ROWS, -1, 8, 2, 2)
+    return cut.permute(0, 2, 1, 3, 5, 4, 6).reshape(len(cut) * ROWS, -1)[:features]
+
+
+def _in_tiles(plane: Tensor, tiles: int) -> Tensor:
+    """Rows of scales or offsets as tiles [group, row]."""
+    plane = _whole(plane)
+    cut = plane.reshape(len(plane) // ROWS, ROWS, tiles, -1)
+    return cut.permute(0, 2, 3, 1).reshape(-1, ROWS).contiguous()
+
+
+def _in_rows(tiled: Tensor, tiles: int, features: int) -> Tensor:
+    """The same back."""
+    cut = tiled.reshape(-(-features // ROWS), tiles, -1, ROWS)
+    return cut.permute(0, 3, 1, 2).reshape(len(cut) * ROWS, -1)[:features]
+
+
+def _whole(rows: Tensor) -> Tensor:
+    missing = -len(rows) % ROWS
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def take_apart(raw: Tensor, format: str, features: int, width: int) -> Planes:
@@ -84,31 +147,34 @@ def take_apart(raw: Tensor, format: str, features: int, width: int) -> Planes:
         return _pack_nibbles(codes, scales, offsets, width)
     padding = -width % BYTE_COLUMNS
     name = f"i8g{columns}" + ("" if offsets is None else "o")
-    return _padded(name, codes, scales, offsets, width, padding)
+    return Planes.of_rows(name, width + padding, *_padded(codes, scales, offsets, width, padding))
 
 
 def _float_planes(raw: Tensor, features: int, width: int) -> Planes:
     """8-bit floats: the codes as they are, a float32 for each 128 columns of a row."""
     blocks = raw.reshape(features, width // FLOAT_COLUMNS, 4 + FLOAT_COLUMNS)
     scales = blocks[:, :, :4].contiguous().view(torch.float32).reshape(features, -1)
-    return Planes("f8g128", width, blocks[:, :, 4:].reshape(features, width).contiguous(), scales)
+    return Planes.of_rows("f8g128", width, blocks[:, :, 4:].reshape(features, width), scales)
 
 
-def _padded(name: str, codes: Tensor, scales: Tensor, offsets: Tensor | None, width: int, padding: int) -> Planes:
+def _padded(
+    codes: Tensor, scales: Tensor, offsets: Tensor | None, width: int, padding: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
     groups = padding * scales.shape[1] // width
     codes = torch.nn.functional.pad(codes, (0, padding))
     scales = torch.nn.functional.pad(scales.half(), (0, groups))
     if offsets is not None:
         offsets = torch.nn.functional.pad(offsets.half(), (0, groups))
-    return Planes(name, width + padding, codes.contiguous(), scales, offsets)
+    return codes, scales, offsets
 
 
 def _pack_nibbles(codes: Tensor, scales: Tensor, offsets: Tensor | None, width: int) -> Planes:
     assert offsets is not None  # codes of four bits count from 0, so every format has an offset
-    planes = _padded("u4g32o", codes, scales, offsets, width, -width % NIBBLE_COLUMNS)
-    halves = planes.codes.reshape(len(codes), -1, 2, NIBBLE_COLUMNS // 2)
+    padding = -width % NIBBLE_COLUMNS
+    codes, scales, offsets = _padded(codes, scales, offsets, width, padding)
+    halves = codes.reshape(len(codes), -1, 2, NIBBLE_COLUMNS // 2)
     packed = (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(len(codes), -1)
-    return replace(planes, codes=packed.contiguous())
+    return Planes.of_rows("u4g32o", width + padding, packed, scales, offsets)
 
 
 # --- each format's blocks: codes (uint8: four bits; int8: more), scales, offsets -------------------------------------

@@ -12,6 +12,7 @@ from unspool.errors import BackendError
 from unspool.ops.cuda.launch import Launch, descriptor, multiprocessors
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
+from unspool.ops.cuda.planes import tile_columns
 from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.tiles import Tile, split_width, splits_of, tile_of
 
@@ -36,7 +37,7 @@ class Projection:
         self, x: Tensor, parts: int, partial: Tensor, arrivals: Tensor, after: dict[str, Any], left: int, label: str
     ) -> Launch:
         """`parts`: groups' sums of squares that each row comes with. `left`: columns that are yet to come when the next
-        kernel is let in. `partial` and `arrivals`: room for splits' sums."""
+        kernel is let in, of weights that need no decoding. `partial` and `arrivals`: room for splits' sums."""
         tile, rows = self.tile, x[: max(self.rows, 16)]
         args = after | {"num_tokens": self.rows, "features": self.features, "width": self.width}
         args |= {"F": tile.features, "T": tile.tokens}
@@ -51,20 +52,19 @@ class Projection:
         programs = self.tiles * (self.splits if tile.parallel else 1)
         if self.is_plain:
             return self._made(linear_kernel, programs, args | self._plain(rows, parts, columns, left), label)
-        return self._made(quantized_kernel, programs, args | self._planes(rows), label)
+        return self._made(quantized_kernel, programs, args | self._planes(rows, parts, columns), label)
 
     def _decoding_tile(self) -> Tile:
-        """For weights that become bf16 on the way: its width are the columns that a round decodes at once."""
+        """For weights that become bf16 on the way: its width are the columns that a round decodes."""
         tile = tile_of(self.features, self.width, max(self.rows, 16))
         tokens = min(tile.tokens, 128)  # decoding takes the registers
-        format = self.matrix.planes.format
-        is_half = format.startswith("u4")  # two codes a byte, and two products a round
-        is_wide = tokens <= 32 and self.width % 128 == 0 and not is_half
-        step = 128 if is_wide or format == "f8g128" else 64  # one scale is for 128 columns there
-        columns = 128 if is_half else step
+        is_half = self.matrix.planes.format.startswith("u4")  # two codes a byte, and two products a round
+        is_wide = is_half or self.matrix.planes.format == "f8g128"  # which has one scale for 128 columns
+        columns = 128 if is_wide or (tokens <= 32 and self.width % 128 == 0) else 64
         of_tokens, of_codes = 2 * tokens * columns, tile.features * columns // (2 if is_half else 1)
         most = 1 + (SHARED - of_tokens) // (of_tokens + of_codes)
-        return replace(tile, tokens=tokens, width=step, stages=min(tile.stages, most))
+        stages, near = (4, 2) if tokens <= 16 else (min(tile.stages, most), 0)
+        return replace(tile, tokens=tokens, width=columns, stages=stages, near=near)
 
     def _plain(self, rows: Tensor, parts: int, columns: int, left: int) -> dict[str, Any]:
         tile = self.tile
@@ -82,10 +82,17 @@ class Projection:
             "NEAR": near,
         }
 
-    def _planes(self, rows: Tensor) -> dict[str, Any]:
+    def _planes(self, rows: Tensor, parts: int, columns: int) -> dict[str, Any]:
         planes, tile = self.matrix.planes, self.tile
-        args = {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets, "FORMAT": planes.format}
-        return args | {"x": descriptor(rows, tile.tokens, tile.width), "K": tile.width}
+        rounds = -(-(self.width - (self.splits - 1) * columns) // tile.width)  # of the shortest split
+        at_once = tile.width // 2 if planes.format.startswith("u4") else tile.width  # columns of a product, and bytes
+        args = {"codes": descriptor(planes.codes, tile.features, at_once), "FORMAT": planes.format}
+        args |= {"scales": planes.scales, "offsets": planes.offsets, "TILE": tile_columns(planes.width)}
+        each = -(-parts // rounds)  # sums of squares that a round has to add
+        near = tile.near if each <= 16 else 0
+        args |= {"x": rows if near else descriptor(rows, tile.tokens, at_once), "K": tile.width}
+        args |= {"EACH": each, "FAR": tile.stages - 1, "NEAR": near}
+        return args | {"size": rows.shape[1]}
 
     def _made(self, kernel: Any, programs: int, args: dict[str, Any], label: str) -> Launch:
         size, operations = self.rows * (self.width + self.features), self.rows * self.features * self.width

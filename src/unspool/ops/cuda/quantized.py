@@ -6,99 +6,98 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from unspool.ops.cuda.decode import add_round
 from unspool.ops.cuda.exact import inverse_root, let_next_start, wait_for_previous
 from unspool.ops.cuda.finish import finish
-from unspool.ops.cuda.formats import e4m3_bf16
-from unspool.ops.cuda.linear import join_splits, own_tile, sum_squares
-
-HALF = tl.constexpr(64)  # columns of the lower or the upper halves of bytes
-
-
-@triton.jit
-def scaled(value, scales, offsets, group, COLUMNS: tl.constexpr, F: tl.constexpr, K: tl.constexpr):
-    """K columns of codes as weights; `group` points at the first scale of each row."""
-    EACH: tl.constexpr = COLUMNS if COLUMNS < K else K
-    at = group[:, None] + tl.arange(0, K // EACH)[None, :]
-    value = tl.reshape(value, (F, K // EACH, EACH)) * tl.load(scales + at).to(tl.float32)[:, :, None]
-    if offsets is not None:
-        value = value + tl.load(offsets + at).to(tl.float32)[:, :, None]
-    return tl.reshape(value.to(tl.bfloat16), (F, K))
+from unspool.ops.cuda.linear import add_some, join_splits, load_some, own_tile, sum_squares
 
 
 @triton.jit
 def quantized_product(
-    codes, scales, offsets, x, first_f, first_t, begin, end, features, width,
-    FORMAT: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+    codes, scales, offsets, x, first_f, first_t, begin, end, num_tokens, width,
+    FORMAT: tl.constexpr, TILE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    COLUMNS: tl.constexpr = 128 if FORMAT == "f8g128" else 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
-    row = tl.minimum(first_f + tl.arange(0, F), features - 1).to(tl.int64)
-    group = row * (width // COLUMNS)
-    column = tl.arange(0, K)
     acc = tl.zeros((F, T), tl.float32)
-    if FORMAT == "u4g32o":
-        tl.static_assert(K == HALF)
-        row = row * (width // 2)
-        for k in range(begin, end, 2 * HALF):
-            byte = tl.load(codes + row[:, None] + k // 2 + column[None, :])
-            low = scaled((byte & 15).to(tl.float32), scales, offsets, group + k // COLUMNS, COLUMNS, F, HALF)
-            acc = tl.dot(low, x.load([first_t, k]).T, acc)
-            high = scaled((byte >> 4).to(tl.float32), scales, offsets, group + (k + HALF) // COLUMNS, COLUMNS, F, HALF)
-            acc = tl.dot(high, x.load([first_t, k + HALF]).T, acc)
-    elif FORMAT == "f8g128":
-        tl.static_assert(K == COLUMNS)
-        row = row * width
-        for k in range(begin, end, K):
-            w = e4m3_bf16(tl.load(codes + row[:, None] + k + column[None, :]), PDL)
-            part = tl.dot(w, x.load([first_t, k]).T)
-            acc = acc + part * tl.load(scales + group + k // COLUMNS)[:, None]
-    else:
-        row = row * width
-        for k in range(begin, end, K):
-            code = tl.load(codes + row[:, None] + k + column[None, :])
-            w = scaled(code.to(tl.float32), scales, offsets, group + k // COLUMNS, COLUMNS, F, K)
-            acc = tl.dot(w, x.load([first_t, k]).T, acc)
+    for k in range(begin, end, K):
+        acc, _ = add_round(
+            acc, codes, scales, offsets, x, first_f, first_t, k, begin, num_tokens, width, width,
+            FORMAT, TILE, 0, 0, False, F, T, K, PDL,
+        )  # fmt: skip
     return acc
+
+
+@triton.jit
+def quantized_product_ahead(
+    codes, scales, offsets, x, parts, first_f, first_t, begin, end, num_tokens, width, size,
+    FORMAT: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr, FAR: tl.constexpr,
+    NEAR: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The same for few tokens, and their sums of squares: as linear's product_ahead, the first codes are on their way
+    when the wait for the kernel before begins."""
+    tokens = first_t + tl.arange(0, T)
+    acc = tl.zeros((T, F), tl.float32)
+    squares = tl.zeros((T,), tl.float32)
+    newer = ()
+    for _ in tl.static_range(EACH):
+        newer = newer + (tl.zeros((T,), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005 (Triton cannot unpack)
+    for k in range(begin, end, K):
+        acc, there = add_round(
+            acc, codes, scales, offsets, x, first_f, first_t, k, begin, num_tokens, width, size,
+            FORMAT, TILE, FAR, NEAR, True, F, T, K, PDL,
+        )  # fmt: skip
+        if PARTS > 0:
+            squares = add_some(squares, newer, EACH)
+            newer = load_some(parts, (k - begin) // K * EACH, tokens, there, PARTS, EACH)
+    return tl.trans(acc), add_some(squares, newer, EACH)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def quantized_kernel(
-    codes, scales, offsets,
-    x,  # descriptor [tokens, width]
+    codes,  # descriptor of tiles, [rows, bytes]
+    scales, offsets,
+    x,  # descriptor [tokens, width], or with NEAR a pointer to the same
     parts, inverse_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
     partial, arrivals, num_tokens, features, width, split_width,
-    FORMAT: tl.constexpr, EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, PARTS: tl.constexpr,
-    SPLITS: tl.constexpr, PARALLEL: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
-    K: tl.constexpr, PDL: tl.constexpr,
+    size,  # columns of a token; `width` counts padding
+    FORMAT: tl.constexpr,
+    TILE: tl.constexpr,  # columns of a tile
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, PARTS: tl.constexpr,
+    EACH: tl.constexpr,  # groups of squares that a round adds
+    SPLITS: tl.constexpr, PARALLEL: tl.constexpr, FAR: tl.constexpr, NEAR: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """linear_kernel over planes; its arguments mean the same."""
     tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, F, T)
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    scale = 1.0
-    if PARTS > 0:
-        squares = sum_squares(parts, first_t + tl.arange(0, T), num_tokens, T, PARTS, 512 // T)
-        scale = inverse_root(squares, inverse_size, eps)
     is_last = True
-    if PARALLEL:
-        begin = split * split_width
-        total = quantized_product(
-            codes, scales, offsets, x, first_f, first_t, begin, tl.minimum(begin + split_width, width), features, width,
-            FORMAT, F, T, K, PDL,
+    squares = tl.zeros((T,), tl.float32)
+    if NEAR == 0:
+        let_next_start(PDL)
+        wait_for_previous(PDL)
+        if PARTS > 0:
+            squares = sum_squares(parts, first_t + tl.arange(0, T), num_tokens, T, PARTS, 512 // T)
+    begin = split * split_width
+    end = tl.minimum(begin + split_width, width)
+    if NEAR > 0:
+        total, squares = quantized_product_ahead(
+            codes, scales, offsets, x, parts, first_f, first_t, begin, end, num_tokens, width, size,
+            FORMAT, TILE, PARTS, EACH, FAR, NEAR, F, T, K, PDL,
         )  # fmt: skip
-        if SPLITS > 1:
-            total, is_last = join_splits(total, partial, arrivals, tile, split, SPLITS, F, T)
+        let_next_start(PDL)
     else:
-        end = tl.minimum(split_width, width)
         total = quantized_product(
-            codes, scales, offsets, x, first_f, first_t, 0, end, features, width, FORMAT, F, T, K, PDL
+            codes, scales, offsets, x, first_f, first_t, begin, end, num_tokens, width, FORMAT, TILE, F, T, K, PDL
         )
+    if PARALLEL and SPLITS > 1:
+        total, is_last = join_splits(total, partial, arrivals, tile, split, SPLITS, F, T)
+    elif SPLITS > 1:
         for other in tl.static_range(1, SPLITS):
             begin = other * split_width
             end = tl.minimum(begin + split_width, width)
             total = total + quantized_product(
-                codes, scales, offsets, x, first_f, first_t, begin, end, features, width, FORMAT, F, T, K, PDL
-            )
+                codes, scales, offsets, x, first_f, first_t, begin, end, num_tokens, width, FORMAT, TILE, F, T, K, PDL
+            )  # fmt: skip
     if is_last:
+        scale = inverse_root(squares, inverse_size, eps) if PARTS > 0 else 1.0
         finish(
             total, scale, 0.0, (), bias, residual, out, scaled,
             next_weight, next_parts, cos, sin, slots, kv, softcap,
