@@ -7,6 +7,7 @@ that does not fit, more shared memory than there is.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -71,6 +72,24 @@ def launches_of(shape: str, format: str) -> list[Any]:
     return [each for part in parts for each in step._layout(*part)[0].launches]
 
 
+def held_once(text: str) -> bool:
+    """Whether no value that a program hands over is held by two threads: its layout covers no more than the tensor."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.[^\n]*)", text, re.MULTILINE))
+    stores = re.findall(r"st\.relaxed.*-> tensor<(\d+)x(\d+)x\w+, (#\w+)>", text)
+    for rows, columns, name in stores:
+        numbers = {key: json.loads(value) for key, value in re.findall(r"(\w+) = (\[[\d, ]*\])", layouts[name])}
+        if "nvidia_mma" in layouts[name]:  # of 16 rows a warp
+            covered = [16 * numbers["warpsPerCTA"][0], numbers["instrShape"][1] * numbers["warpsPerCTA"][1]]
+        elif "blocked" in layouts[name]:
+            sizes = (numbers["sizePerThread"], numbers["threadsPerWarp"], numbers["warpsPerCTA"])
+            covered = [math.prod(each) for each in zip(*sizes, strict=True)]
+        else:
+            return False
+        if covered[0] > int(rows) or covered[1] > int(columns):
+            return False
+    return len(stores) >= 3
+
+
 def main(cases: list[list[str]]) -> None:
     pretend()
     told: dict[str, int] = {}
@@ -87,6 +106,7 @@ def main(cases: list[list[str]]) -> None:
             if each.label == "attention":  # whoever merges waits for others: all programs must have room
                 fit = SHARED_ALL // (compiled.metadata.shared + 1024)
                 assert each.grid[0] <= 132 * fit, f"{fit} programs a multiprocessor, not {each.grid[0] / 132:g}"
+                assert held_once(compiled.asm["ttgir"]), "a value that is handed over is stored twice"
                 assert each.registers * 128 * (each.grid[0] // 132) <= 65_536
             told[each.label] = max(told.get(each.label, 0), compiled.metadata.shared)
     print(json.dumps(told))
