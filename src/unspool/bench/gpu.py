@@ -7,13 +7,14 @@
 `decode` runs the engine as it serves: tokens chosen on the device, one step ahead of the host; milliseconds a token,
 beside the floor (a step's bytes at the card's measured read bandwidth). `prefill` computes prompts of 4,096 tokens;
 `serve` answers 256 requests of 512 tokens with 256 tokens each; `sampling` goes from logits to tokens; `laws` asks one
-prompt alone and among random neighbours and counts the different answers. Kernels are compiled when first needed and
-kept on disk: a second run starts warm. The last line is JSON.
+prompt alone and 32 times a round among random neighbours, and counts the different answers, logprobs included. Kernels
+are compiled when first needed and kept on disk: a second run starts warm. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -45,7 +46,7 @@ DRAWS = {
 }
 
 
-def make_engine(checkpoint: Checkpoint, *, kv_tokens: int, step_tokens: int) -> Engine:
+def make_engine(checkpoint: Checkpoint, *, kv_tokens: int, step_tokens: int, prefix_cache: bool = False) -> Engine:
     from unspool.engine.engine import Engine
 
     engine = EngineConfig(
@@ -54,7 +55,7 @@ def make_engine(checkpoint: Checkpoint, *, kv_tokens: int, step_tokens: int) -> 
         kv_tokens=kv_tokens,
         step_tokens=step_tokens,
         chunk_tokens=step_tokens,
-        prefix_cache=False,
+        prefix_cache=prefix_cache,
     )
     return Engine(checkpoint, engine)
 
@@ -116,30 +117,42 @@ def serve(engine: Engine, requests: int, length: int, tokens: int) -> tuple[floa
     return requests * tokens / seconds, 1000 * statistics.median(middle)
 
 
-def laws(engine: Engine, rounds: int) -> int:
-    """Different answers to one prompt, alone and among neighbours of random lengths, greedy and drawn."""
+def laws(engine: Engine, rounds: int, copies: int = 16) -> dict[str, int]:
+    """One prompt, greedy and drawn: alone first, then several times among neighbours of random lengths, in any order.
+    How many completions there were, how many of them found the prompt in the cache, and different answers among them:
+    tokens and the bits of their logprobs."""
     from unspool.params import SamplingParams
 
     rng = random.Random(0)
     vocab_size = engine.checkpoint.config.vocab_size
     prompt = prompt_of(99, 333, vocab_size)
-    seen: dict[float, set[tuple[int, ...]]] = {0.0: set(), 1.0: set()}
+    seen: dict[float, set[tuple[tuple[int, float | None], ...]]] = {0.0: set(), 1.0: set()}
+    counts = {"completions": 0, "cached": 0}
     for round in range(rounds):
-        ids = {}
+        asked: list[tuple[Sequence[int], SamplingParams, float | None]] = []
         for temperature in seen:
-            asked = SamplingParams(max_tokens=32, temperature=temperature, seed=1, ignore_eos=True)
-            ids[engine.add(prompt, asked)] = temperature
-        for i in range(0 if round == 0 else rng.choice([1, 5, 30, 120, 253])):
+            own = SamplingParams(max_tokens=32, temperature=temperature, seed=1, ignore_eos=True, logprobs=0)
+            asked += [(prompt, own, temperature)] * (1 if round == 0 else copies)
+        for i in range(0 if round == 0 else rng.choice([1, 5, 30, 120, 255 - 2 * copies])):
             some = SamplingParams(max_tokens=rng.randint(1, 60), temperature=1, seed=i, ignore_eos=True)
-            engine.add(prompt_of(1000 * round + i, rng.randint(1, 900), vocab_size), some)
-        told: dict[str, list[int]] = {id: [] for id in ids}
+            asked.append((prompt_of(1000 * round + i, rng.randint(1, 900), vocab_size), some, None))
+        rng.shuffle(asked)
+        ids: dict[str, float] = {}
+        for tokens, params, watched in asked:
+            id = engine.add(tokens, params)
+            if watched is not None:
+                ids[id] = watched
+        told: dict[str, list[tuple[int, float | None]]] = {id: [] for id in ids}
         while engine.has_work:
             for event in engine.step():
                 if event.request in told:
-                    told[event.request] += [token.id for token in getattr(event, "tokens", ())]
-        for id, tokens in told.items():
-            seen[ids[id]].add(tuple(tokens))
-    return sum(len(answers) for answers in seen.values())
+                    told[event.request] += [(token.id, token.logprob) for token in getattr(event, "tokens", ())]
+                    usage = getattr(event, "usage", None)
+                    counts["cached"] += usage is not None and usage.cached_tokens > 0
+        counts["completions"] += len(told)
+        for id, answer in told.items():
+            seen[ids[id]].add(tuple(answer))
+    return counts | {"answers": sum(len(answers) for answers in seen.values())}
 
 
 def sampling(vocab_size: int, spread: float) -> dict[str, dict[str, float]]:
@@ -224,7 +237,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--random", default="llama-8b", metavar="SHAPE[:FORMAT]", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--only", action="append", choices=MEASURES, help="one of the measures; repeatable (all)")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of `laws` (12)")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of `laws` (12); 33 are 1,026 completions")
     options = parser.parse_args(argv)
     wanted = options.only or MEASURES
     checkpoint = stand_in(options.random)
@@ -253,7 +266,11 @@ def main(argv: Sequence[str]) -> int:
     if "sampling" in wanted:
         result["sampling_us"] = {str(spread): sampling(config.vocab_size, spread) for spread in (1.0, 4.0)}
     if "laws" in wanted:
-        result["answers"] = laws(engine, options.rounds)
-        print(f"different answers to one prompt, greedy and drawn: {result['answers']} (2 is right)", flush=True)
+        del engine
+        gc.collect()
+        engine = make_engine(checkpoint, kv_tokens=262_144, step_tokens=8192, prefix_cache=True)
+        found = result["laws"] = laws(engine, options.rounds)
+        told = f"{found['completions']:,} completions, {found['cached']:,} from the cache"
+        print(f"one prompt, greedy and drawn: {told}; different answers: {found['answers']} (2 is right)", flush=True)
     print(json.dumps(result))
     return 0
