@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from unspool.ops.cuda.exact import after_previous, rounds_ahead
-from unspool.ops.cuda.formats import column_of, e4m3_bf16
+from unspool.ops.cuda.formats import column_of, e4m3_bf16, group_columns
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def add_round(
 ):  # fmt: skip
     """acc and K columns more. With NEAR, tokens are read after the wait for the kernel before, which is at first_k.
     `width` are the columns of a row's codes, `size` those of a token, which may be fewer."""
-    COLUMNS: tl.constexpr = 128 if FORMAT == "f8g128" else 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
+    COLUMNS: tl.constexpr = group_columns(FORMAT)
     HALVES: tl.constexpr = 2 if FORMAT == "u4g32o" else 1
     BYTES: tl.constexpr = K // HALVES
     AHEAD: tl.constexpr = NEAR if PDL else 0

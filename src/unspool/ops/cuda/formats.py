@@ -21,6 +21,17 @@ import triton
 import triton.language as tl
 
 
+@triton.constexpr_function
+def group_columns(format):
+    """Columns that share a scale."""
+    return {"f8g128": 128, "i8g16": 16, "i8g16o": 16}.get(format, 32)
+
+
+@triton.constexpr_function
+def tile_columns(width):
+    return 128 if width % 128 == 0 else 64
+
+
 @triton.jit
 def byte_of(column):
     """Where a column's code is."""
@@ -74,10 +85,10 @@ def decode_row(codes, scales, offsets, row, column, inside, WIDTH: tl.constexpr,
     if FORMAT == "bf16":
         value = tl.load(codes + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     else:
-        TILE: tl.constexpr = 128 if WIDTH % 128 == 0 else 64
+        TILE: tl.constexpr = tile_columns(WIDTH)
         HALVES: tl.constexpr = 2 if FORMAT == "u4g32o" else 1
         BYTES: tl.constexpr = TILE // HALVES
-        COLUMNS: tl.constexpr = 128 if FORMAT == "f8g128" else 16 if FORMAT == "i8g16" or FORMAT == "i8g16o" else 32
+        COLUMNS: tl.constexpr = group_columns(FORMAT)
         tile = (row // 128 * (WIDTH // TILE) + column // TILE) * 128
         byte = tl.load(codes + (tile + row % 128) * BYTES + byte_of(column % BYTES), mask=inside, other=0)
         group = tile * (TILE // COLUMNS) + column % TILE // COLUMNS * 128 + row % 128

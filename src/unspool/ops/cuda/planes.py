@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unspool.ops.cuda.formats import tile_columns
 from unspool.ops.cuda.memory import ROWS
 from unspool.weights.formats import FORMATS
 
@@ -96,10 +97,6 @@ class Planes:
     def as_bf16(self, width: int) -> Planes:
         """Without the padding past `width`."""
         return Planes.of_bf16(self.values()[:, :width].to(torch.bfloat16))
-
-
-def tile_columns(width: int) -> int:
-    return 128 if width % 128 == 0 else BYTE_COLUMNS
 
 
 def _codes_in_tiles(codes: Tensor, tiles: int) -> Tensor:

@@ -103,7 +103,7 @@ def keep_split(partial, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr
     """Hand a split's results over, a row's from `at` on: channels, the largest score, the sum of weights."""
     r, d, copy = tl.arange(0, T)[None, :], tl.arange(0, D)[:, None], tl.arange(0, 64)[:, None]
     row = partial + (at + r).to(tl.int64) * (D + 2)
-    hand_over(row + d, acc, (r < rows) & (d < D), ALONE)
+    hand_over(row + d, acc, r < rows, ALONE)
     first = (r < rows) & (copy == 0)  # of 64 equal rows
     hand_over(row + D + copy, tl.broadcast_to(m[None, :], (64, T)), first, ALONE)
     hand_over(row + D + 1 + copy, mass, first, ALONE)
