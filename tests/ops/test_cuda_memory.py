@@ -89,6 +89,15 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         body.check_device()
 
 
+@pytest.mark.parametrize("name", ["gpu", "kernels"])
+def test_a_benchmark_says_that_there_is_no_card(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", name]) == 1
+    assert "torch sees no NVIDIA GPU" in capsys.readouterr().err
+
+
 def test_an_old_card_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unspool.config import EngineConfig
+from unspool.ops.cuda import require_card
 from unspool.ops.cuda.memory import weight_bytes
 from unspool.weights.checkpoint import Checkpoint
 from unspool.weights.random import stand_in
@@ -239,6 +240,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", action="append", choices=MEASURES, help="one of the measures; repeatable (all)")
     parser.add_argument("--rounds", type=int, default=12, help="rounds of `laws` (12); 33 are 1,026 completions")
     options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error(f"argument --rounds: {options.rounds} is not 1 or more")
+    require_card()
     wanted = options.only or MEASURES
     checkpoint = stand_in(options.random)
     config = checkpoint.config

@@ -22,6 +22,7 @@ from unspool.bench.gpu import BLOCK_SIZE, event_seconds, read_bandwidth, version
 from unspool.config import EngineConfig
 from unspool.models.registry import build
 from unspool.ops import Batch
+from unspool.ops.cuda import require_card
 from unspool.weights.checkpoint import Checkpoint
 from unspool.weights.random import stand_in
 from unspool.weights.shapes import SHAPES
@@ -141,6 +142,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, action="append", help="rows of a step; repeatable (1, 8, 32, 128, 4096)")
     parser.add_argument("--context", type=int, default=512, help="tokens before each decoded one (512)")
     options = parser.parse_args(argv)
+    require_card()
     limits = (read_bandwidth(), matrix_rate())
     print(f"limits: {limits[0] / 1e12:.2f} TB/s read, {limits[1] / 1e12:.0f} TFLOP/s", flush=True)
     step = make_step(stand_in(options.random))

@@ -16,13 +16,21 @@ OLDEST = (3, 6)  # of triton
 def __getattr__(name: str) -> Any:
     if name != "CudaOps":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _require()
+    require_software()
     from unspool.ops.cuda.body import CudaOps
 
     return CudaOps
 
 
-def _require() -> None:
+def require_card() -> None:
+    """A clear error where there is no card to run on, or not what it takes to use it."""
+    require_software()
+    from unspool.ops.cuda.body import check_device
+
+    check_device()
+
+
+def require_software() -> None:
     """What is missing, and how to get it, before an import fails halfway."""
     for module in ("torch", "triton"):
         try:
