@@ -164,6 +164,8 @@ def _decode_items(batch: Batch, sequence: np.ndarray, first: np.ndarray, rows: n
     whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3], whole[:, 4] = first, rows, sequence, 0, tiles
     whole[:, 5] = np.where(is_apart, place, -1)
     whole[:, 6] = batch.positions[batch.starts[sequence]] // KEYS
+    if not is_apart.any():
+        return _longest_first(whole)
     index, split = _repeated(np.where(is_apart, splits, 1))
     walks = whole[index]
     walks[:, 3] = split * SPLIT
