@@ -35,6 +35,7 @@ import triton.language as tl
 from unspool.ops.cuda.exact import (
     after_previous,
     let_next_start,
+    let_next_start_if,
     load_quietly,
     prefetch_runs,
     rounds_ahead,
@@ -159,7 +160,7 @@ def decode_attention_kernel(
     out,  # bf16 [row, heads, head_dim]
     step,  # int32: the step's description, see steps.py
     positions,
-    partial,  # float32 [kv head, capacity, D + 2]: all absent before and after
+    partial,  # float32 [kv head, capacity, D + MORE]: all absent before and after
     capacity,
     scale,
     softcap,
@@ -177,7 +178,7 @@ def decode_attention_kernel(
     THREADS: tl.constexpr,
     BATCH: tl.constexpr,  # tiles at once, 1 or 2
     BEFORE: tl.constexpr,  # such turns that are asked for ahead, all but one before the wait; 0: the wait comes first
-    LATE: tl.constexpr,  # the next kernel is let in after the tiles, not before
+    LET: tl.constexpr,  # when the next kernel is let in: 0 before all else, 1 with the first tile, 2 after the tiles
     ALONE: tl.constexpr,  # one program does everything
     PDL: tl.constexpr,
 ):
@@ -189,7 +190,7 @@ def decode_attention_kernel(
     first_row, num_rows, sequence, first_tile, end_tile, place, fresh = read_item(
         items, first // KV_HEADS, first < count
     )
-    if not LATE:
+    if LET == 0:
         let_next_start(PDL)
     if PDL and BEFORE == 0:
         # Only the newest keys and values come from the kernel before.
@@ -244,6 +245,8 @@ def decode_attention_kernel(
             if BEFORE > 0:
                 rows = num_rows * GROUP + after_previous(turn, query_waits, PDL) - turn
                 query = load_query(q, where, rows, T, HEAD_DIM, D, AHEAD)
+            if LET == 1:
+                let_next_start_if(turn == first_tile // BATCH, PDL)
             seen, scores = seen_by(key, position, 0, WINDOW), tl.dot(k, query.T)
             if BATCH == 2:
                 m, part, weights, next_part, next_weights = weigh_pair(scores, seen, m, scale, softcap, T)
@@ -254,12 +257,12 @@ def decode_attention_kernel(
             if BATCH == 2:
                 acc = tl.dot(v_next.T, next_weights, acc * next_part[None, :])
                 mass = tl.dot(ones, next_weights, mass * next_part[None, :])
-        if LATE:
+        if LET > 0:
             let_next_start(PDL)
         at, rows = head * capacity + place, num_rows * GROUP
         if place < 0:
             whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
-            answer = answer_of(tl.max(whole_mass, 0), whole_acc, 0)
+            answer = answer_of(tl.max(whole_mass, 0)[None, :], whole_acc)
             tl.store(out + where, tl.trans(answer.to(tl.bfloat16)), mask=inside)
         elif first_tile < end_tile:
             keep_split(partial, at + first_tile // SPLIT * rows, rows, m, mass, acc, T, D, ALONE)
@@ -346,5 +349,5 @@ def prompt_attention_kernel(
             KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, SPLIT, True, PDL,
         )  # fmt: skip
         whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
-        answer = answer_of(tl.max(whole_mass, 1), whole_acc, 1)
+        answer = answer_of(tl.max(whole_mass, 1)[:, None], whole_acc)
         tl.store(out + where, answer.to(tl.bfloat16), mask=inside)

@@ -118,6 +118,36 @@ def let_next_start_if(now, PDL: tl.constexpr):
 
 
 @triton.jit
+def store_here(pointers, x, mask, PDL: tl.constexpr):
+    """Store values of 16 or 32 bits, each from where it is. tl.store would first bring together what lies side by side,
+    which takes longer than it saves where values are few. Several threads may hold the same one."""
+    if PDL:
+        bits = x.to(tl.int16 if x.dtype.primitive_bitwidth == 16 else tl.int32, bitcast=True)
+        tl.inline_asm_elementwise(
+            storing(bits.dtype.primitive_bitwidth),
+            "=r,l,r,h" if bits.dtype.primitive_bitwidth == 16 else "=r,l,r,r",
+            [pointers.to(tl.int64), mask.to(tl.int32), bits],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.store(pointers, x, mask=mask)
+
+
+@triton.constexpr_function
+def storing(bits):
+    return f"""
+    {{
+        .reg .pred is_wanted;
+        setp.ne.s32 is_wanted, $2, 0;
+        @is_wanted st.global.b{bits} [$1], $3;
+        mov.b32 $0, 0;
+    }}
+    """
+
+
+@triton.jit
 def prefetch_runs(pointers, active, size):
     """Ask for `size` bytes from each active pointer on to be brought into the L2 cache.
 

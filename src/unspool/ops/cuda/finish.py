@@ -6,7 +6,9 @@
     heads    rotate q and k (rows j and j + 8 of every 16 are a pair), store k and v in the cache, q beside
     plain    float32, optionally capped: logits, and whatever a norm comes after
 
-What it reads may have been read `ahead`, while the products were made, by read_ahead.
+What it reads may have been read `ahead`, while the products were made, by read_ahead. Sums come as [feature, token].
+Values are stored as [token, feature], turned so that those side by side are stored at once; or, where tokens are few,
+HERE: as they are, from where they are.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import sum_of_squares
+from unspool.ops.cuda.exact import store_here, sum_of_squares
 
 PAIR = tl.constexpr(16)  # rows of a weight tile in which j and j + 8 belong together
 GROUP = tl.constexpr(64)
@@ -41,11 +43,11 @@ def tanh(x):
 
 
 @triton.jit
-def nothing_ahead(EPILOGUE: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
+def nothing_ahead(EPILOGUE: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
     """What read_ahead gives before it has read: (the stream, cos, sin, slots), those that the epilogue needs."""
     before, cos, sin, slot = 0.0, 0.0, 0.0, 0
     if EPILOGUE == "stream":
-        before = tl.zeros((T, F), tl.float32)
+        before = tl.zeros((F, T) if HERE else (T, F), tl.float32)
     elif EPILOGUE == "heads":
         cos, sin = tl.full((F // 2, T), 1.0, tl.float32), tl.zeros((F // 2, T), tl.float32)
         slot = tl.full((T,), -1, tl.int32)
@@ -55,12 +57,13 @@ def nothing_ahead(EPILOGUE: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def read_ahead(
     ahead, residual, cos, sin, slots, first_f, tokens, num_tokens, features,
-    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, F: tl.constexpr,
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """What the epilogue needs of tokens before `num_tokens`; of others, what is there already. Without a branch."""
     before, turn_cos, turn_sin, slot = ahead
     if EPILOGUE == "stream":
-        before = load_residual(residual, first_f, tokens, num_tokens, features, before, F)
+        place, inside = place_of(first_f, tokens, num_tokens, features, HERE, F)
+        before = tl.load(residual + place, mask=inside, other=before)
     elif EPILOGUE == "heads":
         turn_cos, turn_sin = load_turns(cos, sin, first_f, tokens, num_tokens, turn_cos, turn_sin, DETAIL, F)
         slot = tl.load(slots + tokens, mask=tokens < num_tokens, other=slot)
@@ -74,10 +77,16 @@ def load_row(vector, first_f, features, F: tl.constexpr):
 
 
 @triton.jit
-def load_residual(residual, first_f, tokens, num_tokens, features, other, F: tl.constexpr):
-    columns = first_f + tl.arange(0, F)
-    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
-    return tl.load(residual + tokens.to(tl.int64)[:, None] * features + columns[None, :], mask=inside, other=other)
+def place_of(first_f, tokens, num_tokens, features, HERE: tl.constexpr, F: tl.constexpr):
+    """Where a tile's values lie in memory, and which of them are there."""
+    column, token = across(first_f + tl.arange(0, F), not HERE), across(tokens, HERE)
+    return token.to(tl.int64) * features + column, (token < num_tokens) & (column < features)
+
+
+@triton.jit
+def across(vector, IS_ROW: tl.constexpr):
+    """[1, n] or [n, 1]"""
+    return tl.expand_dims(vector, 0 if IS_ROW else 1)
 
 
 @triton.jit
@@ -100,8 +109,8 @@ def load_turns(cos, sin, first_f, tokens, num_tokens, old_cos, old_sin, DETAIL: 
 def finish(
     total, scale, weight, ahead, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
     first_f, first_t, num_tokens, features,
-    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr,
-    F: tl.constexpr, T: tl.constexpr,
+    EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr, HERE: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write a tile. A wide one goes in halves, so that what is computed on the way does not overflow the registers.
 
@@ -116,24 +125,24 @@ def finish(
         finish(
             first, first_scale, weight, ahead, bias, residual, out, scaled,
             next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, HERE, F, T // 2, PDL,
         )  # fmt: skip
         finish(
             second, second_scale, weight, ahead, bias, residual, out, scaled,
             next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, F, T // 2,
+            first_f, first_t + T // 2, num_tokens, features, EPILOGUE, DETAIL, SCALED, LOAD, HERE, F, T // 2, PDL,
         )  # fmt: skip
     elif EPILOGUE == "stream":
         finish_stream(
             total, scale, weight, ahead, bias, residual, out, scaled, next_weight, next_parts,
-            first_f, tokens, num_tokens, features, SCALED, LOAD, F, T,
+            first_f, tokens, num_tokens, features, SCALED, LOAD, HERE, F, T, PDL,
         )  # fmt: skip
     elif EPILOGUE == "gated":
-        finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, F, T)
+        finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, HERE, F, T, PDL)
     elif EPILOGUE == "heads":
         finish_heads(
             total, scale, ahead, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
-            DETAIL, SCALED, LOAD, F, T,
+            DETAIL, SCALED, LOAD, HERE, F, T, PDL,
         )  # fmt: skip
     else:
         tl.static_assert(EPILOGUE == "plain")
@@ -141,14 +150,22 @@ def finish(
 
 
 @triton.jit
-def rows_of(total, scale, bias, first_f, features, SCALED: tl.constexpr, F: tl.constexpr):
-    """What a linear layer is, [token, feature]: the sums, the norm's factors, the bias."""
-    y = tl.trans(total)
+def layer_of(total, scale, bias, first_f, features, SCALED: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr):
+    """What a linear layer is: the sums, the norm's factors, the bias."""
+    y = total if HERE else tl.trans(total)
     if SCALED:
-        y = y * scale[:, None]
+        y = y * across(scale, HERE)
     if bias is not None:
-        y = y + load_row(bias, first_f, features, F)[None, :]
+        y = y + across(load_row(bias, first_f, features, F), not HERE)
     return y
+
+
+@triton.jit
+def keep(pointers, y, mask, HERE: tl.constexpr, PDL: tl.constexpr):
+    if HERE:
+        store_here(pointers, y, mask, PDL)
+    else:
+        tl.store(pointers, y, mask=mask)
 
 
 @triton.jit
@@ -156,50 +173,48 @@ def finish_plain(
     total, scale, bias, out, softcap, first_f, tokens, num_tokens, features,
     SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    y = rows_of(total, scale, bias, first_f, features, SCALED, F)
-    columns = first_f + tl.arange(0, F)
+    y = layer_of(total, scale, bias, first_f, features, SCALED, False, F)
     if softcap is not None:
         y = softcap * tanh(y / softcap)
-    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
-    tl.store(out + tokens.to(tl.int64)[:, None] * features + columns[None, :], y, mask=inside)
+    place, inside = place_of(first_f, tokens, num_tokens, features, False, F)
+    tl.store(out + place, y, mask=inside)
 
 
 @triton.jit
 def finish_stream(
     total, scale, weight, ahead, bias, residual, out, scaled, next_weight, next_parts,
     first_f, tokens, num_tokens, features,
-    SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    SCALED: tl.constexpr, LOAD: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    y = rows_of(total, scale, bias, first_f, features, SCALED, F)
-    columns = first_f + tl.arange(0, F)
-    inside = (tokens < num_tokens)[:, None] & (columns < features)[None, :]
-    place = tokens.to(tl.int64)[:, None] * features + columns[None, :]
-    before = load_residual(residual, first_f, tokens, num_tokens, features, 0.0, F) if LOAD else ahead[0]
-    stream = before + y
-    tl.store(out + place, stream, mask=inside)
+    y = layer_of(total, scale, bias, first_f, features, SCALED, HERE, F)
+    place, inside = place_of(first_f, tokens, num_tokens, features, HERE, F)
+    stream = (tl.load(residual + place, mask=inside, other=0.0) if LOAD else ahead[0]) + y
+    keep(out + place, stream, inside, HERE, PDL)
     if next_weight is not None:
         if LOAD:
             weight = load_row(next_weight, first_f, features, F)
-        tl.store(scaled + place, (stream * weight[None, :]).to(tl.bfloat16), mask=inside)
-        grouped = tl.reshape(tl.where(inside, stream, 0.0), (T, F // GROUP, GROUP))
-        squares = tl.reshape(sum_of_squares(grouped, 2), (T, F // GROUP))
-        groups = first_f // GROUP + tl.arange(0, F // GROUP)
-        inside = (tokens < num_tokens)[:, None] & (groups < tl.cdiv(features, GROUP))[None, :]
-        tl.store(next_parts + groups[None, :] * num_tokens + tokens[:, None], squares, mask=inside)
+        keep(scaled + place, (stream * across(weight, not HERE)).to(tl.bfloat16), inside, HERE, PDL)
+        GROUPS: tl.constexpr = F // GROUP
+        grouped = tl.reshape(tl.where(inside, stream, 0.0), (GROUPS, GROUP, T) if HERE else (T, GROUPS, GROUP))
+        squares = sum_of_squares(grouped, 1 if HERE else 2)
+        squares = tl.reshape(squares, (GROUPS, T) if HERE else (T, GROUPS))
+        group, token = across(first_f // GROUP + tl.arange(0, GROUPS), not HERE), across(tokens, HERE)
+        inside = (token < num_tokens) & (group < tl.cdiv(features, GROUP))
+        keep(next_parts + group * num_tokens + token, squares, inside, HERE, PDL)
 
 
 @triton.jit
 def finish_gated(
     total, scale, out, first_f, tokens, num_tokens, features,
-    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if SCALED:
         total = total * scale[None, :]
     gate, up = halves(total, F, T)
-    y = tl.trans((activate(gate, ACTIVATION) * up).to(tl.bfloat16))
-    columns = first_f // 2 + tl.arange(0, F // 2)
-    inside = (tokens < num_tokens)[:, None] & (columns < features // 2)[None, :]
-    tl.store(out + tokens.to(tl.int64)[:, None] * (features // 2) + columns[None, :], y, mask=inside)
+    y = (activate(gate, ACTIVATION) * up).to(tl.bfloat16)
+    place, inside = place_of(first_f // 2, tokens, num_tokens, features // 2, HERE, F // 2)
+    keep(out + place, y if HERE else tl.trans(y), inside, HERE, PDL)
 
 
 @triton.jit
@@ -226,18 +241,20 @@ def to_half(x):
 @triton.jit
 def finish_heads(
     total, scale, ahead, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
-    DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr,
+    T: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = DETAIL[0]
     KV_HEADS: tl.constexpr = DETAIL[1]
     HEAD_DIM: tl.constexpr = DETAIL[2]
     BLOCK_SIZE: tl.constexpr = DETAIL[4]
     if LOAD:
-        ahead = nothing_ahead("heads", F, T)
-        ahead = read_ahead(ahead, None, cos, sin, slots, first_f, tokens, num_tokens, features, "heads", DETAIL, F)
+        ahead = read_ahead(
+            nothing_ahead("heads", HERE, F, T), None, cos, sin, slots, first_f, tokens, num_tokens, features,
+            "heads", DETAIL, HERE, F,
+        )  # fmt: skip
     _, c, s, slot = ahead
-    live = tokens < num_tokens
-    column = first_f + tl.arange(0, F)
+    column, token, slot = across(first_f + tl.arange(0, F), not HERE), across(tokens, HERE), across(slot, HERE)
     if SCALED:
         total = total * scale[None, :]
     if bias is not None:
@@ -245,14 +262,14 @@ def finish_heads(
     if first_f < (HEADS + KV_HEADS) * HEAD_DIM:
         a, b = halves(total, F, T)
         total = whole(a * c - b * s, a * s + b * c, F, T)
-    y = tl.trans(to_half(total))
+    y = to_half(total) if HERE else tl.trans(to_half(total))
     if first_f < HEADS * HEAD_DIM:
-        is_q = live[:, None] & (column < HEADS * HEAD_DIM)[None, :]
-        tl.store(out + tokens.to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + column[None, :], y, mask=is_q)
+        is_q = (token < num_tokens) & (column < HEADS * HEAD_DIM)
+        keep(out + token.to(tl.int64) * (HEADS * HEAD_DIM) + column, y, is_q, HERE, PDL)
     if first_f + F > HEADS * HEAD_DIM:
         head, channel = column // HEAD_DIM - HEADS, column % HEAD_DIM
         # [block, kv head, key or value, slot, channel]
         inner = (head % KV_HEADS * 2 + head // KV_HEADS) * (BLOCK_SIZE * HEAD_DIM) + channel
         outer = slot // BLOCK_SIZE * (2 * KV_HEADS * BLOCK_SIZE) + slot % BLOCK_SIZE
-        is_kv = (slot >= 0)[:, None] & ((head >= 0) & (column < features))[None, :]
-        tl.store(kv + outer.to(tl.int64)[:, None] * HEAD_DIM + inner[None, :], y, mask=is_kv)
+        is_kv = (slot >= 0) & (head >= 0) & (column < features)
+        keep(kv + outer.to(tl.int64) * HEAD_DIM + inner, y, is_kv, HERE, PDL)

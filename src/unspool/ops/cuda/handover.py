@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 ABSENT = tl.constexpr(-1)  # as int32
+MORE = tl.constexpr(4)  # numbers of a row besides its channels: two, and two to begin at multiples of 16 bytes
 
 
 @triton.jit
@@ -47,56 +48,55 @@ def clear(pointers, mask):
 
 
 @triton.jit
-def take(
-    pointers, stride, count, NEUTRAL: tl.constexpr, TIMES: tl.constexpr, PACK: tl.constexpr, ALONE: tl.constexpr
-):  # fmt: skip
-    """For each of three tensors of pointers what is kept there, and one, two … strides further; past the count, what is
-    neutral for it, 0 or -inf. PACK: elements that a thread has, at most; it looks for so many together."""
+def take(channels, others, stride, count, TIMES: tl.constexpr, EACH: tl.constexpr, ALONE: tl.constexpr):
+    """What rows hold from two tensors of pointers on, the other two numbers and EACH channels; and what those hold that
+    are one, two … strides further, TIMES in all. Past the count, what is neutral in merging: -inf, 0 and 0."""
     found = ()
     if ALONE:
-        for k in tl.static_range(3):
-            for i in tl.static_range(TIMES):
-                value = tl.load(pointers[k] + i * stride, mask=count > i, other=NEUTRAL[k])
+        for i in tl.static_range(TIMES):
+            is_there = count > i
+            m = tl.load(others + i * stride, mask=is_there, other=float("-inf"))
+            found = found + (m, tl.load(others + 1 + i * stride, mask=is_there, other=0.0))  # type: ignore[assignment]  # noqa: RUF005
+            for j in tl.static_range(EACH):
+                value = tl.load(channels + j + i * stride, mask=is_there, other=0.0)
                 found = found + (value,)  # type: ignore[assignment]  # noqa: RUF005
     else:
         found = tl.inline_asm_elementwise(
-            looking(NEUTRAL, TIMES, PACK),
-            operands_of_looking(TIMES, PACK),
-            [count, stride * 4, pointers[0], pointers[1], pointers[2]],
-            dtype=(tl.float32,) * (3 * TIMES),
+            looking(TIMES, EACH),
+            operands_of_looking(TIMES, EACH),
+            [count, stride * 4, channels, others],
+            dtype=(tl.float32,) * (TIMES * (2 + EACH)),
             is_pure=False,
-            pack=PACK,
+            pack=1,
         )
     return found
 
 
 @triton.constexpr_function
-def looking(neutral, times, pack):
+def looking(times, each):
     """In assembly: all loads, again and again until nothing is absent. They are on their way together, so that it takes
     one way to memory."""
-    kinds = 3
-    names = iter(f"${i}" for i in range(kinds * times * pack + (2 + kinds) * pack))
-    value = [[[next(names) for _ in range(pack)] for _ in range(times)] for _ in range(kinds)]
-    count, stride, *pointer = ([next(names) for _ in range(pack)] for _ in range(2 + kinds))
-    lines = [f"{{ .reg .pred is_there<{times * pack}>, is_absent; .reg .b64 at; .reg .b32 largest;"]
-    for e in range(pack):
-        lines += [f"setp.gt.s32 is_there{i * pack + e}, {count[e]}, {i};" for i in range(times)]
-        for k in range(kinds):
-            bits = "0xff800000" if neutral[k] < 0 else "0"
-            lines += [f"mov.b32 {value[k][i][e]}, {bits};" for i in range(times)]
-    lines.append("look:")
-    for k in range(kinds):
-        for e in range(pack):
-            lines.append(f"mov.b64 at, {pointer[k][e]};")
-            for i in range(times):
-                lines.append(f"@is_there{i * pack + e} ld.relaxed.gpu.global.b32 {value[k][i][e]}, [at];")
-                lines.append(f"add.s64 at, at, {stride[e]};")
+    size = 2 + each
+    values = [[f"${i * size + j}" for j in range(size)] for i in range(times)]
+    count, stride, channels, others = (f"${times * size + i}" for i in range(4))
+    lines = [f"{{ .reg .pred is_there<{times}>, is_absent; .reg .b64 at, beside; .reg .b32 largest;"]
+    for i in range(times):
+        lines += [f"setp.gt.s32 is_there{i}, {count}, {i};", f"mov.b32 {values[i][0]}, 0xff800000;"]
+        lines += [f"mov.b32 {one}, 0;" for one in values[i][1:]]
+    lines += ["look:", f"mov.b64 at, {channels}; mov.b64 beside, {others};"]
+    for i in range(times):
+        lines.append(f"@is_there{i} ld.relaxed.gpu.global.v2.b32 {{{', '.join(values[i][:2])}}}, [beside];")
+        for j in range(0, each, 4):
+            some = values[i][2 + j : 6 + j]
+            kind, target = (f".v{len(some)}", f"{{{', '.join(some)}}}") if each > 1 else ("", some[0])
+            lines.append(f"@is_there{i} ld.relaxed.gpu.global{kind}.b32 {target}, [at + {4 * j}];")
+        lines.append(f"add.s64 at, at, {stride}; add.s64 beside, beside, {stride};")
     lines.append("mov.b32 largest, 0;")
-    lines += [f"max.u32 largest, largest, {one};" for kind in value for time in kind for one in time]
+    lines += [f"max.u32 largest, largest, {one};" for time in values for one in time]
     lines.append("setp.eq.u32 is_absent, largest, 0xffffffff; @is_absent bra look; }")
     return "\n".join(lines)
 
 
 @triton.constexpr_function
-def operands_of_looking(times, pack):
-    return ",".join(["=&r"] * (3 * times * pack) + ["r"] * pack + ["l"] * (4 * pack))
+def operands_of_looking(times, each):
+    return ",".join(["=&r"] * (times * (2 + each)) + ["r", "l", "l", "l"])

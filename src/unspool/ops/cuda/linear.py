@@ -64,7 +64,7 @@ def product_ahead(
     newer = ()  # a round's sums, added when the next one has been asked for
     for _ in tl.static_range(EACH):
         newer = newer + (tl.zeros((T,), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005 (Triton cannot unpack)
-    ahead = nothing_ahead(EPILOGUE, F, T)
+    ahead = nothing_ahead(EPILOGUE, NEAR > 0, F, T)
     for k in range(begin, end, K):
         weights = w.load([first_f, k])
         at = after_previous(k, begin, PDL)
@@ -84,7 +84,7 @@ def product_ahead(
         if READ:
             first = tl.where(at == begin, num_tokens, 0)
             ahead = read_ahead(
-                ahead, residual, cos, sin, slots, first_f, tokens, first, features, EPILOGUE, DETAIL, F
+                ahead, residual, cos, sin, slots, first_f, tokens, first, features, EPILOGUE, DETAIL, NEAR > 0, F
             )  # fmt: skip
         acc = tl.dot(weights, values.T, acc)
     return acc, add_some(squares, newer, EACH), ahead
@@ -133,7 +133,8 @@ def place(tile, tiles_f, tiles_t):
 
 @triton.jit
 def own_tile(
-    features, num_tokens, SPLITS: tl.constexpr, PARALLEL: tl.constexpr, F: tl.constexpr, T: tl.constexpr
+    features, num_tokens, SPLITS: tl.constexpr, PARALLEL: tl.constexpr, ALL: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """What a program is to compute: its tile, split, first feature and first token."""
     tile = tl.program_id(0)
@@ -141,7 +142,9 @@ def own_tile(
     if PARALLEL:
         split = tile % SPLITS
         tile = tile // SPLITS
-    tile_f, tile_t = place(tile, tl.cdiv(features, F), tl.cdiv(num_tokens, T))
+    tile_f, tile_t = tile, 0
+    if not ALL:
+        tile_f, tile_t = place(tile, tl.cdiv(features, F), tl.cdiv(num_tokens, T))
     return tile, split, tile_f * F, tile_t * T
 
 
@@ -191,6 +194,7 @@ def linear_kernel(
     PARTS: tl.constexpr,
     SPLITS: tl.constexpr,
     PARALLEL: tl.constexpr,
+    ALL: tl.constexpr,  # a tile has all tokens
     AHEAD: tl.constexpr,  # the first weights do not wait for the kernel before
     EARLY: tl.constexpr,
     FAR: tl.constexpr,  # rounds that weights are asked for ahead, with NEAR; without, the compiler counts them
@@ -200,7 +204,7 @@ def linear_kernel(
     K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, F, T)
+    tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, ALL, F, T)
     begin = split * split_width
     end = tl.minimum(begin + split_width, width)
     # Where registers are left, what comes after the sum is read before it is done.
@@ -234,7 +238,7 @@ def linear_kernel(
         finish(
             total, scale, weight, ahead, bias, residual, out, scaled,
             next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, not READ, F, T,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, not READ, NEAR > 0, F, T, PDL,
         )  # fmt: skip
 
 
@@ -262,7 +266,7 @@ def linear_many_kernel(
         finish(
             total, scale, 0.0, (), bias, residual, out, scaled,
             next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, squares is not None, True, F, T,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, squares is not None, True, False, F, T, PDL,
         )  # fmt: skip
     let_next_start(PDL)
 

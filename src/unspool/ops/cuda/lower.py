@@ -26,9 +26,11 @@ from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, 
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
 
 FEW = 8  # rows up to which what lies between kernels counts: each of them lets the next in before its end
-# Columns that a linear layer has yet to come when it lets the next kernel in. Later, and that one's first weights come
-# late; earlier, and its programs take the free multiprocessors two to a pair, which shares its way to memory.
-LEFT = {"heads": 2048, "stream": 1536}
+# Columns that a linear layer, of few rows or of more, has yet to come when it lets the next kernel in. Later, and that
+# one's first weights come late; earlier, and its programs take the free multiprocessors two to a pair, which shares its
+# way to memory.
+LEFT = {"heads": 2560, "output": 1536, "gated": 256, "down": 1536}
+LEFT_OF_MORE = {"heads": 2048, "output": 1536, "gated": 0, "down": 0}
 REGISTERS = 65_536  # of a multiprocessor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = 64
@@ -211,7 +213,7 @@ class Lowering:
             more = self._stream_args(node, features)
             norm = self._next_norm(node)
             is_output = norm is not None and any(isinstance(user, Gated) for user in self._users[norm])
-            left = LEFT["stream"] if is_output or self.rows <= FEW else 0
+            left = self._columns_left("output" if is_output else "down")
             self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, left=left)
             self._use(node.residual)
         elif len(users) == 1 and isinstance(users[0], Attend) and is_fusable(users[0].spec):
@@ -232,14 +234,19 @@ class Lowering:
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=LEFT["heads"])
+        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=self._columns_left("heads"))
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features
         node.matrix.arrange("gated", gated_order(features))
         out = self.arena.take(self.rows, features // 2, BF16)
-        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation)
+        has_rest = features > 128 * multiprocessors()  # some programs start when others have ended
+        left = self._columns_left("gated") if has_rest else 0
+        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation, left=left)
         self._values[node] = Value(out)
+
+    def _columns_left(self, kind: str) -> int:
+        return (LEFT if self.rows <= FEW else LEFT_OF_MORE)[kind]
 
     def _project(
         self,
@@ -299,9 +306,9 @@ class Lowering:
         partial = shared.attention_partial
         few = {"partial": partial, "capacity": partial.shape[1], "T": shared.decode_rows, "THREADS": 128}
         few |= {"ITEMS": steps.FEW_ITEMS, "BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
-        # With so few rows half of the multiprocessors have nothing to do: the next kernel's programs would come to them
-        # at once, two to a pair.
-        few["LATE"] = depth > 64 and self.rows <= 4
+        # With so few rows most multiprocessors have nothing to do, and the next kernel's programs would come to them at
+        # once, two to a pair; when all of those are free, they spread.
+        few["LET"] = 0 if depth <= 64 or self.rows > 4 else 1 if self.rows == 1 else 2
         each, stages = programs_each(depth, shared.decode_rows), 3 if depth <= 128 else 2
         if self.rows <= FEW and tiles is not None and depth <= 128 and shared.decode_rows <= 32:
             few["BEFORE"] = stages - 1

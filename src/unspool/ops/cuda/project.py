@@ -48,6 +48,7 @@ class Projection:
         self._check_room(partial, arrivals)
         columns = split_width(self.width, self.splits)
         args |= {"PARTS": parts, "split_width": columns, "SPLITS": self.splits, "PARALLEL": tile.parallel}
+        args["ALL"] = self.rows <= tile.tokens
         args |= {"partial": partial, "arrivals": arrivals}
         programs = self.tiles * (self.splits if tile.parallel else 1)
         if self.is_plain:

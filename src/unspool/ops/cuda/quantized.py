@@ -63,11 +63,11 @@ def quantized_kernel(
     TILE: tl.constexpr,  # columns of a tile
     EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, PARTS: tl.constexpr,
     EACH: tl.constexpr,  # groups of squares that a round adds
-    SPLITS: tl.constexpr, PARALLEL: tl.constexpr, FAR: tl.constexpr, NEAR: tl.constexpr,
+    SPLITS: tl.constexpr, PARALLEL: tl.constexpr, ALL: tl.constexpr, FAR: tl.constexpr, NEAR: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """linear_kernel over planes; its arguments mean the same."""
-    tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, F, T)
+    tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, ALL, F, T)
     is_last = True
     squares = tl.zeros((T,), tl.float32)
     if NEAR == 0:
@@ -101,5 +101,5 @@ def quantized_kernel(
         finish(
             total, scale, 0.0, (), bias, residual, out, scaled,
             next_weight, next_parts, cos, sin, slots, kv, softcap,
-            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, True, F, T,
+            first_f, first_t, num_tokens, features, EPILOGUE, DETAIL, PARTS > 0, True, False, F, T, PDL,
         )  # fmt: skip

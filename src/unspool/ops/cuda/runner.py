@@ -23,7 +23,7 @@ from torch import Tensor
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
-from unspool.ops.cuda.handover import ABSENT
+from unspool.ops.cuda.handover import ABSENT, MORE
 from unspool.ops.cuda.launch import Arena, Launch, has_room_for_all, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.lower import Lowering, Shared, depth_of, programs_each, prompt_rows
 from unspool.ops.cuda.record import Attend, Logits, in_order
@@ -135,14 +135,14 @@ class CudaRunner:
         self._results = torch.zeros(0, dtype=torch.int32, device=device)
         self._host: list[Tensor] = []
         self._host_results: list[Tensor] = []
-        self._sent: dict[int, torch.cuda.Event] = {}
+        self._queued: dict[int, torch.cuda.Event] = {}  # by turn: reached when that step has ended
         self._copying = None if is_interpreted() else torch.cuda.Stream()
         self._turn = 0
 
     def _make_shared(self, step_size: int, max_rows: int) -> Shared:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
-        kept = (self.shape.num_kv_heads, self.shape.capacity, self._depth + 2)
+        kept = (self.shape.num_kv_heads, self.shape.capacity, self._depth + MORE.value)
         absent = torch.full(kept, ABSENT.value, dtype=torch.int32, device=self.device)
         return Shared(
             kv=self.kv,
@@ -193,10 +193,9 @@ class CudaRunner:
         if self._copying is None:
             target.copy_(source)
             return CudaFlight(target, None)
-        launched, done = torch.cuda.Event(), torch.cuda.Event()
-        launched.record()
+        done = torch.cuda.Event()
         with torch.cuda.stream(self._copying):  # beside the next step, not before it
-            self._copying.wait_event(launched)
+            self._copying.wait_event(self._queued[turn])
             target.copy_(source, non_blocking=True)
             done.record()
         return CudaFlight(target, done)
@@ -210,7 +209,10 @@ class CudaRunner:
     ) -> Tensor:
         """Queue a step, sampled if there are words; the logits' buffer comes back, valid until the next step."""
         try:
-            return self._queue(batch, words, mode, sources)
+            out = self._queue(batch, words, mode, sources)
+            if not is_interpreted():
+                self._queued.setdefault((self._turn - 1) % RING, torch.cuda.Event()).record()
+            return out
         except Exception:  # some kernels may have run, and the rest that would have cleaned up after them not
             self._clean()
             raise
@@ -304,11 +306,11 @@ class CudaRunner:
         if not self._host:
             pinned = not is_interpreted()
             self._host = [torch.zeros(len(step), dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
-            self._sent.clear()
+            self._queued.clear()
         turn = self._turn % RING
         self._turn += 1
-        if turn in self._sent:
-            self._sent[turn].synchronize()  # the step that used this buffer has left it
+        if turn in self._queued:
+            self._queued[turn].synchronize()  # the step that used this buffer has left it
         size = steps.describe(
             self._host[turn].numpy(),
             batch,
@@ -321,5 +323,3 @@ class CudaRunner:
             results=turn * (len(self._results) // RING),
         )
         step[:size].copy_(self._host[turn][:size], non_blocking=True)
-        if not is_interpreted():
-            self._sent.setdefault(turn, torch.cuda.Event()).record()

@@ -232,7 +232,8 @@ class SamplingRoom:
             self._make_filter_room()
             gathered: dict[str, Any] = {"gathered": self._gathered}
             values = {"x_in": self._values}
-            add(prepare_kernel, "prepare", chunked, logits=logits, x_out=self._values, planes=planes, CHUNK=CHUNK)
+            first: dict[str, Any] = {"logits": logits, "x_out": self._values, "planes": planes, "TELLS": tells}
+            add(prepare_kernel, "prepare", chunked, **first, CHUNK=CHUNK)
             add(coarse_kernel, "coarse", chunked, **values, CHUNK=CHUNK, PART=PART)
             add(gather_kernel, "gather", chunked, **values, **gathered, CHUNK=CHUNK)
             add(search_kernel, "search", whole, **values, **gathered, BLOCK=BLOCK, warps=16)

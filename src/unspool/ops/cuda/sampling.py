@@ -120,9 +120,10 @@ def as_double(pointer):
 def own_row(step, state, PARAMS_AT: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr):
     """How every kernel here begins: a program's row, its parameters and its state."""
     let_next_start(PDL)
-    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
-    return row, step + tl.load(step + PARAMS_AT) + row * 16, state + row * STATE
+    params = step + tl.load(step + PARAMS_AT) + row * 16
+    wait_for_previous(PDL)
+    return row, params, state + row * STATE
 
 
 @triton.jit
@@ -143,12 +144,13 @@ def forget(state, STATE: tl.constexpr):
 
 
 @triton.jit
-def prepared(logits, params, state, planes, row, token, inside, vocab_size):
-    """Logits as bias, penalties and temperature leave them; the row's state learns the largest raw one, and of NaN and
-    infinity."""
+def prepared(logits, params, state, planes, row, token, inside, vocab_size, TELLS: tl.constexpr):
+    """Logits as bias, penalties and temperature leave them; the row's state learns of NaN and infinity and, if logprobs
+    are to be told, the largest raw one."""
     x = tl.load(logits + row * vocab_size + token, mask=inside, other=float("-inf"))
-    is_bad = (x != x) | (x == float("inf"))
-    tl.atomic_max(state + BEST_RAW, tl.max(tl.where(is_bad, 0, ordered(x))))
+    if TELLS:
+        is_bad = (x != x) | (x == float("inf"))
+        tl.atomic_max(state + BEST_RAW, tl.max(tl.where(is_bad, 0, ordered(x))))
     bad = tl.max(tl.where(x != x, 2, tl.where(x == float("inf"), 1, 0)))
     if bad > 0:
         tl.atomic_max(state + BAD, bad.to(tl.int64))
@@ -189,14 +191,14 @@ def penalised(x, params, plane, inside, vocab_size):
 @triton.jit
 def prepare_kernel(
     logits, x_out, step, state, planes, vocab_size,
-    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr,
+    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What the filters look at, and its largest."""
     row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
-    x = prepared(logits, params, state, planes, row, token, inside, vocab_size)
+    x = prepared(logits, params, state, planes, row, token, inside, vocab_size, TELLS)
     tl.store(x_out + row * vocab_size + token, x, mask=inside)
     tl.atomic_max(state + BEST, tl.max(tl.where((x != x) | (x == float("inf")), 0, ordered(x))))
 
@@ -221,7 +223,7 @@ def draw_kernel(
     if FILTERED:
         x = tl.load(x_in + row * vocab_size + token, mask=inside, other=float("-inf"))
     else:
-        x = prepared(logits, params, state, planes, row, token, inside, vocab_size)
+        x = prepared(logits, params, state, planes, row, token, inside, vocab_size, TELLS)
     score = x
     if as_float(params) > 0:
         alive = inside & (x > float("-inf"))
@@ -255,8 +257,9 @@ def draw_kernel(
         out = results + tl.load(step + RESULT_AT) + row * RESULT
         tl.store(out, code)
         tl.store(out + 1, tl.load(logits + row * vocab_size + chosen).to(tl.int32, bitcast=True))
-        best = tl.load(state + BEST_RAW, cache_modifier=".cg")
-        tl.store(out + 2, unordered(best).to(tl.int32, bitcast=True))
+        if TELLS:
+            best = tl.load(state + BEST_RAW, cache_modifier=".cg")
+            tl.store(out + 2, unordered(best).to(tl.int32, bitcast=True))
         if not TELLS or (tl.load(params + 13) & 4) == 0:
             forget(state, STATE)
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from unspool.ops.cuda.finish import tanh
-from unspool.ops.cuda.handover import clear, hand_over, take
+from unspool.ops.cuda.handover import MORE, clear, hand_over, take
 
 
 @triton.jit
@@ -67,14 +67,19 @@ def weigh_pair(scores, seen, m, scale, softcap, T: tl.constexpr):
 
 
 @triton.jit
-def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
-    """The state after one more split. Nothing seen has m = -inf, and counts for nothing. AXIS: along which m is yet to
-    be repeated, if any."""
+def worth(m, split_m):
+    """The largest score of two splits, and what either's weights are worth then. Nothing seen has m = -inf, and counts
+    for nothing."""
     new = tl.maximum(m, split_m)
     base = base_of(new)
-    old, late = tl.exp2(m - base), tl.exp2(split_m - base)
-    if AXIS is not None:
-        old, late = tl.expand_dims(old, AXIS), tl.expand_dims(late, AXIS)
+    return new, tl.exp2(m - base), tl.exp2(split_m - base)
+
+
+@triton.jit
+def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
+    """The state after one more split. AXIS: along which m is yet to be repeated."""
+    new, old, late = worth(m, split_m)
+    old, late = tl.expand_dims(old, AXIS), tl.expand_dims(late, AXIS)
     return new, tl.fma(mass, old, split_mass * late), tl.fma(acc, old, split_acc * late)
 
 
@@ -91,18 +96,15 @@ def enter_split(
 
 
 @triton.jit
-def answer_of(mass, acc, AXIS: tl.constexpr):
-    mass = tl.where(mass == 0.0, 1.0, mass)
-    if AXIS is not None:
-        mass = tl.expand_dims(mass, AXIS)
-    return acc / mass
+def answer_of(mass, acc):
+    return acc / tl.where(mass == 0.0, 1.0, mass)
 
 
 @triton.jit
 def keep_split(partial, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr):
     """Hand a split's results over, a row's from `at` on: channels, the largest score, the sum of weights."""
     r, d, copy = tl.arange(0, T)[None, :], tl.arange(0, D)[:, None], tl.arange(0, 64)[:, None]
-    row = partial + (at + r).to(tl.int64) * (D + 2)
+    row = partial + (at + r).to(tl.int64) * (D + MORE)
     hand_over(row + d, acc, r < rows, ALONE)
     first = (r < rows) & (copy == 0)  # of 64 equal rows
     hand_over(row + D + copy, tl.broadcast_to(m[None, :], (64, T)), first, ALONE)
@@ -116,27 +118,53 @@ def merge_splits(
     ROWS: tl.constexpr, TIMES: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """Wait for an item's splits, merge them in order, and write the answer: ROWS of its rows from the first on, TIMES
-    splits at once, so that they wait for memory once. A row's m and mass are taken for each of its channels, or they
-    would have to be passed from thread to thread."""
+    splits at once, so that they wait for memory once. A thread has EACH channels of a row side by side, and takes the
+    row's m and mass itself, or they would have to be passed from thread to thread."""
+    EACH: tl.constexpr = max(ROWS * D // 128, 1)
     r, d = first + tl.arange(0, ROWS)[:, None], tl.arange(0, D)[None, :]
-    m = tl.full((ROWS, D), float("-inf"), tl.float32)
-    mass, acc = tl.zeros((ROWS, D), tl.float32), tl.zeros((ROWS, D), tl.float32)
-    stride = rows.to(tl.int64) * (D + 2)
-    PACK: tl.constexpr = min(max(ROWS * D // 128, 1), 4)
+    m = tl.full((ROWS, D // EACH), float("-inf"), tl.float32)
+    mass = tl.zeros_like(m)
+    acc = ()
+    for _ in tl.static_range(EACH):
+        acc = acc + (tl.zeros_like(m),)  # type: ignore[assignment]  # noqa: RUF005 (Triton cannot unpack)
+    stride = rows.to(tl.int64) * (D + MORE)
     for split in range(begin, end, TIMES):
         count = tl.where(r < rows, end - split, 0)
-        row = partial + (at + split * rows + r).to(tl.int64) * (D + 2)
-        found = take(
-            (row + D, row + D + 1, row + d), stride, count, (float("-inf"), 0.0, 0.0), TIMES, PACK, ALONE
-        )  # fmt: skip
+        row = partial + (at + split * rows + r).to(tl.int64) * (D + MORE)
+        channels = row + tl.arange(0, D // EACH)[None, :] * EACH
+        found = take(channels, row + D, stride, count, TIMES, EACH, ALONE)
         tl.debug_barrier()
         for i in tl.static_range(TIMES):
             clear(row + d + i * stride, count > i)
             clear(row + D + i * stride, count > i)
             clear(row + D + 1 + i * stride, count > i)
-            m, mass, acc = merge(m, mass, acc, found[i], found[TIMES + i], found[2 * TIMES + i], None)
+            m, mass, acc = merge_taken(m, mass, acc, found, i * (2 + EACH), EACH)
+    answer = ()
+    for j in tl.static_range(EACH):
+        answer = answer + (answer_of(mass, acc[j]).to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
     target = out + ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP) * HEAD_DIM
-    tl.store(target + d, answer_of(mass, acc, None).to(tl.bfloat16), mask=(r < rows) & (d < HEAD_DIM))
+    tl.store(target + d, side_by_side(answer, 0, 1, EACH, ROWS), mask=(r < rows) & (d < HEAD_DIM))
+
+
+@triton.jit
+def merge_taken(m, mass, acc, found, first: tl.constexpr, EACH: tl.constexpr):
+    """merge() with what take() found from the first of its values on."""
+    m, old, late = worth(m, found[first])
+    newer = ()
+    for j in tl.static_range(EACH):
+        newer = newer + (tl.fma(acc[j], old, found[first + 2 + j] * late),)  # type: ignore[assignment]  # noqa: RUF005
+    return m, tl.fma(mass, old, found[first + 1] * late), newer
+
+
+@triton.jit
+def side_by_side(parts, first: tl.constexpr, step: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """[row, channel] from every step-th of the parts, whose elements take turns."""
+    if COUNT == 1:
+        return parts[first]
+    else:
+        even = side_by_side(parts, first, 2 * step, COUNT // 2, ROWS)
+        odd = side_by_side(parts, first + step, 2 * step, COUNT // 2, ROWS)
+        return tl.reshape(tl.join(even, odd), (ROWS, 2 * even.shape[1]))
 
 
 @triton.jit

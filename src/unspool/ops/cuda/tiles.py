@@ -47,7 +47,10 @@ def tile_of(features: int, width: int, tokens: int) -> Tile:
         if many:  # two programs a multiprocessor: all at once, or one after the other
             at_once = -(-features // 64) <= 2 * PROGRAMS
             return Tile(64, 16, 128, 4, 6, True, near=2) if at_once else Tile(64, 16, 256, 4, 3, True, near=1)
-        return Tile(64, 16, 256, 4, 6, True, near=2) if width < 8192 else Tile(64, 16, 256, 4, 5, True, near=3)
+        if width >= 8192:
+            return Tile(64, 16, 256, 4, 5, True, near=3)
+        is_short = features <= 4096 <= width  # so few programs that a round takes less than tokens take to come
+        return Tile(64, 16, 256, 4, 6, True, near=3 if is_short else 2)
     if tokens <= 16:
         return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 5, True)
     if tokens <= 32:
