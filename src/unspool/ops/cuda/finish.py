@@ -6,9 +6,9 @@
     heads    rotate q and k (rows j and j + 8 of every 16 are a pair), store k and v in the cache, q beside
     plain    float32, optionally capped: logits, and whatever a norm comes after
 
-What it reads may have been read `ahead`, while the products were made, by read_ahead. Sums come as [feature, token].
-Values are stored as [token, feature], turned so that those side by side are stored at once; or, where tokens are few,
-HERE: as they are, from where they are.
+What it reads may have been read `ahead`, while the products were made, by read_ahead. Sums come as [feature, token] and
+are turned, so that values that lie side by side are stored at once. The stream of few tokens is not: HERE, all is done
+and stored where the sums are, since passing them on would take longer.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def finish(
             first_f, tokens, num_tokens, features, SCALED, LOAD, HERE, F, T, PDL,
         )  # fmt: skip
     elif EPILOGUE == "gated":
-        finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, HERE, F, T, PDL)
+        finish_gated(total, scale, out, first_f, tokens, num_tokens, features, DETAIL, SCALED, F, T)
     elif EPILOGUE == "heads":
         finish_heads(
             total, scale, ahead, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
-            DETAIL, SCALED, LOAD, HERE, F, T, PDL,
+            DETAIL, SCALED, LOAD, F, T,
         )  # fmt: skip
     else:
         tl.static_assert(EPILOGUE == "plain")
@@ -206,15 +206,14 @@ def finish_stream(
 @triton.jit
 def finish_gated(
     total, scale, out, first_f, tokens, num_tokens, features,
-    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
-    PDL: tl.constexpr,
+    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     if SCALED:
         total = total * scale[None, :]
     gate, up = halves(total, F, T)
-    y = (activate(gate, ACTIVATION) * up).to(tl.bfloat16)
-    place, inside = place_of(first_f // 2, tokens, num_tokens, features // 2, HERE, F // 2)
-    keep(out + place, y if HERE else tl.trans(y), inside, HERE, PDL)
+    y = tl.trans((activate(gate, ACTIVATION) * up).to(tl.bfloat16))
+    place, inside = place_of(first_f // 2, tokens, num_tokens, features // 2, False, F // 2)
+    tl.store(out + place, y, mask=inside)
 
 
 @triton.jit
@@ -241,8 +240,7 @@ def to_half(x):
 @triton.jit
 def finish_heads(
     total, scale, ahead, bias, out, cos, sin, slots, kv, first_f, tokens, num_tokens, features,
-    DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr,
-    T: tl.constexpr, PDL: tl.constexpr,
+    DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = DETAIL[0]
     KV_HEADS: tl.constexpr = DETAIL[1]
@@ -250,11 +248,11 @@ def finish_heads(
     BLOCK_SIZE: tl.constexpr = DETAIL[4]
     if LOAD:
         ahead = read_ahead(
-            nothing_ahead("heads", HERE, F, T), None, cos, sin, slots, first_f, tokens, num_tokens, features,
-            "heads", DETAIL, HERE, F,
+            nothing_ahead("heads", False, F, T), None, cos, sin, slots, first_f, tokens, num_tokens, features,
+            "heads", DETAIL, False, F,
         )  # fmt: skip
     _, c, s, slot = ahead
-    column, token, slot = across(first_f + tl.arange(0, F), not HERE), across(tokens, HERE), across(slot, HERE)
+    column, token, slot = (first_f + tl.arange(0, F))[None, :], tokens[:, None], slot[:, None]
     if SCALED:
         total = total * scale[None, :]
     if bias is not None:
@@ -262,14 +260,14 @@ def finish_heads(
     if first_f < (HEADS + KV_HEADS) * HEAD_DIM:
         a, b = halves(total, F, T)
         total = whole(a * c - b * s, a * s + b * c, F, T)
-    y = to_half(total) if HERE else tl.trans(to_half(total))
+    y = tl.trans(to_half(total))
     if first_f < HEADS * HEAD_DIM:
         is_q = (token < num_tokens) & (column < HEADS * HEAD_DIM)
-        keep(out + token.to(tl.int64) * (HEADS * HEAD_DIM) + column, y, is_q, HERE, PDL)
+        tl.store(out + token.to(tl.int64) * (HEADS * HEAD_DIM) + column, y, mask=is_q)
     if first_f + F > HEADS * HEAD_DIM:
         head, channel = column // HEAD_DIM - HEADS, column % HEAD_DIM
         # [block, kv head, key or value, slot, channel]
         inner = (head % KV_HEADS * 2 + head // KV_HEADS) * (BLOCK_SIZE * HEAD_DIM) + channel
         outer = slot // BLOCK_SIZE * (2 * KV_HEADS * BLOCK_SIZE) + slot % BLOCK_SIZE
         is_kv = (slot >= 0) & (head >= 0) & (column < features)
-        keep(kv + outer.to(tl.int64) * HEAD_DIM + inner, y, is_kv, HERE, PDL)
+        tl.store(kv + outer.to(tl.int64) * HEAD_DIM + inner, y, mask=is_kv)

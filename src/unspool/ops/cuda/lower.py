@@ -25,7 +25,7 @@ from unspool.ops.cuda.project import Projection
 from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
 
-FEW = 8  # rows up to which what lies between kernels counts: each of them lets the next in before its end
+FEW = 8  # rows up to which what lies between kernels counts
 # Columns that a linear layer, of few rows or of more, has yet to come when it lets the next kernel in. Later, and that
 # one's first weights come late; earlier, and its programs take the free multiprocessors two to a pair, which shares its
 # way to memory.
@@ -55,7 +55,7 @@ class Shared:
     sampled: Tensor  # int32: the last step's tokens
     partial: Tensor  # float32: linear layers' splits
     arrivals: Tensor  # int32
-    attention_partial: Tensor  # float32 [kv heads, capacity, D + 2]: attention's splits
+    attention_partial: Tensor  # float32 [kv heads, capacity, D + MORE]: attention's splits (handover.py)
     decode_rows: int  # query rows of an item of few
     handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
 
@@ -307,7 +307,7 @@ class Lowering:
         few = {"partial": partial, "capacity": partial.shape[1], "T": shared.decode_rows, "THREADS": 128}
         few |= {"ITEMS": steps.FEW_ITEMS, "BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
         # With so few rows most multiprocessors have nothing to do, and the next kernel's programs would come to them at
-        # once, two to a pair; when all of those are free, they spread.
+        # once, two to a pair; when all of those are free, they spread: with one row soon, with more after the tiles.
         few["LET"] = 0 if depth <= 64 or self.rows > 4 else 1 if self.rows == 1 else 2
         each, stages = programs_each(depth, shared.decode_rows), 3 if depth <= 128 else 2
         if self.rows <= FEW and tiles is not None and depth <= 128 and shared.decode_rows <= 32:

@@ -213,7 +213,7 @@ class CudaRunner:
             if not is_interpreted():
                 self._queued.setdefault((self._turn - 1) % RING, torch.cuda.Event()).record()
             return out
-        except Exception:  # some kernels may have run, and the rest that would have cleaned up after them not
+        except BaseException:  # some kernels may have run, and the rest that would have cleaned up after them not
             self._clean()
             raise
 

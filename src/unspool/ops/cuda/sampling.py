@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False
 """From logits to tokens on the device, bit for bit as sampling/ does it on the CPU, rows independent of each other.
 
-    prepare   bias, penalties, temperature; the row's largest values (where nothing filters, the draw does this too)
+    prepare   bias, penalties, temperature; the row's largest value (where nothing filters, the draw does this too)
     filters   top-k and top-p: see filtering.py
     draw      min-p, noise, the best of the survivors
     tell      how probable the chosen token and the best ones were, for those who ask
@@ -20,7 +20,7 @@ from unspool.sampling.native import HAS_INFINITY, HAS_NAN, NONE_LEFT
 
 CHUNK = 4096  # tokens a program looks at
 # A row's parameters are 16 int32 words, see sampler.py. Its state is int64 words, zero before and after a step: keys of
-# the largest logits before and after prepare, whether any was NaN or infinite, programs arrived, the best score so
+# the largest logits before prepare (if logprobs are told) and after, whether any was NaN or infinite, programs arrived, the best score so
 # far, its token, sum of weights, rank; for each filter its last survivor's key and id; what filtering.py keeps: how
 # much is wanted of the tokens it gathers, how many those are, between which bounds they lie, 16 sums.
 STATE = 32
@@ -30,8 +30,8 @@ LAST_K, LAST_P = tl.constexpr(8), tl.constexpr(10)  # two words each
 WANTED, GATHERED, BOUND = tl.constexpr(12), tl.constexpr(13), tl.constexpr(14)
 SUMS = tl.constexpr(16)
 MOST_TOLD = 20  # tokens besides the chosen one
-# int32 words of a row's result: the token or what is wrong, its logit, the row's largest, sum of weights (2), rank; two
-# are free; then the best tokens' ids and logits.
+# int32 words of a row's result: the token or what is wrong, its logit; if logprobs are told, the row's largest, sum of
+# weights (2), rank; two are free; then the best tokens' ids and logits.
 RESULT = 8 + 2 * MOST_TOLD
 PLANES = 3  # of what a request brings along: how often the penalties have seen each token (2), its bias
 NONE, INFINITE, NOT_A_NUMBER = tl.constexpr(NONE_LEFT), tl.constexpr(HAS_INFINITY), tl.constexpr(HAS_NAN)
