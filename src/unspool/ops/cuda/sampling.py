@@ -20,9 +20,10 @@ from unspool.sampling.native import HAS_INFINITY, HAS_NAN, NONE_LEFT
 
 CHUNK = 4096  # tokens a program looks at
 # A row's parameters are 16 int32 words, see sampler.py. Its state is int64 words, zero before and after a step: keys of
-# the largest logits before prepare (if logprobs are told) and after, whether any was NaN or infinite, programs arrived, the best score so
-# far, its token, sum of weights, rank; for each filter its last survivor's key and id; what filtering.py keeps: how
-# much is wanted of the tokens it gathers, how many those are, between which bounds they lie, 16 sums.
+# the largest logits before prepare (if logprobs are told) and after, whether any was NaN or infinite, programs arrived,
+# the best score so far, its token, sum of weights, rank; for each filter its last survivor's key and id; what
+# filtering.py keeps: how much is wanted of the tokens it gathers, how many those are, between which bounds they lie, 16
+# sums.
 STATE = 32
 BEST_RAW, BEST, BAD, ARRIVED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 SCORE, WINNER, TOTAL, RANK = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6), tl.constexpr(7)
