@@ -134,7 +134,7 @@ def laws(engine: Engine, rounds: int, copies: int = 16) -> dict[str, int]:
         for temperature in seen:
             own = SamplingParams(max_tokens=32, temperature=temperature, seed=1, ignore_eos=True, logprobs=0)
             asked += [(prompt, own, temperature)] * (1 if round == 0 else copies)
-        for i in range(0 if round == 0 else rng.choice([1, 5, 30, 120, 255 - 2 * copies])):
+        for i in range(0 if round == 0 else rng.choice([1, 5, 30, 120, 256 - 2 * copies])):
             some = SamplingParams(max_tokens=rng.randint(1, 60), temperature=1, seed=i, ignore_eos=True)
             asked.append((prompt_of(1000 * round + i, rng.randint(1, 900), vocab_size), some, None))
         rng.shuffle(asked)
