@@ -197,7 +197,10 @@ def test_a_step_in_the_air_outlives_larger_ones() -> None:
     assert large.tokens()[0] == alone
 
 
-def test_a_step_that_fails_halfway_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+def test_a_step_that_fails_halfway_leaves_nothing_behind(
+    failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kernel that cannot be compiled, say: the next request's draw must not know of the row that was not finished."""
     from unspool.ops.cuda.launch import Launch
     from unspool.ops.cuda.sampler import TELLS, SampleRows
@@ -210,13 +213,13 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(monkeypatch: pytest.Mon
     def fails(launch: Launch) -> None:
         if launch.label == "tell":
             step._shared.attention_partial[0, 0, 0] = 1.0  # as if attention had not come to its end
-            raise RuntimeError("no such kernel")
+            raise failure("no such kernel")
         run(launch)
 
     monkeypatch.setattr(Launch, "run", fails)
     telling = SampleRows.greedy(1)
     telling.flags[:] = TELLS
-    with pytest.raises(RuntimeError, match="no such kernel"):
+    with pytest.raises(failure, match="no such kernel"):
         step.launch_rows(make_batch([(0, [7], [5])], 16), telling)
     assert (step._shared.attention_partial.view(torch.int32) == ABSENT.value).all()
     monkeypatch.setattr(Launch, "run", run)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-GROUP = 64  # features whose squares are summed together: a row's mean square is a sum of such groups' sums
+GROUP = tl.constexpr(64)  # features whose squares are summed together: a row's mean square is a sum of their sums
 
 
 @triton.jit

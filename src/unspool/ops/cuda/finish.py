@@ -16,10 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import store_here, sum_of_squares
+from unspool.ops.cuda.exact import GROUP, store_here, sum_of_squares
 
 PAIR = tl.constexpr(16)  # rows of a weight tile in which j and j + 8 belong together
-GROUP = tl.constexpr(64)
 
 
 @triton.jit

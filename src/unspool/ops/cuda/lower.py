@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unspool.errors import BackendError
 from unspool.ops import AttentionSpec
-from unspool.ops.cuda import steps
+from unspool.ops.cuda import exact, steps
 from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import Arena, Launch, descriptor, is_interpreted, multiprocessors, next_power
@@ -33,7 +33,7 @@ LEFT = {"heads": 2560, "output": 1536, "gated": 256, "down": 1536}
 LEFT_OF_MORE = {"heads": 2048, "output": 1536, "gated": 0, "down": 0}
 REGISTERS = 65_536  # of a multiprocessor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-GROUP = 64
+GROUP = exact.GROUP.value
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from unspool.ops.cuda.exact import inverse_rms, let_next_start, sum_of_squares, wait_for_previous
-from unspool.ops.cuda.finish import GROUP, to_half
+from unspool.ops.cuda.exact import GROUP, inverse_rms, let_next_start, sum_of_squares, wait_for_previous
+from unspool.ops.cuda.finish import to_half
 from unspool.ops.cuda.formats import decode_row
 
 
