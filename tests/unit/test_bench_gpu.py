@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from unspool.bench import gpu
 from unspool.bench.gpu import laws
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
@@ -41,3 +43,26 @@ def test_an_answer_that_differs_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(engine, "step", changed)
     assert laws(engine, 2, copies=2)["answers"] == 3
+
+
+@pytest.mark.parametrize(("measures", "engines"), [(["decode", "laws"], [False, True]), (["laws"], [True])])
+def test_a_measure_starts_the_engine_that_it_asks(
+    measures: list[str], engines: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[bool] = []
+
+    def start(checkpoint: Any, *, prefix_cache: bool = False, **sizes: int) -> Engine:
+        started.append(prefix_cache)
+        return make_engine()
+
+    monkeypatch.setattr(gpu, "require_card", lambda: None)
+    monkeypatch.setattr(gpu, "versions", lambda: {"card": "none"})
+    monkeypatch.setattr(gpu, "read_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(gpu, "make_engine", start)
+    monkeypatch.setattr(gpu, "decode_rows", lambda engine, bandwidth: {"1": {"ms": 1.0}})
+    assert gpu.main(["--random", "tiny", "--rounds", "1", *(f"--only={measure}" for measure in measures)]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert started == engines
+    assert told["laws"] == {"completions": 2, "cached": 0, "answers": 2}
+    assert told["ready_seconds"] > 0
+    assert ("decode" in told) == ("decode" in measures)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 128  # a block is a tile of keys: the copy engine brings it in one piece
 MEASURES = ("decode", "prefill", "serve", "sampling", "laws")
+ENGINES = {"decode", "prefill", "serve"}  # what one engine without a prefix cache is asked for
 # What `sampling` draws with: (temperature, top-k, top-p, how many best tokens are told or -1).
 DRAWS = {
     "greedy": (0.0, 0, 1.0, -1),
@@ -116,6 +117,25 @@ def serve(engine: Engine, requests: int, length: int, tokens: int) -> tuple[floa
     seconds, times = answer(engine, work, tokens)
     middle = [b - a for a, b in pairwise(times)][len(times) // 4 : -len(times) // 4]
     return requests * tokens / seconds, 1000 * statistics.median(middle)
+
+
+def speed(engine: Engine, wanted: Sequence[str], bandwidth: float) -> dict[str, Any]:
+    """Those of decode, prefill and serve that are wanted."""
+    result: dict[str, Any] = {}
+    if "decode" in wanted:
+        result["decode"] = decode_rows(engine, bandwidth)
+    if "prefill" in wanted:
+        prefill(engine, 2, 4096)
+        result["prefill_tokens_per_second"] = prefill(engine, 16, 4096)
+        print(f"prefill, 16 × 4,096 tokens: {result['prefill_tokens_per_second']:,.0f} tokens/s", flush=True)
+    if "serve" in wanted:
+        # A first time makes the graphs of whatever numbers of rows come up; a server that has run a while has them.
+        first, _ = serve(engine, 256, 512, 256)
+        again, step = serve(engine, 256, 512, 256)
+        result |= {"first_serve_tokens_per_second": first, "serve_tokens_per_second": again, "serve_step_ms": step}
+        told = f"{again:,.0f} tokens/s, a step of 256 in {step:.2f} ms; the first time {first:,.0f} tokens/s"
+        print(f"256 requests of 512 in, 256 out: {told}", flush=True)
+    return result
 
 
 def laws(engine: Engine, rounds: int, copies: int = 16) -> dict[str, int]:
@@ -249,31 +269,23 @@ def main(argv: Sequence[str]) -> int:
     result: dict[str, Any] = {"benchmark": "gpu", "shape": options.random, **versions()}
     bandwidth = result["read_bandwidth"] = read_bandwidth()
     print(f"{result['card']}: reads {bandwidth / 1e12:.2f} TB/s", flush=True)
-    start = time.perf_counter()
-    engine = make_engine(checkpoint, kv_tokens=262_144, step_tokens=8192)
-    answer(engine, [prompt_of(0, 37, config.vocab_size)], 2)
-    result["ready_seconds"] = time.perf_counter() - start
-    print(f"weights loaded and two tokens answered in {result['ready_seconds']:.1f} s", flush=True)
-    if "decode" in wanted:
-        result["decode"] = decode_rows(engine, bandwidth)
-    if "prefill" in wanted:
-        prefill(engine, 2, 4096)
-        result["prefill_tokens_per_second"] = prefill(engine, 16, 4096)
-        print(f"prefill, 16 × 4,096 tokens: {result['prefill_tokens_per_second']:,.0f} tokens/s", flush=True)
-    if "serve" in wanted:
-        # A first time makes the graphs of whatever numbers of rows come up; a server that has run a while has them.
-        first, _ = serve(engine, 256, 512, 256)
-        again, step = serve(engine, 256, 512, 256)
-        result |= {"first_serve_tokens_per_second": first, "serve_tokens_per_second": again, "serve_step_ms": step}
-        told = f"{again:,.0f} tokens/s, a step of 256 in {step:.2f} ms; the first time {first:,.0f} tokens/s"
-        print(f"256 requests of 512 in, 256 out: {told}", flush=True)
+
+    def started(*, prefix_cache: bool = False) -> Engine:
+        start = time.perf_counter()
+        engine = make_engine(checkpoint, kv_tokens=262_144, step_tokens=8192, prefix_cache=prefix_cache)
+        answer(engine, [prompt_of(0, 37, config.vocab_size)], 2)
+        took = time.perf_counter() - start
+        result.setdefault("ready_seconds", took)
+        print(f"weights loaded and two tokens answered in {took:.1f} s", flush=True)
+        return engine
+
+    if not ENGINES.isdisjoint(wanted):
+        result |= speed(started(), wanted, bandwidth)
+        gc.collect()
     if "sampling" in wanted:
         result["sampling_us"] = {str(spread): sampling(config.vocab_size, spread) for spread in (1.0, 4.0)}
     if "laws" in wanted:
-        del engine
-        gc.collect()
-        engine = make_engine(checkpoint, kv_tokens=262_144, step_tokens=8192, prefix_cache=True)
-        found = result["laws"] = laws(engine, options.rounds)
+        found = result["laws"] = laws(started(prefix_cache=True), options.rounds)
         told = f"{found['completions']:,} completions, {found['cached']:,} from the cache"
         print(f"one prompt, greedy and drawn: {told}; different answers: {found['answers']} (2 is right)", flush=True)
     print(json.dumps(result))
