@@ -118,10 +118,10 @@ def let_next_start_if(now, PDL: tl.constexpr):
 
 
 @triton.jit
-def store_here(pointers, x, mask, PDL: tl.constexpr):
-    """Store values of 16 or 32 bits, each from where it is. tl.store would first bring together what lies side by side,
-    which takes longer than it saves where values are few. Several threads may hold the same one."""
-    if PDL:
+def store_here(pointers, x, mask, HERE: tl.constexpr):
+    """Store values of 16 or 32 bits. HERE: each from where it is. tl.store would first bring together what lies side by
+    side, which takes longer than it saves where values are few. Several threads may hold the same one."""
+    if HERE:
         bits = x.to(tl.int16 if x.dtype.primitive_bitwidth == 16 else tl.int32, bitcast=True)
         tl.inline_asm_elementwise(
             storing(bits.dtype.primitive_bitwidth),

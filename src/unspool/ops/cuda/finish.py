@@ -160,14 +160,6 @@ def layer_of(total, scale, bias, first_f, features, SCALED: tl.constexpr, HERE: 
 
 
 @triton.jit
-def keep(pointers, y, mask, HERE: tl.constexpr, PDL: tl.constexpr):
-    if HERE:
-        store_here(pointers, y, mask, PDL)
-    else:
-        tl.store(pointers, y, mask=mask)
-
-
-@triton.jit
 def finish_plain(
     total, scale, bias, out, softcap, first_f, tokens, num_tokens, features,
     SCALED: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
@@ -188,18 +180,18 @@ def finish_stream(
     y = layer_of(total, scale, bias, first_f, features, SCALED, HERE, F)
     place, inside = place_of(first_f, tokens, num_tokens, features, HERE, F)
     stream = (tl.load(residual + place, mask=inside, other=0.0) if LOAD else ahead[0]) + y
-    keep(out + place, stream, inside, HERE, PDL)
+    store_here(out + place, stream, inside, HERE and PDL)
     if next_weight is not None:
         if LOAD:
             weight = load_row(next_weight, first_f, features, F)
-        keep(scaled + place, (stream * across(weight, not HERE)).to(tl.bfloat16), inside, HERE, PDL)
+        store_here(scaled + place, (stream * across(weight, not HERE)).to(tl.bfloat16), inside, HERE and PDL)
         GROUPS: tl.constexpr = F // GROUP
         grouped = tl.reshape(tl.where(inside, stream, 0.0), (GROUPS, GROUP, T) if HERE else (T, GROUPS, GROUP))
         squares = sum_of_squares(grouped, 1 if HERE else 2)
         squares = tl.reshape(squares, (GROUPS, T) if HERE else (T, GROUPS))
         group, token = across(first_f // GROUP + tl.arange(0, GROUPS), not HERE), across(tokens, HERE)
         inside = (token < num_tokens) & (group < tl.cdiv(features, GROUP))
-        keep(next_parts + group * num_tokens + token, squares, inside, HERE, PDL)
+        store_here(next_parts + group * num_tokens + token, squares, inside, HERE and PDL)
 
 
 @triton.jit
