@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 128  # a block is a tile of keys: the copy engine brings it in one piece
 MEASURES = ("decode", "prefill", "serve", "sampling", "laws")
-ENGINES = {"decode", "prefill", "serve"}  # what one engine without a prefix cache is asked for
+SPEEDS = {"decode", "prefill", "serve"}  # of one engine, without a prefix cache
 # What `sampling` draws with: (temperature, top-k, top-p, how many best tokens are told or -1).
 DRAWS = {
     "greedy": (0.0, 0, 1.0, -1),
@@ -279,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"weights loaded and two tokens answered in {took:.1f} s", flush=True)
         return engine
 
-    if not ENGINES.isdisjoint(wanted):
+    if not SPEEDS.isdisjoint(wanted):
         result |= speed(started(), wanted, bandwidth)
         gc.collect()
     if "sampling" in wanted:

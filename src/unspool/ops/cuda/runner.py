@@ -142,6 +142,7 @@ class CudaRunner:
     def _make_shared(self, step_size: int, max_rows: int) -> Shared:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
+
         kept = (self.shape.num_kv_heads, self.shape.capacity, self._depth + MORE.value)
         absent = torch.full(kept, ABSENT.value, dtype=torch.int32, device=self.device)
         return Shared(
