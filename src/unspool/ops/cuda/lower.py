@@ -25,12 +25,13 @@ from unspool.ops.cuda.project import Projection
 from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
 
-FEW = 8  # rows up to which what lies between kernels counts
-# Columns that a linear layer, of few rows or of more, has yet to come when it lets the next kernel in. Later, and that
-# one's first weights come late; earlier, and its programs take the free multiprocessors two to a pair, which shares its
-# way to memory.
+FEW, SOME = 8, 32  # rows: up to the first what lies between kernels counts
+# Columns that a linear layer, of few rows, of some or of more, has yet to come when it lets the next kernel in. Later,
+# and that one's first weights come late; earlier, and its programs take the free multiprocessors two to a pair, which
+# shares its way to memory.
 LEFT = {"heads": 2560, "output": 1536, "gated": 256, "down": 1536}
-LEFT_OF_MORE = {"heads": 2048, "output": 1536, "gated": 0, "down": 0}
+LEFT_OF_SOME = {"heads": 1536, "output": 768, "gated": 0, "down": 768}
+LEFT_OF_MORE = {"heads": 1024, "output": 1536, "gated": 0, "down": 0}
 REGISTERS = 65_536  # of a multiprocessor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = exact.GROUP.value
@@ -246,7 +247,7 @@ class Lowering:
         self._values[node] = Value(out)
 
     def _columns_left(self, kind: str) -> int:
-        return (LEFT if self.rows <= FEW else LEFT_OF_MORE)[kind]
+        return (LEFT if self.rows <= FEW else LEFT_OF_SOME if self.rows <= SOME else LEFT_OF_MORE)[kind]
 
     def _project(
         self,
