@@ -59,7 +59,7 @@ def pretend() -> None:
 def launches_of(shape: str, format: str) -> list[Any]:
     config = SHAPES[shape]
     if config.num_layers > 4:  # a real model: its widths are what counts
-        config = replace(config, num_layers=1, vocab_size=4096)
+        config = replace(config, num_layers=2, vocab_size=4096)
     checkpoint = shared_checkpoint(config, format)
     ops = object.__new__(CudaOps)
     ops.device = torch.device("cpu")
@@ -68,7 +68,7 @@ def launches_of(shape: str, format: str) -> list[Any]:
     step = ops.compile(build(checkpoint.config, checkpoint.weights, ops), kv)
     step._room, step._results = SamplingRoom(64, step.vocab_size, ops.device), results_room(64, runner.RING, ops.device)
     parts: list[Any] = [("all", 1, 1, (True, True)), ("all", 8, 8, None), ("all", 48, 48, (False, False))]
-    parts += [("all", 128, 128, None), ("body", 300, 16, None)]
+    parts += [("all", 128, 128, None), ("body", 300, 16, None), ("tail", 300, 16, None)]
     return [each for part in parts for each in step._layout(*part)[0].launches]
 
 

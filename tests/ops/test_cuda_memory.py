@@ -15,6 +15,7 @@ from unspool.cli import main
 from unspool.config import EngineConfig
 from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
 from unspool.errors import BackendError
+from unspool.models.registry import build
 from unspool.ops import cuda
 from unspool.ops.cuda import body, memory
 from unspool.ops.cuda.matrix import make_matrix
@@ -35,6 +36,24 @@ def test_weights_take_what_was_planned(shape: str, format: str) -> None:
         if len(weight.shape) == 2:
             planned = memory.weight_bytes([weight])
             assert make_matrix([weight], CPU).nbytes == planned, weight.name
+
+
+def test_a_step_takes_no_more_than_was_planned() -> None:
+    """And no more for more layers: what is between two of them has served when the next is done."""
+    taken = []
+    for layers in (2, 5):
+        config = replace(SHAPES["llama-1b"], num_layers=layers, vocab_size=256, intermediate_size=2048)
+        ops = object.__new__(body.CudaOps)
+        ops.device = CPU
+        engine = EngineConfig(block_size=128, step_tokens=512, max_running=16, kv_tokens=1024).suited("cuda")
+        checkpoint = shared_checkpoint(config, "bf16")
+        step = ops.compile(build(config, checkpoint.weights, ops), ops.kv_cache(config, engine, 8))
+        for part, rows, logits in (("body", 512, 16), ("tail", 512, 16), ("all", 16, 16), ("body", 64, 8)):
+            step._layout(part, rows, logits, None)
+        left = sum(each.numel() * each.element_size() for each in (step._shared.stream, step._shared.queries))
+        taken.append(step._arena.nbytes + left)
+    assert taken[0] == taken[1]
+    assert taken[0] <= memory.workspace_bytes(config, engine) - memory.FIXED
 
 
 def test_the_cache_gets_what_is_left() -> None:

@@ -151,6 +151,23 @@ def test_a_row_has_the_same_bits_alone_and_in_a_crowd(block_size: int) -> None:
     assert all((crowd[i] == row).all() for i, row in enumerate(alone))
 
 
+@pytest.mark.parametrize("shape", ["tiny", "tiny-qwen3", "tiny-gemma3"])
+def test_wanted_rows_have_the_bits_of_all(shape: str) -> None:
+    """The last layer leaves out the others, which keep their keys and values: a next step finds them."""
+    step = make_step(CudaOps(), shape, "bf16", num_layers=2)
+    prompts = [(0, tokens_of(3, 70), range(1, 7)), (0, tokens_of(4, 5), [7]), (0, tokens_of(5, 1), [8])]
+    everything = make_batch(prompts, 16)
+    follow = make_batch([(70, [7], range(1, 7)), (5, [9, 11], [7])], 16)
+    whole, after = step(everything).copy(), step(follow).copy()
+    for wanted in ([69, 74, 75], [75], [0, 1, 2, 30, 68, 69, 72], list(range(3, 76))):
+        step.kv.data.zero_()
+        some = replace(everything, logit_rows=np.array(wanted, np.int32))
+        assert (step(some) == whole[wanted]).all(), wanted
+        assert (step(follow) == after).all(), wanted
+    body, _ = step._graphs["body", 80, None]
+    assert sum(launch.label == "gated" for launch in body.launches) == 1, "of two layers"
+
+
 def test_tokens_feed_the_next_step_on_the_device() -> None:
     """Launched ahead = stepped plainly, with draws that filter among greedy ones."""
     from unspool.ops.cuda.sampler import SampleRows

@@ -80,6 +80,23 @@ def test_every_row_meets_its_tiles_once(mix: str, take_all: bool, group: int) ->
     assert (many[:, 5] == -1).all()
 
 
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_wanted_row_meets_its_tiles_once(mix: str) -> None:
+    for wanted in ("last", "all"):
+        batch = batch_of(MIXES[mix], wanted)
+        rows = len(batch.ids)
+        step = described(batch, rows, rows)
+        items = items_of(step, steps.LAST_ITEMS)
+        positions = batch.positions[batch.logit_rows].tolist()
+        assert sorted(meetings(items)) == [(r, t) for r, p in enumerate(positions) for t in range(p // KEYS + 1)]
+        owners = np.repeat(np.arange(len(batch.starts) - 1), np.diff(batch.starts))[batch.logit_rows]
+        assert all(owners[first] == sequence for first, _, sequence, *_ in items.tolist())
+        for list_of, expected in ((steps.LAST_ITEMS, positions), (steps.FEW_ITEMS, batch.positions)):
+            place = step[list_of + 2]
+            assert (step[place : place + len(expected)] == expected).all()
+        assert len(items_of(described(batch, rows, rows, take_all=True), steps.LAST_ITEMS)) == 0
+
+
 def test_an_item_tells_the_first_tile_that_its_step_makes() -> None:
     """Of its sequence, not of its own rows: what it brings of earlier tiles, nobody writes meanwhile."""
     sequences = [(700, 40), (3, 2), (512, 1), (64, 1)]

@@ -95,14 +95,14 @@ def measure(step: CudaRunner, rows: int, context: int, limits: tuple[float, floa
     batch = batch_of(rows, context)
     step(batch)  # lays the step out, compiles it and leaves its description on the device
     launches = step.launches_of(rows)
-    kinds: dict[tuple[str, int, int], list[Launch]] = {}
-    for launch in launches:
-        shape = (launch.args.get("features", 0), launch.args.get("width", 0))
+    kinds: dict[tuple[str, int, int, int], list[Launch]] = {}
+    for launch in launches:  # the last layer has fewer rows, those whose logits are wanted
+        shape = (launch.args.get("features", 0), launch.args.get("width", 0), launch.args.get("num_tokens", rows))
         kinds.setdefault((launch.label, *shape), []).append(launch)
-    attending = "attention" if rows <= 256 else "attention-prompt"  # of a prompt, the other finds nothing to do
+    attending = "attention" if rows <= 256 else "attention-prompt"  # of a prompt, the other has next to nothing to do
     repeats = 20 if rows <= 256 else 5
     table: list[dict[str, Any]] = []
-    for (label, features, width), some in kinds.items():
+    for (label, features, width, tokens), some in kinds.items():
         took = seconds_of(some, repeats) / len(some)
         size, operations = some[0].bytes, some[0].flops
         if label == attending:
@@ -110,7 +110,7 @@ def measure(step: CudaRunner, rows: int, context: int, limits: tuple[float, floa
         floor = max(size / limits[0], operations / limits[1])
         table.append(
             {
-                "rows": rows,
+                "rows": tokens,
                 "kernel": label,
                 "shape": [features, width],
                 "count": len(some),

@@ -116,10 +116,10 @@ def load_query(q, where, rows, T: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.co
 
 
 @triton.jit
-def read_step(step, KV_HEADS: tl.constexpr, ITEMS: tl.constexpr, TABLE: tl.constexpr):
-    """Pieces of work (an item for each key head), where items are, where tables are, and a table's width."""
-    count, items = tl.load(step + ITEMS) * KV_HEADS, step + tl.load(step + ITEMS + 1)
-    return count, items, step + tl.load(step + TABLE), tl.load(step + TABLE + 1)
+def read_step(step, told, KV_HEADS: tl.constexpr, TABLE: tl.constexpr):
+    """Pieces of work (an item for each key head); where items, rows' positions and tables are; a table's width."""
+    count, items, positions = tl.load(told) * KV_HEADS, step + tl.load(told + 1), step + tl.load(told + 2)
+    return count, items, positions, step + tl.load(step + TABLE), tl.load(step + TABLE + 1)
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def decode_attention_kernel(
     kv_pairs,  # the same for two tiles at once
     out,  # bf16 [row, heads, head_dim]
     step,  # int32: the step's description, see steps.py
-    positions,
+    told,  # where it tells the items' number and place, and where positions are
     partial,  # float32 [kv head, capacity, D + MORE]: all absent before and after
     capacity,
     scale,
@@ -173,7 +173,6 @@ def decode_attention_kernel(
     T: tl.constexpr,  # query rows
     N: tl.constexpr,
     SPLIT: tl.constexpr,
-    ITEMS: tl.constexpr,  # where the step tells the items' number and place
     TABLE: tl.constexpr,  # where it tells the tables' place and width
     THREADS: tl.constexpr,
     BATCH: tl.constexpr,  # tiles at once, 1 or 2
@@ -185,7 +184,7 @@ def decode_attention_kernel(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     AHEAD: tl.constexpr = BEFORE if PDL else 0
     # The step's description was there before the last kernel: whatever can be read of it is read while that one ends.
-    count, items, tables, width = read_step(step, KV_HEADS, ITEMS, TABLE)
+    count, items, positions, tables, width = read_step(step, told, KV_HEADS, TABLE)
     first = tl.program_id(0)
     first_row, num_rows, sequence, first_tile, end_tile, place, fresh = read_item(
         items, first // KV_HEADS, first < count
@@ -301,14 +300,13 @@ def walk_tiles(
 
 @triton.jit
 def prompt_attention_kernel(
-    q, kv, kv_tiles, out, step, positions, scale, softcap,
+    q, kv, kv_tiles, out, step, told, scale, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, ITEMS: tl.constexpr,
-    TABLE: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, TABLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As decode_attention_kernel, for items of many rows, none of them divided."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    count, items, tables, width = read_step(step, KV_HEADS, ITEMS, TABLE)
+    count, items, positions, tables, width = read_step(step, told, KV_HEADS, TABLE)
     let_next_start(PDL)
     wait_for_previous(PDL)
     r, d = tl.arange(0, M), tl.arange(0, D)

@@ -2,6 +2,7 @@
 
 A layer of a plain decoder becomes five kernels: q, k and v with rotation and cache write; attention; the output
 projection with residual, next norm's weight and sums of squares; gate and up with activation; down like the output.
+A step has a body and a tail: in the last layer, from attention on, rows whose logits nobody wants are left out.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from unspool.ops.cuda.launch import Arena, Launch, descriptor, is_interpreted, m
 from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.project import Projection
-from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order
-from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel
+from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order, late
+from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel, take_kernel
 
 FEW, SOME = 8, 32  # rows: up to the first what lies between kernels counts
 # Columns that a linear layer, of few rows, of some or of more, has yet to come when it lets the next kernel in. Later,
@@ -58,11 +59,13 @@ class Shared:
     arrivals: Tensor  # int32
     attention_partial: Tensor  # float32 [kv heads, capacity, D + MORE]: attention's splits (handover.py)
     decode_rows: int  # query rows of an item of few
-    handoff: Tensor  # float32: the stream between the layers and the head, when some rows alone go on
+    stream: Tensor  # float32: where a body leaves the stream for the tail, which takes some rows of it
+    queries: Tensor  # f16: and the last layer's queries
 
 
 class Lowering:
-    """Lays out one number of rows. With `take_all` every row's logits are wanted and nothing needs to be gathered."""
+    """Lays out one number of rows: `body` for all of them, `tail` for those whose logits are wanted. With `take_all`
+    that is every row, and the body goes on to the end."""
 
     def __init__(self, root: Node, shared: Shared, arena: Arena, rows: int, logits: int, *, take_all: bool) -> None:
         self.shared, self.arena, self.rows, self.logits, self.take_all = shared, arena, rows, logits, take_all
@@ -77,6 +80,7 @@ class Lowering:
         self._released: list[Tensor] = []
         at = steps.places(rows)
         self._at = {name: shared.step[place:] for name, place in at.items()}
+        self._late: set[Node] = set() if take_all else late(self.order)
         self._analyse()
         arena.reset()
         for node in self.order:
@@ -100,7 +104,7 @@ class Lowering:
         for user in self._users.get(node, ()):
             if isinstance(user, Norm) and user.x is node and user.residual is None:
                 return user
-            if isinstance(user, Take) and self.take_all:
+            if isinstance(user, Take):
                 return self._next_norm(user)
         return None
 
@@ -109,8 +113,9 @@ class Lowering:
         value = self._values[node]
         self._left[node] -= 1
         if self._left[node] == 0:
-            kept = (value.data, value.parts)
-            self._released += [tensor for tensor in kept if tensor is not None and tensor is not self.shared.handoff]
+            left = (self.shared.stream, self.shared.queries)
+            kept = [tensor for tensor in (value.data, value.parts) if tensor is not None]
+            self._released += [tensor for tensor in kept if not any(tensor is each for each in left)]
         return value
 
     def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
@@ -122,7 +127,9 @@ class Lowering:
             case Embed():
                 self._embed(node)
             case Norm():
-                if node not in self._values:
+                if node in self._values:  # whoever made the stream made this too
+                    self._use(node.x)
+                else:
                     self._settle(node)
             case Linear():
                 self._linear(node)
@@ -172,18 +179,19 @@ class Lowering:
         self._add(embed_kernel, (self.rows, 2), args, label="embed", bytes=self.rows * size * 8)
 
     def _stream(self, node: Node, size: int) -> Tensor:
-        is_handed = not self.take_all and any(isinstance(user, Take) for user in self._users[node])
-        out = self.shared.handoff if is_handed else self.arena.take(self.rows, size, F32)
+        out = self.shared.stream if self._is_left(node) else self.arena.take(self.rows, size, F32)
         self._values[node] = Value(out)
         return out
 
+    def _is_left(self, node: Node) -> bool:
+        """Whether the body leaves this for the tail."""
+        return node not in self._late and any(user in self._late for user in self._users[node])
+
     def _settle(self, node: Norm) -> None:
-        """A norm that no linear layer wrote ready: after a gather, or of a block's own output."""
-        gathered = isinstance(node.x, Take) and not self.take_all
+        """A norm that no linear layer wrote ready: of a block's own output."""
         x = self._use(node.x).data
         size = x.shape[1]
-        args: dict[str, Any] = {"x": x, "step": self.shared.step, "eps": node.eps}
-        args["INDEX"] = steps.LOGIT_ROWS if gathered else -1
+        args: dict[str, Any] = {"x": x, "eps": node.eps}
         if node.residual is None:
             scaled = self.arena.take(self.rows, size, BF16)
             parts = self.arena.take(-(-size // GROUP), self.rows, F32)
@@ -201,8 +209,6 @@ class Lowering:
         value = self._values[node.x]
         self._values[node] = value
         self._left[node.x] += self._left[node] - 1  # an alias: whoever uses this uses that
-        if not self.take_all:
-            self._launches, self.rows = self.tail, self.logits
 
     def _linear(self, node: Linear) -> None:
         x = self._use(node.x)
@@ -230,12 +236,15 @@ class Lowering:
         bias = node.bias
         if bias is not None:
             bias = bias[torch.from_numpy(order).to(bias.device)].contiguous()
-        q = self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
+        q = self._queries(spec, is_left=self._is_left(node))
         self._values[node] = Value(q)
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=self._columns_left("heads"))
+
+    def _queries(self, spec: AttentionSpec, *, is_left: bool) -> Tensor:
+        return self.shared.queries if is_left else self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features
@@ -287,10 +296,14 @@ class Lowering:
     def _attend(self, node: Attend) -> None:
         spec, shared = node.spec, self.shared
         kv, x = shared.kv, self._use(node.x).data
-        q = x
+        q, is_late = x, node in self._late
         if x.dtype == F32:
-            q = self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
+            q = self._queries(spec, is_left=is_late)
             self._norm_heads(spec, x, q)
+            if not is_late:
+                self._released.append(q)
+        if is_late:
+            q = self._narrow(node)
             self._released.append(q)
         out = self.arena.take(self.rows, spec.num_heads * spec.head_dim, BF16)
         self._values[node] = Value(out)
@@ -300,13 +313,14 @@ class Lowering:
         if kv.block_size % steps.KEYS == 0 and depth == spec.head_dim:
             tiles = descriptor(layer.view(-1, spec.head_dim), steps.KEYS, spec.head_dim)
         args = {"q": q, "kv": layer, "kv_tiles": tiles, "out": out, "step": shared.step}
-        args |= {"positions": self._at["positions"], "scale": float(spec.scale), "softcap": spec.softcap}
+        args |= {"scale": float(spec.scale), "softcap": spec.softcap}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth}
         args |= {"BLOCK_SIZE": kv.block_size, "WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT}
         args |= {"TABLE": steps.TABLES}
         partial = shared.attention_partial
         few = {"partial": partial, "capacity": partial.shape[1], "T": shared.decode_rows, "THREADS": 128}
-        few |= {"ITEMS": steps.FEW_ITEMS, "BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
+        few["told"] = shared.step[steps.LAST_ITEMS if is_late else steps.FEW_ITEMS :]
+        few |= {"BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
         # With so few rows most multiprocessors have nothing to do, and the next kernel's programs would come to them at
         # once, two to a pair; when all of those are free, they spread: with one row soon, with more after the tiles.
         few["LET"] = 0 if depth <= 64 or self.rows > 4 else 1 if self.rows == 1 else 2
@@ -320,12 +334,28 @@ class Lowering:
         programs = 1 if few["ALONE"] else multiprocessors() * each
         room = {"warps": 4, "stages": stages, "registers": min(REGISTERS // (128 * each), 255)}
         self._add(decode_attention_kernel, (programs,), args | few, **room, label="attention")
-        if not self.take_all and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
-            many = {"M": prompt_rows(depth), "ITEMS": steps.MANY_ITEMS}
+        if not self.take_all and not is_late and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
+            many = {"M": prompt_rows(depth), "told": shared.step[steps.MANY_ITEMS :]}
             programs = multiprocessors() * (1 if depth > 64 else 2)
             self._add(
                 prompt_attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt"
             )
+
+    def _narrow(self, node: Attend) -> Tensor:
+        """From here on the tail: the wanted rows' queries come back, and the stream to add to is theirs."""
+        left = {source for each in self._late for source in each.inputs if source not in self._late} - {node.x}
+        if len(left) != 1 or self._launches is self.tail:
+            raise BackendError("the CUDA body runs models whose last layer has one attention and one stream beside it")
+        stream = left.pop()
+        self._launches, self.rows = self.tail, self.logits
+        size, q_size = self.shared.stream.shape[1], self.shared.queries.shape[1]
+        q, x = self.arena.take(self.rows, q_size, F16), self.arena.take(self.rows, size, F32)
+        self._values[stream] = Value(x)
+        args = {"step": self.shared.step, "q": self.shared.queries, "x": self.shared.stream}
+        args |= {"q_taken": q, "x_taken": x, "Q_SIZE": q_size, "SIZE": size}
+        args |= {"D": next_power(max(size, q_size)), "LOGIT_ROWS": steps.LOGIT_ROWS}
+        self._add(take_kernel, (self.rows,), args, label="take", bytes=self.rows * (8 * size + 4 * q_size))
+        return q
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv

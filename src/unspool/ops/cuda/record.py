@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -66,6 +67,21 @@ class Logits(Node):
     x: Node
     matrix: DeviceMatrix
     softcap: float | None
+
+
+def late(order: Sequence[Node]) -> set[Node]:
+    """What rows are needed of whose logits are wanted, and no others: all from the last layer's attention on, of which
+    the others keep keys and values."""
+    users: dict[Node, list[Node]] = {}
+    for node in order:
+        for source in node.inputs:
+            users.setdefault(source, []).append(node)
+    found: set[Node] = set()
+    for node in reversed(order):
+        reading = users.get(node, ())
+        if all(user in found and not isinstance(user, Attend) for user in reading):
+            found.add(node)
+    return found
 
 
 def in_order(root: Node) -> list[Node]:

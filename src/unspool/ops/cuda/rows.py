@@ -83,7 +83,6 @@ def embed_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def settle_kernel(
     x,  # float32 [row, size]
-    step,
     weight,  # of a norm of x itself, or None
     eps,
     residual,
@@ -94,19 +93,15 @@ def settle_kernel(
     num_rows,
     size: tl.constexpr,
     D: tl.constexpr,
-    INDEX: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """residual + x / rms(x) · weight, or x as it is; then what the next linear layer reads."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
-    source = row
-    if INDEX >= 0:  # where the step tells which rows to take
-        source = tl.load(step + tl.load(step + INDEX) + row).to(tl.int64)
     column = tl.arange(0, D)
     inside = column < size
-    y = tl.load(x + source * size + column, mask=inside, other=0.0)
+    y = tl.load(x + row * size + column, mask=inside, other=0.0)
     if weight is not None:
         parts = tl.reshape(sum_of_squares(tl.reshape(y, (D // GROUP, GROUP)), 1), (1, D // GROUP))
         scale = tl.reshape(inverse_rms(parts, 1.0 / size, eps), (1,))
@@ -117,6 +112,31 @@ def settle_kernel(
         tl.store(out + row * size + column, y, mask=inside)
     if next_weight is not None:
         emit(y, column, row, num_rows, size, scaled, next_weight, next_parts, D)
+
+
+@triton.jit
+def take_kernel(
+    step,
+    q,  # of all rows, like the stream x
+    x,
+    q_taken,
+    x_taken,
+    Q_SIZE: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    LOGIT_ROWS: tl.constexpr,  # where the step tells which rows to take
+    PDL: tl.constexpr,
+):
+    """What the last layer's attention and all after it need of a row whose logits are wanted."""
+    let_next_start(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    source = tl.load(step + tl.load(step + LOGIT_ROWS) + row).to(tl.int64)
+    wait_for_previous(PDL)
+    column = tl.arange(0, D)
+    query = tl.load(q + source * Q_SIZE + column, mask=column < Q_SIZE)
+    tl.store(q_taken + row * Q_SIZE + column, query, mask=column < Q_SIZE)
+    stream = tl.load(x + source * SIZE + column, mask=column < SIZE)
+    tl.store(x_taken + row * SIZE + column, stream, mask=column < SIZE)
 
 
 @triton.jit

@@ -121,7 +121,7 @@ class CudaRunner:
         self.vocab_size = root.matrix.features
         spec = next(node.spec for node in in_order(root) if isinstance(node, Attend))
         capacity = 256 if is_interpreted() else ATTENTION_ROWS
-        self._depth = depth_of(spec)
+        self._depth, self._head_dim = depth_of(spec), spec.head_dim
         heads, rows = (spec.num_heads, spec.num_kv_heads), prompt_rows(self._depth)
         shape = steps.Shape(*heads, multiprocessors(), capacity, rows, has_room_for_all())
         each = programs_each(self._depth, shape.decode_rows)
@@ -144,6 +144,7 @@ class CudaRunner:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         kept = (self.shape.num_kv_heads, self.shape.capacity, self._depth + MORE.value)
+        most = max(bucket_of(max_rows), 16)
         absent = torch.full(kept, ABSENT.value, dtype=torch.int32, device=self.device)
         return Shared(
             kv=self.kv,
@@ -153,7 +154,8 @@ class CudaRunner:
             arrivals=room(ARRIVALS, dtype=torch.int32),
             attention_partial=absent.view(torch.float32),
             decode_rows=self.shape.decode_rows,
-            handoff=room(max(bucket_of(max_rows), 16), self.root.matrix.width),
+            stream=room(most, self.root.matrix.width),
+            queries=room(most, self.shape.num_heads * self._head_dim, dtype=torch.float16),
         )
 
     # Steps -----------------------------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ class CudaRunner:
             return out
         self._layout("body", rows, logits, None)[0].run()
         if len(batch.logit_rows) == 0:
-            return self._shared.handoff
+            return self._shared.stream
         graph, out = self._layout("tail", rows, logits, mode)
         graph.run()
         return out
@@ -272,7 +274,7 @@ class CudaRunner:
         the first for as many draws as the engine has requests, and more comes at least double: a server that fills up
         would else make its graphs again at every step."""
         old = self._shared
-        fits = size <= len(old.step) and rows <= len(old.handoff)
+        fits = size <= len(old.step) and rows <= len(old.stream)
         if fits and (sampled == 0 or (self._room is not None and sampled <= self._room.rows)):
             return
         if not is_interpreted():
@@ -281,7 +283,7 @@ class CudaRunner:
         self._host.clear()
         if not fits:
             last = old.sampled
-            self._shared = self._make_shared(next_power(max(size, len(old.step))), max(rows, len(old.handoff)))
+            self._shared = self._make_shared(next_power(max(size, len(old.step))), max(rows, len(old.stream)))
             self._shared.sampled[: len(last)] = last  # the next step may ask for them
         if sampled and (self._room is None or sampled > self._room.rows):
             most = bucket_of(self.kv.engine.max_running)

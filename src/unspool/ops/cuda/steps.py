@@ -1,7 +1,7 @@
 """A step as the device reads it: one array of int32, copied over in one go.
 
-    header | ids | positions | slots | sources | logit rows | items, two lists | tables | sampling parameters
-    16       rows  rows        rows    rows      these lists where the header says
+    header | ids | positions | slots | sources | logit rows, their positions | items, three lists | tables | sampling
+    16       rows  rows        rows    rows      these where the header says                                parameters
 
 The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
 those that a batch has are padding: their slot is -1 and nothing of theirs is kept.
@@ -16,8 +16,9 @@ import numpy as np
 from unspool.ops import Batch
 
 HEADER = 16
-# Places in the header.
-FEW_ITEMS, MANY_ITEMS, TABLES, LOGIT_ROWS, ROW_PARAMS, RESULTS = 0, 2, 4, 6, 7, 8
+# Places in the header. Of items it tells how many, where they are, and where their rows' positions are.
+FEW_ITEMS, LAST_ITEMS, MANY_ITEMS, TABLES = 0, 4, 8, 12
+LOGIT_ROWS, ROW_PARAMS, RESULTS = 3, 7, 11
 ITEM = 7
 PARAMS = 16  # words of a row's sampling parameters
 KEYS, SPLIT = 64, 4  # positions of a tile of keys, tiles of a split: part of every answer's bits
@@ -60,9 +61,10 @@ def padded(rows: int) -> int:
 
 def size_of(batch: Batch, rows: int, logits: int, shape: Shape) -> int:
     """An upper bound of what describe() writes."""
-    splits = int((batch.positions // (KEYS * SPLIT) + 1).sum())
-    items = ITEM * (splits + (1 + shape.group) * len(batch.ids))
-    return HEADER + 4 * padded(rows) + logits + items + batch.tables.size + TABLE_SLACK + PARAMS * logits
+    items = 0
+    for positions in (batch.positions, batch.positions[batch.logit_rows]):
+        items += ITEM * (int((positions // (KEYS * SPLIT) + 1).sum()) + (1 + shape.group) * len(positions))
+    return HEADER + 4 * padded(rows) + 2 * logits + items + batch.tables.size + TABLE_SLACK + PARAMS * logits
 
 
 def describe(
@@ -94,12 +96,15 @@ def describe(
             out[start : start + live] = values
             out[start + live : start + rows] = filler
     start = out[LOGIT_ROWS] = HEADER + 4 * padded(rows)
+    end = start + 2 * logits
+    out[start:end] = 0
     out[start : start + len(batch.logit_rows)] = batch.logit_rows
-    out[start + len(batch.logit_rows) : start + logits] = 0
-    end = start + logits
+    out[start + logits : start + logits + len(batch.logit_rows)] = batch.positions[batch.logit_rows]
     few, many = divide(batch, shape, take_all=take_all)
-    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many)):
-        out[place], out[place + 1] = len(items), end
+    last = few[:0] if take_all else divide_last(batch, shape)
+    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many), (LAST_ITEMS, last)):
+        positions = start + logits if place == LAST_ITEMS else at["positions"]
+        out[place : place + 3] = len(items), end, positions
         out[end : end + items.size] = items.reshape(-1)
         end += items.size
     out[TABLES], out[TABLES + 1] = end, batch.tables.shape[1]
@@ -129,12 +134,20 @@ def divide(batch: Batch, shape: Shape, *, take_all: bool = False) -> tuple[np.nd
     counts = np.diff(starts)
     # Such a step has no kernel for prompts: whoever wants all their logits has few of them, mostly.
     is_few = (counts * shape.group <= FEW_ROWS) | take_all
-    few = _decode_items(batch, *_pieces(starts, counts, is_few, shape.decode_rows // shape.group), shape)
+    sequence, first, tokens = _pieces(starts, counts, is_few, shape.decode_rows // shape.group)
+    few = _decode_items(batch, sequence, first, tokens, batch.positions[first + tokens - 1], shape)
     sequence, first, tokens = _pieces(starts, counts, ~is_few, max(shape.prompt_rows // shape.group, 1))
     many = np.zeros((len(first), ITEM), np.int32)
     many[:, 0], many[:, 1], many[:, 2], many[:, 5] = first, tokens, sequence, -1
     many[:, 4] = batch.positions[first + tokens - 1] // KEYS + 1
     return few, _longest_first(many)
+
+
+def divide_last(batch: Batch, shape: Shape) -> np.ndarray:
+    """The items of the last layer, where each row whose logits are wanted, counted among those, is a piece."""
+    sequence = np.searchsorted(batch.starts, batch.logit_rows, side="right") - 1
+    first = np.arange(len(batch.logit_rows))
+    return _decode_items(batch, sequence, first, np.ones_like(first), batch.positions[batch.logit_rows], shape)
 
 
 def _pieces(
@@ -146,8 +159,11 @@ def _pieces(
     return sequence, starts[sequence] + place * tokens, rows
 
 
-def _decode_items(batch: Batch, sequence: np.ndarray, first: np.ndarray, rows: np.ndarray, shape: Shape) -> np.ndarray:
-    tiles = batch.positions[first + rows - 1] // KEYS + 1
+def _decode_items(
+    batch: Batch, sequence: np.ndarray, first: np.ndarray, rows: np.ndarray, last: np.ndarray, shape: Shape
+) -> np.ndarray:
+    """Items of pieces: whose, first row, number of rows, and the last one's position."""
+    tiles = last // KEYS + 1
     # Every program gets about as many tiles: a short piece is walked by one, a long one's splits are divided.
     share = -(-int(tiles.sum()) * shape.num_kv_heads // shape.programs)
     splits = -(-tiles // SPLIT)
