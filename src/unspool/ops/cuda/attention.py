@@ -44,6 +44,7 @@ from unspool.ops.cuda.exact import (
 from unspool.ops.cuda.softmax import (
     answer_of,
     enter_split,
+    enter_split_evenly,
     keep_split,
     merge,
     merge_rows,
@@ -287,12 +288,13 @@ def walk_tiles(
     """The state after tiles begin to end, query rows on the M side."""
     ones = tl.full((N, 16), 1.0, tl.float16)
     for tile in range(begin, end):
-        whole_m, whole_mass, whole_acc, m, mass, acc = enter_split(
-            tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 1
-        )
         k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET, 0)
         seen = seen_by(key, position, 1, WINDOW) if MASKED else None
-        m, part, weights = weigh(tl.dot(query, k.T), seen, m, scale, softcap, 1)
+        scores = tl.dot(query, k.T)
+        whole_m, whole_mass, whole_acc, m = enter_split_evenly(
+            tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT, 1
+        )
+        m, part, weights = weigh(scores, seen, m, scale, softcap, 1)
         acc = tl.dot(weights, v, acc * part[:, None])
         mass = tl.dot(weights, ones, mass * part[:, None])
     return whole_m, whole_mass, whole_acc, m, mass, acc
@@ -310,9 +312,13 @@ def prompt_attention_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     r, d = tl.arange(0, M), tl.arange(0, D)
-    for work in range(tl.program_id(0), count, tl.num_programs(0)):
+    programs = tl.num_programs(0)
+    for turn in range(tl.cdiv(count, programs)):
+        # Items come longest first: with turns that go back and forth, all programs end at about the same time.
+        place = tl.where(turn % 2 == 0, tl.program_id(0), programs - 1 - tl.program_id(0))
+        work = turn * programs + place
         head = work % KV_HEADS
-        first_row, num_rows, sequence, first_tile, end_tile, _, _ = read_item(items, work // KV_HEADS, True)
+        first_row, num_rows, sequence, first_tile, end_tile, _, _ = read_item(items, work // KV_HEADS, work < count)
         table = tables + sequence * width
         live = r < num_rows * GROUP
         row = first_row + r // GROUP

@@ -96,6 +96,21 @@ def enter_split(
 
 
 @triton.jit
+def enter_split_evenly(
+    tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT: tl.constexpr, AXIS: tl.constexpr
+):  # fmt: skip
+    """The same without a branch, which would have the matrix unit finish its sums first: at other tiles the whole is
+    worth 1 and the split nothing. Of a split that begins, m alone is reset: weigh() then finds the rest worth nothing.
+    """
+    enters = (tile % SPLIT == 0) & (tile > first_tile)
+    new, old, late = worth(whole_m, m)
+    old, late = tl.where(enters, old, 1.0), tl.where(enters, late, 0.0)
+    old, late = tl.expand_dims(old, AXIS), tl.expand_dims(late, AXIS)
+    whole_m, m = tl.where(enters, new, whole_m), tl.where(enters, float("-inf"), m)
+    return whole_m, tl.fma(whole_mass, old, mass * late), tl.fma(whole_acc, old, acc * late), m
+
+
+@triton.jit
 def answer_of(mass, acc):
     return acc / tl.where(mass == 0.0, 1.0, mass)
 
