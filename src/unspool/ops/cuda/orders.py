@@ -1,0 +1,42 @@
+"""In which order a matrix's rows stand, so that what a kernel computes of two of them meets in one thread."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unspool.errors import BackendError
+from unspool.ops import AttentionSpec
+
+
+def heads_order(spec: AttentionSpec) -> np.ndarray:
+    """The rows of q, k and v such that rows j and j + 8 of every 16 are a pair that rotates together."""
+    pairs, half = spec.head_dim // 2, len(spec.rope.inv_freq)
+    pair = np.arange(pairs)
+    rest = 2 * pair
+    if spec.rope.style == "interleaved":
+        first, second = rest, rest + 1
+    else:
+        first = np.where(pair < half, pair, rest)
+        second = np.where(pair < half, pair + half, rest + 1)
+    head = np.empty(spec.head_dim, np.int64)
+    place = pair // 8 * 16 + pair % 8
+    head[place], head[place + 8] = first, second
+    rotated = spec.num_heads + spec.num_kv_heads
+    whole = np.arange((rotated + spec.num_kv_heads) * spec.head_dim)
+    starts = np.arange(rotated)[:, None] * spec.head_dim
+    whole[: rotated * spec.head_dim] = (starts + head).reshape(-1)
+    return whole
+
+
+def gated_order(features: int) -> np.ndarray:
+    """Rows j and j + 8 of every 16: gate and up of one feature."""
+    half = features // 2
+    if half % 8:
+        raise BackendError(
+            f"a feed-forward layer of {half} features is not supported by the CUDA body; multiples of 8 are"
+        )
+    index = np.arange(half)
+    order = np.empty(features, np.int64)
+    place = index // 8 * 16 + index % 8
+    order[place], order[place + 8] = index, index + half
+    return order
