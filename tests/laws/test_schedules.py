@@ -15,7 +15,7 @@ import pytest
 from unspool.cache.blocks import Blocks, root_key
 from unspool.engine.plan import Plan
 from unspool.engine.request import Request
-from unspool.engine.scheduler import Scheduler
+from unspool.engine.scheduler import ALL_SCORED_TOKENS, SCORED_TOKENS, Scheduler
 
 VOCABULARY = 5  # small, so that random prompts often share prefixes
 
@@ -167,3 +167,25 @@ def test_every_answer_in_a_crowd_equals_the_one_alone(chunk: int) -> None:
     assert finished > 500, "the schedules must do something"
     assert preempted > 20
     assert hits > 500
+
+
+def test_scored_prompts_share_a_limit_of_logits() -> None:
+    """However many come at once; others go on beside them, and all of them are served."""
+    scheduler = Scheduler(Blocks(4000, 16), step_tokens=8192, max_running=256)
+    for number in range(40):
+        request = Request(number, [1] * 150)
+        request.is_scored = number != 20
+        scheduler.add(request)
+    scored = 0
+    while any(request.num_left for request in scheduler.running) or scheduler.waiting:
+        plan = scheduler.plan()
+        assert plan, "a livelock"
+        wanted = {work.request: work.num_logits for work in plan.works if work.request != 20}
+        assert sum(wanted.values()) <= ALL_SCORED_TOKENS
+        assert max(wanted.values(), default=0) <= SCORED_TOKENS
+        assert scored or any(work.request == 20 and len(work.tokens) == 150 for work in plan.works)
+        scored += sum(wanted.values())
+        scheduler.commit(plan, {})
+        for request in [request for request in scheduler.running if not request.num_left]:
+            scheduler.remove(request)
+    assert scored == 39 * 150

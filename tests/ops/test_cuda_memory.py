@@ -19,6 +19,7 @@ from unspool.models.registry import build
 from unspool.ops import cuda
 from unspool.ops.cuda import body, memory
 from unspool.ops.cuda.matrix import make_matrix
+from unspool.ops.cuda.runner import bucket_of
 from unspool.weights.random import SHAPES, shared_checkpoint, stand_in
 
 CPU = torch.device("cpu")
@@ -39,7 +40,8 @@ def test_weights_take_what_was_planned(shape: str, format: str) -> None:
 
 
 def test_a_step_takes_no_more_than_was_planned() -> None:
-    """And no more for more layers: what is between two of them has served when the next is done."""
+    """Whatever sizes came before it; and no more for more layers: what is between two of them has served when the next
+    is done."""
     taken = []
     for layers in (2, 5):
         config = replace(SHAPES["llama-1b"], num_layers=layers, vocab_size=256, intermediate_size=2048)
@@ -48,8 +50,9 @@ def test_a_step_takes_no_more_than_was_planned() -> None:
         engine = EngineConfig(block_size=128, step_tokens=512, max_running=16, kv_tokens=1024).suited("cuda")
         checkpoint = shared_checkpoint(config, "bf16")
         step = ops.compile(build(config, checkpoint.weights, ops), ops.kv_cache(config, engine, 8))
-        for part, rows, logits in (("body", 512, 16), ("tail", 512, 16), ("all", 16, 16), ("body", 64, 8)):
-            step._layout(part, rows, logits, None)
+        for rows in sorted({bucket_of(rows) for rows in range(1, 513)}):  # each larger than those before
+            for part in ("body", "tail") + ("all",) * (rows <= 16):
+                step._layout(part, rows, min(rows, 16), None)
         left = sum(each.numel() * each.element_size() for each in (step._shared.stream, step._shared.queries))
         taken.append(step._arena.nbytes + left)
     assert taken[0] == taken[1]

@@ -20,7 +20,8 @@ from unspool.cache.blocks import Blocks, chain_key
 from unspool.engine.plan import Plan, Work
 from unspool.engine.request import Request
 
-SCORED_TOKENS = 64  # of a scored prompt in one step: each asks for a row of logits
+# Of a scored prompt, and of all of them, in one step: each asks for a row of logits, for which there must be room.
+SCORED_TOKENS, ALL_SCORED_TOKENS = 64, 512
 
 
 class Scheduler:
@@ -82,7 +83,7 @@ class Scheduler:
     # Planning -------------------------------------------------------------------------------------------------------
     def plan(self) -> Plan:
         """Decide the next step and take the blocks it needs."""
-        budget = self.step_tokens
+        budget, scored = self.step_tokens, ALL_SCORED_TOKENS
         works: dict[int, Work] = {}
         copies: list[tuple[int, int]] = []
         preempted: list[int] = []
@@ -101,9 +102,12 @@ class Scheduler:
         is_streamed_in = bool(works or streaming)
 
         def schedule(request: Request, most: int) -> int:
-            if preempted and request.number in preempted:
+            nonlocal scored
+            if request.is_scored:
+                most = min(most, SCORED_TOKENS, scored)
+            if most == 0 or (preempted and request.number in preempted):
                 return 0
-            count = min(request.num_left, most, SCORED_TOKENS if request.is_scored else most)
+            count = min(request.num_left, most)
             while not self._fits(request, count) and not self._has_room(request, count):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -112,6 +116,7 @@ class Scheduler:
                 if victim is request:
                     return 0
             works[request.number] = self._take(request, count, copies)
+            scored -= count if request.is_scored else 0
             return count
 
         for request in streaming:

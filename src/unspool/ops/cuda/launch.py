@@ -90,7 +90,9 @@ def descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 @dataclass
 class Arena:
-    """Buffers that come and go while a step is laid out; the same steps give the same places."""
+    """Buffers that come and go while a step is laid out; the same steps give the same places. They have room for a
+    power of two of rows: steps of all sizes, in whatever order they come, take no more than twice what the largest
+    takes."""
 
     device: torch.device
     _free: list[Tensor] = field(default_factory=list)
@@ -103,7 +105,7 @@ class Arena:
             self._free = [t for t in self._free if t is not best]
             return best
         # At least one tile of tokens, so that a descriptor's box is never larger than what it describes.
-        made = torch.zeros((max(rows, 16), columns), dtype=dtype, device=self.device)
+        made = torch.zeros((max(next_power(rows), 16), columns), dtype=dtype, device=self.device)
         self._all.append(made)
         return made
 

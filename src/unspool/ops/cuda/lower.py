@@ -151,7 +151,7 @@ class Lowering:
         if norm is None:
             return {"scaled": None, "next_weight": None, "next_parts": None}
         scaled = self.arena.take(self.rows, size, BF16)
-        parts = self.arena.take(-(-size // GROUP), self.rows, F32)
+        parts = self.arena.take(self.rows, -(-size // GROUP), F32)
         self._values[norm] = Value(scaled, parts, norm.eps)
         return {"scaled": scaled, "next_weight": norm.weight, "next_parts": parts}
 
@@ -195,7 +195,7 @@ class Lowering:
         args: dict[str, Any] = {"x": x, "eps": node.eps}
         if node.residual is None:
             scaled = self.arena.take(self.rows, size, BF16)
-            parts = self.arena.take(-(-size // GROUP), self.rows, F32)
+            parts = self.arena.take(self.rows, -(-size // GROUP), F32)
             self._values[node] = Value(scaled, parts, node.eps)
             args |= {"weight": None, "residual": None, "out": None}
             args |= {"scaled": scaled, "next_weight": node.weight, "next_parts": parts}
@@ -288,7 +288,7 @@ class Lowering:
 
     def _squares(self, x: Value, parts: int) -> Tensor:
         """Each row's sum of squares, for kernels of many tokens: every tile of theirs would add its groups' sums."""
-        out = self.arena.take(1, self.rows, F32)
+        out = self.arena.take(self.rows, 1, F32)
         self._released.append(out)
         args = {"parts": x.parts, "out": out, "num_tokens": self.rows, "PARTS": parts, "T": 128}
         self._add(squares_kernel, (-(-self.rows // 128),), args, label="squares", bytes=4 * parts * self.rows)
@@ -380,8 +380,8 @@ class _Rotations:
         device = arena.device
         self.inv_freq = torch.from_numpy(np.stack([rope.inv_freq for rope in ropes]).astype(np.float32)).to(device)
         self.scale = torch.tensor([rope.scale for rope in ropes], dtype=F32, device=device)
-        self.cos = arena.take(rows * len(ropes), self.pairs, F32)
-        self.sin = arena.take(rows * len(ropes), self.pairs, F32)
+        self.cos = arena.take(rows, len(ropes) * self.pairs, F32)  # read as [ropes, rows, pairs]
+        self.sin = arena.take(rows, len(ropes) * self.pairs, F32)
 
     def args(self) -> dict[str, Any]:
         padded = next_power(self.pairs)
@@ -390,7 +390,8 @@ class _Rotations:
 
     def of(self, spec: AttentionSpec) -> dict[str, Any]:
         index = next(i for i, rope in enumerate(self.ropes) if rope is spec.rope)
-        return {"cos": self.cos[index * self.rows :], "sin": self.sin[index * self.rows :]}
+        start = index * self.rows * self.pairs
+        return {"cos": self.cos.view(-1)[start:], "sin": self.sin.view(-1)[start:]}
 
 
 def depth_of(spec: AttentionSpec) -> int:
