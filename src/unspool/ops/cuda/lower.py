@@ -76,13 +76,13 @@ class Lowering:
         self._launches = self.body
         self._values: dict[Node, Value] = {}
         self._users: dict[Node, list[Node]] = {}
-        self._left: dict[Node, int] = {}
+        self._uses_left: dict[Node, int] = {}
         self._ropes: list[Any] = []
         self._released: list[Tensor] = []
         at = steps.places(rows)
         self._at = {name: shared.step[place:] for name, place in at.items()}
-        self._late: set[Node] = set() if take_all else late(self.order)
         self._analyse()
+        self._late: set[Node] = set() if take_all else late(self.order, self._users)
         arena.reset()
         for node in self.order:
             self._lower(node)
@@ -98,7 +98,7 @@ class Lowering:
             if isinstance(node, Attend) and not any(node.spec.rope is rope for rope in self._ropes):
                 self._ropes.append(node.spec.rope)
         for node, users in self._users.items():
-            self._left[node] = len(users)
+            self._uses_left[node] = len(users)
 
     def _next_norm(self, node: Node) -> Norm | None:
         """The norm that a linear layer reads this through, if its producer can write what that layer needs."""
@@ -112,11 +112,11 @@ class Lowering:
     def _use(self, node: Node) -> Value:
         """A value, for the last or an earlier time; after the last, and after this node, its memory is free again."""
         value = self._values[node]
-        self._left[node] -= 1
-        if self._left[node] == 0:
-            left = (self.shared.stream, self.shared.queries)
-            kept = [tensor for tensor in (value.data, value.parts) if tensor is not None]
-            self._released += [tensor for tensor in kept if not any(tensor is each for each in left)]
+        self._uses_left[node] -= 1
+        if self._uses_left[node] == 0:
+            shared = (self.shared.stream, self.shared.queries)
+            served = [tensor for tensor in (value.data, value.parts) if tensor is not None]
+            self._released += [tensor for tensor in served if not any(tensor is each for each in shared)]
         return value
 
     def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
@@ -151,7 +151,7 @@ class Lowering:
         if norm is None:
             return {"scaled": None, "next_weight": None, "next_parts": None}
         scaled = self.arena.take(self.rows, size, BF16)
-        parts = self.arena.take(self.rows, -(-size // GROUP), F32)
+        parts = self.arena.take(self.rows, -(-size // GROUP), F32)  # read as [group, row]
         self._values[norm] = Value(scaled, parts, norm.eps)
         return {"scaled": scaled, "next_weight": norm.weight, "next_parts": parts}
 
@@ -180,36 +180,29 @@ class Lowering:
         self._add(embed_kernel, (self.rows, 2), args, label="embed", bytes=self.rows * size * 8)
 
     def _stream(self, node: Node, size: int) -> Tensor:
-        out = self.shared.stream if self._is_left(node) else self.arena.take(self.rows, size, F32)
+        out = self.shared.stream if self._is_for_tail(node) else self.arena.take(self.rows, size, F32)
         self._values[node] = Value(out)
         return out
 
-    def _is_left(self, node: Node) -> bool:
-        """Whether the body leaves this for the tail."""
+    def _is_for_tail(self, node: Node) -> bool:
+        """Whether the body makes this for the tail, which is laid out by itself and must know where it is."""
         return node not in self._late and any(user in self._late for user in self._users[node])
 
     def _settle(self, node: Norm) -> None:
-        """A norm that no linear layer wrote ready: of a block's own output."""
-        x = self._use(node.x).data
-        size = x.shape[1]
-        args: dict[str, Any] = {"x": x, "eps": node.eps}
+        """A norm of a block's own output, before the stream is added."""
         if node.residual is None:
-            scaled = self.arena.take(self.rows, size, BF16)
-            parts = self.arena.take(self.rows, -(-size // GROUP), F32)
-            self._values[node] = Value(scaled, parts, node.eps)
-            args |= {"weight": None, "residual": None, "out": None}
-            args |= {"scaled": scaled, "next_weight": node.weight, "next_parts": parts}
-        else:
-            residual = self._use(node.residual).data
-            args |= {"weight": node.weight, "residual": residual, "out": self._stream(node, size)}
-            args |= self._stream_args(node, size)
+            raise BackendError("the CUDA body norms a stream once, or what is added to one")
+        x, residual = self._use(node.x).data, self._use(node.residual).data
+        size = x.shape[1]
+        args = {"x": x, "eps": node.eps, "weight": node.weight, "residual": residual, "out": self._stream(node, size)}
+        args |= self._stream_args(node, size)
         args |= {"num_rows": self.rows, "size": size, "D": max(next_power(size), GROUP)}
         self._add(settle_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 12)
 
     def _take(self, node: Take) -> None:
         value = self._values[node.x]
         self._values[node] = value
-        self._left[node.x] += self._left[node] - 1  # an alias: whoever uses this uses that
+        self._uses_left[node.x] += self._uses_left[node] - 1  # an alias: whoever uses this uses that
 
     def _linear(self, node: Linear) -> None:
         x = self._use(node.x)
@@ -237,15 +230,15 @@ class Lowering:
         bias = node.bias
         if bias is not None:
             bias = bias[torch.from_numpy(order).to(bias.device)].contiguous()
-        q = self._queries(spec, is_left=self._is_left(node))
+        q = self._queries(spec, for_tail=self._is_for_tail(node))
         self._values[node] = Value(q)
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=self._columns_left("heads"))
 
-    def _queries(self, spec: AttentionSpec, *, is_left: bool) -> Tensor:
-        return self.shared.queries if is_left else self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
+    def _queries(self, spec: AttentionSpec, *, for_tail: bool) -> Tensor:
+        return self.shared.queries if for_tail else self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
 
     def _gated(self, node: Gated) -> None:
         features = node.matrix.features
@@ -299,7 +292,7 @@ class Lowering:
         kv, x = shared.kv, self._use(node.x).data
         q, is_late = x, node in self._late
         if x.dtype == F32:
-            q = self._queries(spec, is_left=is_late)
+            q = self._queries(spec, for_tail=is_late)
             self._norm_heads(spec, x, q)
             if not is_late:
                 self._released.append(q)
@@ -344,10 +337,10 @@ class Lowering:
 
     def _narrow(self, node: Attend) -> Tensor:
         """From here on the tail: the wanted rows' queries come back, and the stream to add to is theirs."""
-        left = {source for each in self._late for source in each.inputs if source not in self._late} - {node.x}
-        if len(left) != 1 or self._launches is self.tail:
+        beside = {source for each in self._late for source in each.inputs if source not in self._late} - {node.x}
+        if len(beside) != 1 or self._launches is self.tail:
             raise BackendError("the CUDA body runs models whose last layer has one attention and one stream beside it")
-        stream = left.pop()
+        stream = beside.pop()
         self._launches, self.rows = self.tail, self.logits
         size, q_size = self.shared.stream.shape[1], self.shared.queries.shape[1]
         q, x = self.arena.take(self.rows, q_size, F16), self.arena.take(self.rows, size, F32)

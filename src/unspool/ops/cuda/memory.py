@@ -45,11 +45,13 @@ def _bytes_of(weight: Weight) -> int:
 def workspace_bytes(model: ModelConfig, engine: EngineConfig) -> int:
     """Room for the rows of the largest step, for logits, and for what sampling keeps beside them."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    # The stream and what goes into and comes out of linear layers, each some times over as steps of other sizes come.
+    # The stream and what goes into and comes out of linear layers. Buffers have powers of two of rows, and all smaller
+    # ones together as many as the largest.
+    rows = 2 << (engine.step_tokens - 1).bit_length()
     row = 24 * model.hidden_size + 6 * heads + 4 * model.intermediate_size
     # Logits, what the filters look at and gather, counts of tokens and bias.
     drawn = 4 * model.vocab_size * (1 + 2 + 3)
-    return FIXED + 2 * engine.step_tokens * row + engine.max_running * drawn
+    return FIXED + rows * row + engine.max_running * drawn
 
 
 def kv_room(free: int, total: int, model: ModelConfig, engine: EngineConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -69,17 +69,12 @@ class Logits(Node):
     softcap: float | None
 
 
-def late(order: Sequence[Node]) -> set[Node]:
-    """What rows are needed of whose logits are wanted, and no others: all from the last layer's attention on, of which
-    the others keep keys and values."""
-    users: dict[Node, list[Node]] = {}
-    for node in order:
-        for source in node.inputs:
-            users.setdefault(source, []).append(node)
+def late(order: Sequence[Node], users: Mapping[Node, Sequence[Node]]) -> set[Node]:
+    """What is needed of those rows alone whose logits are wanted: all from the last layer's attention on. (Of
+    the others it needs keys and values, which are made before.)"""
     found: set[Node] = set()
     for node in reversed(order):
-        reading = users.get(node, ())
-        if all(user in found and not isinstance(user, Attend) for user in reading):
+        if all(user in found and not isinstance(user, Attend) for user in users.get(node, ())):
             found.add(node)
     return found
 

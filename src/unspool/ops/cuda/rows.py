@@ -83,7 +83,7 @@ def embed_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def settle_kernel(
     x,  # float32 [row, size]
-    weight,  # of a norm of x itself, or None
+    weight,
     eps,
     residual,
     out,
@@ -95,21 +95,18 @@ def settle_kernel(
     D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """residual + x / rms(x) · weight, or x as it is; then what the next linear layer reads."""
+    """residual + x / rms(x) · weight; then what the next linear layer reads."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, D)
     inside = column < size
     y = tl.load(x + row * size + column, mask=inside, other=0.0)
-    if weight is not None:
-        parts = tl.reshape(sum_of_squares(tl.reshape(y, (D // GROUP, GROUP)), 1), (1, D // GROUP))
-        scale = tl.reshape(inverse_rms(parts, 1.0 / size, eps), (1,))
-        y = y * scale * tl.load(weight + column, mask=inside, other=0.0)
-    if residual is not None:
-        y = tl.load(residual + row * size + column, mask=inside, other=0.0) + y
-    if out is not None:
-        tl.store(out + row * size + column, y, mask=inside)
+    parts = tl.reshape(sum_of_squares(tl.reshape(y, (D // GROUP, GROUP)), 1), (1, D // GROUP))
+    scale = tl.reshape(inverse_rms(parts, 1.0 / size, eps), (1,))
+    y = y * scale * tl.load(weight + column, mask=inside, other=0.0)
+    y = tl.load(residual + row * size + column, mask=inside, other=0.0) + y
+    tl.store(out + row * size + column, y, mask=inside)
     if next_weight is not None:
         emit(y, column, row, num_rows, size, scaled, next_weight, next_parts, D)
 
