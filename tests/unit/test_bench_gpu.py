@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unspool.bench import gpu
+from unspool.bench import gpu, kernels
 from unspool.bench.gpu import laws
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
@@ -66,3 +66,20 @@ def test_a_measure_starts_the_engine_that_it_asks(
     assert told["laws"] == {"completions": 2, "cached": 0, "answers": 2}
     assert told["ready_seconds"] > 0
     assert ("decode" in told) == ("decode" in measures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rows", "0"], "--rows: [0] are not all from 1 to 8,192"),
+        (["--rows", "1", "--rows", "9000"], "--rows: [1, 9000]"),
+        (["--rows", "256", "--context", "1024"], "--context: 1024 is not from 0 to 1,023, for 256 rows"),
+        (["--context", "-1"], "--context: -1"),
+    ],
+)
+def test_sizes_of_kernels_that_have_no_room_are_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        kernels.main(arguments)
+    assert told in capsys.readouterr().err

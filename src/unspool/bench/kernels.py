@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from unspool.ops.cuda.runner import CudaRunner
 
 
+KV_TOKENS, STEP_TOKENS = 262_144, 8192  # what there is room for
+
+
 def matrix_rate() -> float:
     """Operations a second of an 8192³ bf16 product by torch; the best of ten."""
     import torch
@@ -46,8 +49,8 @@ def make_step(checkpoint: Checkpoint) -> CudaRunner:
     ops = CudaOps()
     config = checkpoint.config
     model = build(config, checkpoint.weights, ops)
-    engine = EngineConfig(block_size=BLOCK_SIZE, step_tokens=8192)
-    return ops.compile(model, ops.kv_cache(config, engine, 262_144 // BLOCK_SIZE))
+    engine = EngineConfig(block_size=BLOCK_SIZE, step_tokens=STEP_TOKENS)
+    return ops.compile(model, ops.kv_cache(config, engine, KV_TOKENS // BLOCK_SIZE))
 
 
 def batch_of(rows: int, context: int) -> Batch:
@@ -143,12 +146,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, action="append", help="rows of a step; repeatable (1, 8, 32, 128, 4096)")
     parser.add_argument("--context", type=int, default=512, help="tokens before each decoded one (512)")
     options = parser.parse_args(argv)
+    sizes = options.rows or [1, 8, 32, 128, 4096]
+    if not 1 <= min(sizes) <= max(sizes) <= STEP_TOKENS:
+        parser.error(f"argument --rows: {sizes} are not all from 1 to {STEP_TOKENS:,}")
+    decoded = max((rows for rows in sizes if rows <= 256), default=1)
+    most = KV_TOKENS // BLOCK_SIZE // decoded * BLOCK_SIZE - 1
+    if not 0 <= options.context <= most:
+        parser.error(f"argument --context: {options.context} is not from 0 to {most:,}, for {decoded} rows")
     require_card()
     limits = (read_bandwidth(), matrix_rate())
     print(f"limits: {limits[0] / 1e12:.2f} TB/s read, {limits[1] / 1e12:.0f} TFLOP/s", flush=True)
     step = make_step(stand_in(options.random))
     table = []
-    for rows in options.rows or (1, 8, 32, 128, 4096):
+    for rows in sizes:
         found = measure(step, rows, options.context, limits)
         show(found)
         table += found
