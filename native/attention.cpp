@@ -285,9 +285,10 @@ struct Attention : Instruction {
                 memcpy(program.floats(out.f32, step, thread) + row * width + column, values,
                        static_cast<size_t>(shape.head_dim) * 4);
             if (!out.q8) continue;
-            const QRow to = program.q8_row(out, step, thread, width, row);  // weighted means of values: none stands out
-            program.kernels().quantize(values, shape.head_dim / BLOCK, to.blocks + column / BLOCK * to.stride,
-                                       to.stride, nullptr);
+            const BlockRow to = program.block_row(out, step, thread, width, row);
+            // Weighted means of values: none stands out.
+            program.kernels().quantize(values, shape.head_dim / BLOCK, to.coarse() + column / BLOCK * to.stride, to.stride,
+                                       nullptr);
             if (column == 0) to.outliers->count = 0;
         }
     }

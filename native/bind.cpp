@@ -70,6 +70,13 @@ Matrix* make_matrix(void* where, const std::vector<std::tuple<std::string, Array
     return new (where) Matrix(std::move(result), columns);
 }
 
+Rows rows_of(const std::string& name) {
+    if (name == "coarse") return COARSE;
+    if (name == "fine") return FINE;
+    if (name == "whole") return WHOLE;
+    throw nb::value_error("no such rows");
+}
+
 Operand operand(const std::optional<std::tuple<int, bool, bool>>& given) {
     if (!given) return {};
     return {std::get<0>(*given), std::get<1>(*given), std::get<2>(*given)};
@@ -83,8 +90,10 @@ const float* pointer(const std::optional<Array<float, 1>>& array, int64_t size) 
     return array->data();
 }
 
-void check_tiles(const Matrix& matrix) {
+void check_tiles(const Matrix& matrix, const std::string& rows) {
     if (!matrix.packed()) throw nb::value_error("a matrix must be packed before it is multiplied by");
+    if (matrix.wants_q8() && matrix.whole() != (rows == "whole"))
+        throw nb::value_error("a matrix is not packed for such rows");
 }
 
 // Row after row, as plain memory: to make it an array of numpy's would import numpy.
@@ -152,33 +161,39 @@ void bind_building(nb::class_<Program>& program) {
     program
         .def(
             "embed",
-            [](Program& self, const Matrix& table, float scale, Given out) { self.embed(&table, scale, operand(out)); },
+            [](Program& self, const Matrix& table, float scale, Given out) {
+                if (table.packed() && table.whole()) throw nb::value_error("a matrix is not packed for looking up rows");
+                self.embed(&table, scale, operand(out));
+            },
             nb::keep_alive<1, 2>())
         .def(
             "norm",
-            [](Program& self, Given x, Array<float, 1> weight, float eps, Given residual, Given f32, Given q8) {
+            [](Program& self, Given x, Array<float, 1> weight, float eps, Given residual, Given f32, Given q8,
+               const std::string& rows) {
                 self.norm(operand(x), weight.data(), static_cast<int>(weight.size()), eps, operand(residual),
-                          {operand(f32), operand(q8)});
+                          {operand(f32), operand(q8), rows_of(rows)});
             },
-            nb::keep_alive<1, 3>(), "x"_a, "weight"_a, "eps"_a, "residual"_a.none(), "f32"_a.none(), "q8"_a.none())
+            nb::keep_alive<1, 3>(), "x"_a, "weight"_a, "eps"_a, "residual"_a.none(), "f32"_a.none(), "q8"_a.none(),
+            "rows"_a)
         .def(
             "linear",
-            [](Program& self, Given f32, Given q8, bool fine, const Matrix& weight, std::optional<Array<float, 1>> bias,
-               Given residual, float softcap, Given out) {
-                check_tiles(weight);
-                self.linear({operand(f32), operand(q8), fine}, &weight, pointer(bias, weight.rows()), operand(residual),
+            [](Program& self, Given f32, Given q8, const std::string& rows, const Matrix& weight,
+               std::optional<Array<float, 1>> bias, Given residual, float softcap, Given out) {
+                check_tiles(weight, rows);
+                self.linear({operand(f32), operand(q8), rows_of(rows)}, &weight, pointer(bias, weight.rows()), operand(residual),
                             softcap, operand(out));
             },
-            nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "fine"_a, "weight"_a,
+            nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "rows"_a, "weight"_a,
             "bias"_a.none(), "residual"_a.none(), "softcap"_a, "out"_a)
         .def(
             "gated",
-            [](Program& self, Given x_f32, Given x_q8, const Matrix& weight, const std::string& activation, Given out) {
-                check_tiles(weight);
+            [](Program& self, Given x_f32, Given x_q8, const std::string& rows, const Matrix& weight,
+               const std::string& activation, Given out) {
+                check_tiles(weight, rows);
                 const Activation kind = activation == "silu" ? SILU : GELU_TANH;
-                self.gated({operand(x_f32), operand(x_q8)}, &weight, kind, operand(out));
+                self.gated({operand(x_f32), operand(x_q8), rows_of(rows)}, &weight, kind, operand(out));
             },
-            nb::keep_alive<1, 4>(), "f32"_a.none(), "q8"_a.none(), "weight"_a, "activation"_a, "out"_a)
+            nb::keep_alive<1, 5>(), "f32"_a.none(), "q8"_a.none(), "rows"_a, "weight"_a, "activation"_a, "out"_a)
         .def(
             "attention",
             [](Program& self, Given qkv, int layer, int num_heads, int num_kv_heads, int head_dim, float scale,
@@ -194,16 +209,16 @@ void bind_building(nb::class_<Program>& program) {
             "norm_eps"_a, "f32"_a.none(), "q8"_a.none())
         .def(
             "take",
-            [](Program& self, Given x, int width, Given f32, Given q8) {
-                self.take(operand(x), width, {operand(f32), operand(q8)});
+            [](Program& self, Given x, int width, Given f32, Given q8, const std::string& rows) {
+                self.take(operand(x), width, {operand(f32), operand(q8), rows_of(rows)});
             },
-            "x"_a, "width"_a, "f32"_a.none(), "q8"_a.none())
+            "x"_a, "width"_a, "f32"_a.none(), "q8"_a.none(), "rows"_a)
         .def(
             "quantize",
-            [](Program& self, Given x, int width, Given q8, bool fine) {
-                self.quantize(operand(x), width, {{}, operand(q8), fine});
+            [](Program& self, Given x, int width, Given q8, const std::string& rows) {
+                self.quantize(operand(x), width, {{}, operand(q8), rows_of(rows)});
             },
-            "x"_a, "width"_a, "q8"_a, "fine"_a)
+            "x"_a, "width"_a, "q8"_a, "rows"_a)
         .def("set_output", [](Program& self, Given out, int64_t width) { self.set_output(operand(out), width); });
 }
 
@@ -214,7 +229,7 @@ void bind_program(nb::module_& m) {
     m.def("address_of", [](Array<uint8_t, 1> data) { return reinterpret_cast<uintptr_t>(data.data()); });
     // Of packed tiles; the same for every instruction set so far.
     m.def("layout_version", [](const std::string& isa) { return (void)kernels_of(isa), LAYOUT_VERSION; }, "isa"_a);
-    m.def("q8_row_bytes", [](int64_t width) { return q8_row_bytes(width / BLOCK); });
+    m.def("block_row_bytes", [](const std::string& rows, int64_t width) { return row_of_blocks_bytes(rows_of(rows), width); });
     nb::class_<Pool>(m, "Pool").def_prop_ro("threads", &Pool::threads);
     m.def("shared_pool", &Pool::shared);
     nb::class_<Arena>(m, "Arena")
@@ -232,6 +247,8 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("packed", &Matrix::packed)
         .def_prop_ro("packed_bytes", &Matrix::packed_bytes)
         .def_prop_ro("wants_q8", &Matrix::wants_q8)
+        .def_prop_ro("whole", &Matrix::whole)
+        .def("keep_exact", &Matrix::keep_exact)
         .def_prop_ro("wants_f32", &Matrix::wants_f32);
     nb::class_<Packing>(m, "Packing")
         .def(nb::init<std::shared_ptr<Arena>>())

@@ -5,7 +5,8 @@
 
 namespace unspool {
 
-enum Format : int { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, NUM_FORMATS };
+// Files have all but the last two: what Q4_0 and Q4_1 are packed to for rows of 8 bits.
+enum Format : int { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, W4_0, W4_1, NUM_FORMATS };
 
 constexpr int TILE = 16;   // output features in a tile: one per lane
 constexpr int BLOCK = 32;  // activations that share a scale
@@ -18,26 +19,29 @@ struct Scheme {
     bool min;    // has a minimum
     bool super;  // scales are 8-bit, times a float16 for each 256 values
     int offset;
+    bool whole = false;  // scales are whole numbers, see below
 };
 
 constexpr Scheme SCHEMES[NUM_FORMATS] = {
     {0, 0, false, false, 0},  {0, 0, false, false, 0}, {0, 0, false, false, 0},   {8, 32, false, false, 128},
     {4, 32, false, false, 8}, {4, 32, true, false, 0}, {5, 32, false, false, 16}, {5, 32, true, false, 0},
     {2, 16, true, true, 0},   {3, 16, false, true, 4}, {4, 32, true, true, 0},    {5, 32, true, true, 0},
-    {6, 16, false, true, 32},
+    {6, 16, false, true, 32}, {4, 32, false, false, 8, true}, {4, 32, true, false, 8, true},
 };
 
 // A tile of 16 output features by K is a row of units, read in a straight line: the scales of a few blocks of 32 values
 // of K, then their codes.
 //   scales, plain, with minimum: d[16] m[16], float16, for one block; without: d[16] for each of two blocks
+//   scales, whole: for two blocks: d[16][2] (m[16][2]), 16-bit integers; before all units worth[16], float32
 //   scales, super: for eight blocks: d[16] dmin[16] (float16; dmin is zero where there is no minimum), then for each
 //                  block scale[groups][16] (min[groups][16]), 8 bits each
 //   codes: vectors of 64 bytes; byte 4·lane + i belongs to that lane and to value 4·q + i, where q is the quad:
 //     4 bits: vector j holds quad j in its low nibbles and quad j + 4 in the high ones
 //     2 bits: vector j holds quads 4j to 4j + 3 from the lowest bits up;  1 bit: one vector, quad q in bit q
 //     8 bits: vector q holds quad q;  3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2
-constexpr int LAYOUT_VERSION = 1;  // raised with every change of it: packed tiles may be kept in files
-constexpr int blocks_per_unit(const Scheme& s) { return s.super ? SUPER / BLOCK : s.min ? 1 : 2; }
+constexpr int LAYOUT_VERSION = 2;  // raised with every change of it: packed tiles may be kept in files
+constexpr int blocks_per_unit(const Scheme& s) { return s.super ? SUPER / BLOCK : s.min && !s.whole ? 1 : 2; }
+constexpr int tile_head_bytes(const Scheme& s) { return s.whole ? TILE * 4 : 0; }
 constexpr int scale_bytes_per_block(const Scheme& s) {
     return s.super ? BLOCK / s.group * TILE * (s.min ? 2 : 1) : TILE * 2 * (s.min ? 2 : 1);
 }
@@ -76,6 +80,25 @@ struct FineBlock {
 };
 static_assert(sizeof(FineBlock) == 2 * sizeof(QBlock));
 
+// Whole numbers for scales. Of a tile's row and of a row of activations the largest scale is a float; a block's is a share
+// of it in 16384ths and in 2048ths. Their product, in 1024ths, is rounded to 16 bits, and so are a block's products,
+// counted from the middle code: two blocks go side by side, and are scaled and added up by one instruction.
+//   weight = worth · (d / 16 · (code - 8) + m), with d and m rounded; |d| <= 16384, |m| <= 8191
+//   activation = scale · share / 2048 · q
+//   sum += ((d · share + 2¹⁴) >> 15) · Σ (code - 8) · q + m · ((share · Σq + 1024) >> 11), in units of worth · scale
+constexpr int WHOLE_SCALE = 16384, WHOLE_MIN = 8191, WHOLE_UNIT = 1024, WHOLE_SHARE = 2048, MIDDLE_CODE = 8;
+constexpr int WHOLE_BLOCKS = 32;  // so many blocks' sums fit 32 bits
+static_assert(int64_t{WHOLE_BLOCKS} * (int64_t{WHOLE_UNIT} * MIDDLE_CODE * 127 * BLOCK + int64_t{WHOLE_MIN} * 127 * BLOCK) <=
+              INT32_MAX);
+
+// 32 activations for such weights. Panels have an even number of blocks; the scale of a row is beside its outliers.
+struct WholeBlock {
+    int8_t q[32];
+    int32_t start;    // what a kernel's sum begins with, so that codes count from the middle one: -8 · Σq in its own way
+    int16_t pair[2];  // in an even block its share and the next one's, in an odd block the sums (share · Σq …) of both
+};
+static_assert(sizeof(WholeBlock) == 40);
+
 // Activations far larger than the others would take the precision of their whole block: they stay float32, a zero
 // stands in their place, and their products are added one by one after the blocks, in order.
 struct Outlier {
@@ -84,12 +107,23 @@ struct Outlier {
 };
 struct Outliers {
     int32_t count;  // at most one a block, on average
-    int32_t unused;
+    float scale;    // of whole blocks
     Outlier list[1];
 };
 constexpr float OUTLYING = 2.0f;  // how many times the mean of the blocks' largest magnitudes
 
 constexpr int64_t outliers_bytes(int64_t blocks) { return 8 + 8 * blocks; }
-constexpr int64_t q8_row_bytes(int64_t blocks) { return (blocks * 48 + outliers_bytes(blocks) + 63) / 64 * 64; }
+
+// How the rows lie that a product reads instead of float32.
+enum Rows : int { COARSE, FINE, WHOLE };
+constexpr int64_t blocks_of(Rows rows, int64_t width) {
+    return rows == WHOLE ? (width / BLOCK + 1) / 2 * 2 : width / BLOCK;
+}
+constexpr int64_t block_bytes(Rows rows) {
+    return rows == COARSE ? sizeof(QBlock) : rows == FINE ? sizeof(FineBlock) : sizeof(WholeBlock);
+}
+constexpr int64_t row_of_blocks_bytes(Rows rows, int64_t width) {
+    return (blocks_of(rows, width) * block_bytes(rows) + (rows == FINE ? 0 : outliers_bytes(width / BLOCK)) + 63) / 64 * 64;
+}
 
 }  // namespace unspool

@@ -31,12 +31,10 @@ struct Sink {
         if (!forms.q8) return;
         const Kernels& kernels = program.kernels();
         const int blocks = static_cast<int>(width / BLOCK);
-        if (forms.fine) {
-            const FineRow out = program.fine_row(forms, step, thread, width, index);
-            return kernels.quantize_fine(row, blocks, out.blocks, out.stride);
-        }
-        const QRow out = program.q8_row(forms, step, thread, width, index);
-        kernels.quantize(row, blocks, out.blocks, out.stride, out.outliers);
+        const BlockRow out = program.block_row(forms, step, thread, width, index);
+        if (forms.rows == FINE) kernels.quantize_fine(row, blocks, out.fine(), out.stride);
+        else if (forms.rows == WHOLE) kernels.quantize_whole(row, blocks, out.whole(), out.stride, out.outliers);
+        else kernels.quantize(row, blocks, out.coarse(), out.stride, out.outliers);
     }
 };
 
@@ -137,16 +135,18 @@ struct Quantize : Instruction {
 // --- Products
 // ---------------------------------------------------------------------------------------------------------
 
-constexpr int MOST_ROWS = 16;               // of any kernel's row_counts
 constexpr int64_t GROUP_BYTES = 256 << 10;  // of weights that stay in the cache while rows pass by
+
+const Outliers* list_of(const Outliers* first, int64_t width, int64_t row) {
+    return reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) + row * outliers_bytes(width / BLOCK));
+}
 
 // The rows' lists of outliers, each in order of k, become one list of columns in order of k.
 uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_t* scratch, Panel& panel) {
     const Outliers* lists[MOST_ROWS];
     int32_t at[MOST_ROWS] = {}, total = 0;
     for (int r = 0; r < count; r++) {
-        lists[r] = reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) +
-                                                     r * outliers_bytes(width / BLOCK));
+        lists[r] = list_of(first, width, r);
         total += lists[r]->count;
     }
     auto* columns = reinterpret_cast<OutlierColumn*>(scratch);
@@ -225,7 +225,7 @@ struct Product : Instruction {
     }
 
     bool gathers(const Program& program, const Step& step) const {
-        return weight->wants_q8() && !x.fine && rows(program, step) > FEW_ROWS;
+        return weight->wants_q8() && x.rows != FINE && rows(program, step) > FEW_ROWS;
     }
 
     int64_t scratch_bytes(const Kernels& kernels) const {
@@ -235,14 +235,20 @@ struct Product : Instruction {
 
     // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
     Panel panel(const Program& program, const Step& step, int thread, int64_t first, int count) const {
-        Panel result{count, nullptr, nullptr, nullptr, nullptr, nullptr, 0};
+        Panel result;
+        result.rows = count;
         const int64_t k = weight->columns();
         uint8_t* scratch = program.scratch(thread);
-        if (x.fine) {
-            result.fine = program.fine_row(x, step, thread, k, first).blocks;
+        if (x.rows == FINE) {
+            result.fine = program.block_row(x, step, thread, k, first).fine();
         } else if (weight->wants_q8()) {
-            const QRow row = program.q8_row(x, step, thread, k, first);
-            result.q8 = row.blocks;
+            const BlockRow row = program.block_row(x, step, thread, k, first);
+            if (x.rows == WHOLE) {
+                result.whole = row.whole();
+                for (int r = 0; r < count; r++) result.scales[r] = list_of(row.outliers, k, r)->scale;
+            } else {
+                result.q8 = row.coarse();
+            }
             if (gathers(program, step)) {
                 const auto* made = reinterpret_cast<const Gathered*>(program.gathered(first));
                 result.columns = made->columns, result.entries = made->entries;
@@ -331,9 +337,10 @@ struct Gather : Instruction {
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t r = program.row_at(product->x.q8, unit);
             if (panels.first[static_cast<size_t>(r)] != r) continue;
-            Panel panel{panels.size[static_cast<size_t>(r)], nullptr, nullptr, nullptr, nullptr, nullptr, 0};
+            Panel panel;
+            panel.rows = panels.size[static_cast<size_t>(r)];
             uint8_t* room = program.gathered(r);
-            gather_outliers(program.q8_row(product->x, step, thread, width, r).outliers, width, panel.rows,
+            gather_outliers(program.block_row(product->x, step, thread, width, r).outliers, width, panel.rows,
                             room + sizeof(Gathered), panel);
             *reinterpret_cast<Gathered*>(room) = {panel.columns, panel.entries, panel.num_columns};
         }

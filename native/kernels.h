@@ -48,16 +48,21 @@ struct OutlierColumn {
     int32_t k, num_entries;
 };
 
+constexpr int MOST_ROWS = 16;  // of any kernel's row_counts
+
 // A few rows side by side.
 struct Panel {
-    int rows;
-    const float* f32;  // [k][rows]
-    const QBlock* q8;  // [block][rows]
-    const FineBlock* fine;  // or these instead
+    int rows = 0;
+    const float* f32 = nullptr;  // [k][rows]
+    // [block][rows], one of these:
+    const QBlock* q8 = nullptr;
+    const FineBlock* fine = nullptr;
+    const WholeBlock* whole = nullptr;
+    float scales[MOST_ROWS] = {};  // of whole rows
     // Outliers of all rows by their place, which often is the same: a column of weights is read once for all of them.
-    const OutlierColumn* columns;
-    const OutlierEntry* entries;
-    int num_columns;
+    const OutlierColumn* columns = nullptr;
+    const OutlierEntry* entries = nullptr;
+    int num_columns = 0;
 };
 
 struct Kernels {
@@ -74,6 +79,7 @@ struct Kernels {
     // Blocks go to out[0], out[stride], …; where outliers is null nothing is set apart.
     void (*quantize)(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers);
     void (*quantize_fine)(const float* x, int blocks, FineBlock* out, int stride);
+    void (*quantize_whole)(const float* x, int blocks, WholeBlock* out, int stride, Outliers* outliers);
     // Rows of n (at most 16) values, 16 apart, to rows that lie a stride apart.
     void (*gate)(const float* gate, const float* up, int rows, int n, Activation activation, float* out,
                  int64_t stride);

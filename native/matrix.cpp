@@ -1,6 +1,8 @@
 #include "matrix.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
@@ -315,6 +317,53 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
     }
 }
 
+// Scales become whole numbers: shares of the largest of their row.
+template <Format from, Format to>
+void pack_whole_tile(const uint8_t* source, int64_t source_stride, int count, int64_t columns, uint8_t* tile) {
+    constexpr Scheme s = SCHEMES[to];
+    const int64_t blocks = columns / BLOCK, step = source_stride / blocks;
+    struct Scales {
+        float d[TILE], m[TILE];  // of codes that count from the middle one
+    };
+    std::vector<Scales> scales(static_cast<size_t>(blocks + blocks % 2), Scales{});
+    alignas(16) uint32_t words[TILE][8] = {};
+    for (int64_t b = 0; b < blocks; b++) {
+        Scales& at = scales[static_cast<size_t>(b)];
+        for (int lane = 0; lane < count; lane++) {
+            const uint8_t* row = source + lane * source_stride;
+            __builtin_prefetch(row + TILE * source_stride + b * step);  // as above
+            Codes c;
+            plain_words<from>(row, b, c, words[lane]);
+            at.d[lane] = half_to_float(reinterpret_cast<uint8_t*>(&c.d));
+            if (s.min) at.m[lane] = half_to_float(reinterpret_cast<uint8_t*>(&c.dmin)) + MIDDLE_CODE * at.d[lane];
+        }
+        put_words<s.bits>(words, tile + tile_head_bytes(s) + codes_offset(s, b));
+    }
+    float most[TILE] = {}, strange[TILE] = {}, scale[TILE], worth[TILE];
+    for (const Scales& at : scales)
+        for (int lane = 0; lane < TILE; lane++) {
+            const float d = std::fabs(at.d[lane]), m = std::fabs(at.m[lane]) * (float{WHOLE_UNIT} / WHOLE_MIN);
+            most[lane] = std::max(most[lane], std::max(d, m));
+            strange[lane] += 0.0f * at.d[lane] + 0.0f * at.m[lane];  // not a number where one is not
+        }
+    for (int lane = 0; lane < TILE; lane++) {
+        const bool usable = most[lane] > 0.0f && strange[lane] == 0.0f;
+        scale[lane] = usable ? 1.0f / most[lane] : 0.0f;
+        worth[lane] = (usable ? most[lane] / WHOLE_UNIT : 0.0f) + strange[lane];
+    }
+    memcpy(tile, worth, sizeof worth);
+    auto rounded = [](float x) { return static_cast<int16_t>(static_cast<int32_t>(x + (x < 0 ? -0.5f : 0.5f))); };
+    for (size_t b = 0; b < scales.size(); b++) {
+        int16_t* to_scales = reinterpret_cast<int16_t*>(tile + tile_head_bytes(s) + unit_offset(s, static_cast<int64_t>(b)));
+        for (int lane = 0; lane < TILE; lane++) {
+            const Scales& at = scales[b];
+            const float by = scale[lane];  // zero where numbers are strange, which are then left out
+            to_scales[2 * lane + b % 2] = rounded(by == 0.0f ? 0.0f : at.d[lane] * by * WHOLE_SCALE);
+            if (s.min) to_scales[2 * (TILE + lane) + b % 2] = rounded(by == 0.0f ? 0.0f : at.m[lane] * by * WHOLE_UNIT);
+        }
+    }
+}
+
 template <Format format> void unpack_codes_row(const uint8_t* tile, int lane, int64_t columns, float* out) {
     constexpr Scheme s = SCHEMES[format];
     const int64_t blocks = columns / BLOCK;
@@ -360,15 +409,16 @@ int plain_size(Format format) { return format == F32 ? 4 : 2; }
 }  // namespace
 
 int64_t row_bytes(Format format, int64_t columns) {
-    constexpr int block_bytes[NUM_FORMATS] = {4, 2, 2, 34, 18, 20, 22, 24, 84, 110, 144, 176, 210};
-    const int block = format <= BF16 ? 1 : format <= Q5_1 ? BLOCK : SUPER;
+    constexpr int block_bytes[NUM_FORMATS] = {4, 2, 2, 34, 18, 20, 22, 24, 84, 110, 144, 176, 210, 18, 20};
+    const int block = format <= BF16 ? 1 : SCHEMES[format].super ? SUPER : BLOCK;
     return columns / block * block_bytes[format];
 }
 
 int64_t tile_bytes(Format format, int64_t columns) {
     if (SCHEMES[format].bits == 0) return (columns * TILE * plain_size(format) + 63) / 64 * 64;
-    const int per_unit = blocks_per_unit(SCHEMES[format]);
-    return (columns / BLOCK + per_unit - 1) / per_unit * unit_bytes(SCHEMES[format]);
+    const Scheme& s = SCHEMES[format];
+    const int per_unit = blocks_per_unit(s);
+    return tile_head_bytes(s) + (columns / BLOCK + per_unit - 1) / per_unit * unit_bytes(s);
 }
 
 void Arena::reserve(size_t bytes) {
@@ -393,16 +443,20 @@ Matrix::Matrix(std::vector<Part> parts, int64_t columns) : parts_(std::move(part
         rows_ += part.rows;
         (SCHEMES[part.format].bits ? wants_q8_ : wants_f32_) = true;
     }
+    whole_ = wants_q8_;
+    for (const Part& part : parts_) whole_ &= SCHEMES[part.format].bits == 0 || part.format == Q4_0 || part.format == Q4_1;
 }
 
 int64_t Matrix::packed_bytes() const {
     int64_t bytes = 0;
-    for (const Part& part : parts_) bytes += (part.rows + TILE - 1) / TILE * tile_bytes(part.format, columns_);
+    for (const Part& part : parts_) bytes += (part.rows + TILE - 1) / TILE * tile_bytes(tile_format(part.format), columns_);
     return bytes;
 }
 
 void pack_tile(Format format, const uint8_t* source, int count, int64_t columns, uint8_t* tile) {
     const int64_t stride = row_bytes(format, columns);
+    if (format == W4_0) return pack_whole_tile<Q4_0, W4_0>(source, stride, count, columns, tile);
+    if (format == W4_1) return pack_whole_tile<Q4_1, W4_1>(source, stride, count, columns, tile);
     if (format == F32) return pack_plain_tile<uint32_t>(source, stride, count, columns, tile);
     if (format <= BF16) return pack_plain_tile<uint16_t>(source, stride, count, columns, tile);
     with_format(format, [&](auto constant) { pack_codes_tile<constant()>(source, stride, count, columns, tile); });
@@ -411,12 +465,13 @@ void pack_tile(Format format, const uint8_t* source, int count, int64_t columns,
 void Matrix::lay_out(std::shared_ptr<Arena> arena) {
     int64_t column = 0;
     for (const Part& part : parts_) {
-        const int64_t count = (part.rows + TILE - 1) / TILE, bytes = tile_bytes(part.format, columns_);
+        const Format format = tile_format(part.format);
+        const int64_t count = (part.rows + TILE - 1) / TILE, bytes = tile_bytes(format, columns_);
         uint8_t* data = arena->take(static_cast<size_t>(count * bytes));
         for (int64_t t = 0; t < count; t++) {
             const int64_t left = part.rows - t * TILE;
             tiles_.push_back(
-                {data + t * bytes, part.format, static_cast<int32_t>(left < TILE ? left : TILE), column + t * TILE});
+                {data + t * bytes, format, static_cast<int32_t>(left < TILE ? left : TILE), column + t * TILE});
         }
         column += part.rows;
     }

@@ -47,6 +47,11 @@ public:
     int64_t columns() const { return columns_; }
     bool packed() const { return !tiles_.empty(); }  // or about to be
     bool wants_q8() const { return wants_q8_; }    // some part takes 8-bit activations
+    // Tiles keep the file's own values, for looking up rows and for a head.
+    void keep_exact() { whole_ = false; }
+    // Its 8-bit rows are whole ones (formats.h).
+    bool whole() const { return whole_; }
+    Format tile_format(Format format) const { return !whole_ ? format : format == Q4_0 ? W4_0 : format == Q4_1 ? W4_1 : format; }
     bool wants_f32() const { return wants_f32_; }  // some part takes float32 ones
     int64_t packed_bytes() const;  // of its tiles, when it has them
     const std::vector<TileRef>& tiles() const { return tiles_; }
@@ -61,7 +66,7 @@ public:
 private:
     std::vector<Part> parts_;
     int64_t rows_ = 0, columns_;
-    bool wants_q8_ = false, wants_f32_ = false;
+    bool wants_q8_ = false, wants_f32_ = false, whole_ = false;
     std::vector<TileRef> tiles_;
     std::shared_ptr<Arena> arena_;
 };

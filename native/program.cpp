@@ -90,21 +90,14 @@ uint8_t* Program::at(Operand o, const Step& step, int thread) const {
     return slots_.data() + slot_offsets_[slot];
 }
 
-QRow Program::q8_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const {
-    const int64_t blocks = width / BLOCK, rows = rows_of(forms.q8, step);
+BlockRow Program::block_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const {
+    const int64_t blocks = blocks_of(forms.rows, width), bytes = block_bytes(forms.rows);
     const Panels& in = panels(forms);
     const int64_t first = in.first[static_cast<size_t>(row)];
     uint8_t* base = at(forms.q8, step, thread);
-    return {reinterpret_cast<QBlock*>(base) + first * blocks + (row - first), in.size[static_cast<size_t>(row)],
-            reinterpret_cast<Outliers*>(base + rows * blocks * static_cast<int64_t>(sizeof(QBlock)) +
-                                        row * outliers_bytes(blocks))};
-}
-
-FineRow Program::fine_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const {
-    const Panels& in = panels(forms);
-    const int64_t first = in.first[static_cast<size_t>(row)];
-    return {reinterpret_cast<FineBlock*>(at(forms.q8, step, thread)) + first * (width / BLOCK) + (row - first),
-            in.size[static_cast<size_t>(row)]};
+    uint8_t* outliers = base + rows_of(forms.q8, step) * blocks * bytes + row * outliers_bytes(width / BLOCK);
+    return {base + (first * blocks + (row - first)) * bytes, in.size[static_cast<size_t>(row)],
+            forms.rows == FINE ? nullptr : reinterpret_cast<Outliers*>(outliers)};
 }
 
 void Program::reserve(const Step& step) {

@@ -26,10 +26,10 @@ struct Operand {
     explicit operator bool() const { return slot >= 0; }
 };
 
-// Both forms of an activation; either may be absent. Fine rows are of 16 bits, in the place of two rows of 8.
+// Both forms of an activation; either may be absent.
 struct Forms {
     Operand f32, q8;
-    bool fine = false;
+    Rows rows = COARSE;  // of the second
 };
 
 struct Step {
@@ -72,14 +72,14 @@ struct Parts {
 };
 
 // One such row: its blocks lie `stride` apart.
-struct QRow {
-    QBlock* blocks;
+struct BlockRow {
+    uint8_t* blocks;
     int stride;
     Outliers* outliers;
-};
-struct FineRow {
-    FineBlock* blocks;
-    int stride;
+
+    QBlock* coarse() const { return reinterpret_cast<QBlock*>(blocks); }
+    FineBlock* fine() const { return reinterpret_cast<FineBlock*>(blocks); }
+    WholeBlock* whole() const { return reinterpret_cast<WholeBlock*>(blocks); }
 };
 
 class Program;
@@ -166,8 +166,7 @@ public:
         if (!parted(o)) return units * thread / pool_->threads();
         return cut_parts(thread, [&](int part) { return parts_.begin[static_cast<size_t>(part)] * units_per_row; });
     }
-    QRow q8_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
-    FineRow fine_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
+    BlockRow block_row(const Forms& forms, const Step& step, int thread, int64_t width, int64_t row) const;
     bool is_copied(Operand o, const Step& step) const { return o.copied && rows_of(o, step) <= FEW; }
     uint8_t* at(Operand o, const Step& step, int thread) const;
     float* floats(Operand o, const Step& step, int thread) const {

@@ -74,6 +74,75 @@ void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* out
     }
 }
 
+// --- Rows whose scales are whole numbers -----------------------------------------------------------------------------
+
+// What the sum of a kernel begins with, and Σq.
+#if defined(KERNEL_ISA_AVX2)
+INLINE int start_of(const int8_t* q, I, I, int32_t& start) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    __m128i sums = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4E));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xB1));
+    start = _mm_cvtsi128_si32(_mm_mullo_epi16(sums, _mm_set1_epi16(-MIDDLE_CODE)));
+    return static_cast<int16_t>(_mm_extract_epi16(sums, 0)) + static_cast<int16_t>(_mm_extract_epi16(sums, 1));
+}
+#else
+INLINE int start_of(const int8_t* q, I low, I high, int32_t& start) {
+    const int sum = sum16(q, low) + sum16(q + 16, high);
+    start = -MIDDLE_CODE * sum;
+    return sum;
+}
+#endif
+
+void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Outliers* outliers) {
+    // A block's largest magnitude waits in its place until all are known.
+    typedef float __attribute__((may_alias)) waiting_t;
+    auto largest_at = [&](int b) -> waiting_t& { return *reinterpret_cast<waiting_t*>(&out[b * stride].start); };
+    float sum = 0.0f, most = 0.0f;
+    for (int b = 0; b < blocks; b++) sum += largest_at(b) = largest(x + b * BLOCK);
+    const float limit = OUTLYING * sum / static_cast<float>(blocks);
+    outliers->count = 0;
+    for (int b = 0; b < blocks; b++) {
+        if (largest_at(b) > limit) {
+            float rest[BLOCK];
+            set_apart(x + b * BLOCK, limit, b, blocks, outliers, rest);
+            largest_at(b) = largest(rest);
+        }
+        most = largest_at(b) > most ? largest_at(b) : most;
+    }
+    // A scale this small has no reciprocal; what is not a number makes the row none.
+    const bool empty = !(most >= 1e-30f && sum < __builtin_inff());
+    const float shares = empty ? 0.0f : WHOLE_SHARE / most, inverse = empty ? 0.0f : 127.0f * WHOLE_SHARE / most;
+    outliers->scale = (empty ? 0.0f : most / 127.0f) + 0.0f * sum;
+    const Outlier *apart = outliers->list, *end = apart + outliers->count;
+    int32_t sums[2] = {};
+    for (int b = 0; b < blocks; b++) {
+        WholeBlock& block = out[b * stride];
+        int share = empty ? 1 : static_cast<int>(largest_at(b) * shares) + 1;  // rounded up: 127 is not exceeded
+        share = share > WHOLE_SHARE ? WHOLE_SHARE : share;
+        const F scale = set1(inverse / static_cast<float>(share));
+        float rest[BLOCK];
+        const float* from = x + b * BLOCK;
+        if (apart != end && apart->k / BLOCK == b) {
+            memcpy(rest, from, sizeof rest);
+            for (; apart != end && apart->k / BLOCK == b; apart++) rest[apart->k % BLOCK] = 0.0f;
+            from = rest;
+        }
+        const I low = round_int(mul(load(from), scale)), high = round_int(mul(load(from + 16), scale));
+        store_i8(block.q, low), store_i8(block.q + 16, high);
+        sums[b % 2] = (share * start_of(block.q, low, high, block.start) + WHOLE_UNIT) >> 11;
+        out[(b - b % 2) * stride].pair[b % 2] = static_cast<int16_t>(share);
+        if (b % 2) block.pair[0] = static_cast<int16_t>(sums[0]), block.pair[1] = static_cast<int16_t>(sums[1]);
+    }
+    if (blocks % 2) {
+        WholeBlock& none = out[blocks * stride];
+        none = {};
+        none.pair[0] = static_cast<int16_t>(sums[0]);
+        out[(blocks - 1) * stride].pair[1] = 0;
+    }
+}
+
 void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
     for (int b = 0; b < blocks; b++, x += BLOCK, out += stride) {
         const float most = largest(x);
@@ -148,6 +217,7 @@ void fill_rows(Kernels& kernels) {
     kernels.norm = norm;
     kernels.quantize = quantize;
     kernels.quantize_fine = quantize_fine;
+    kernels.quantize_whole = quantize_whole;
     kernels.gate = gate;
     kernels.put = put;
     kernels.softcap = softcap;
@@ -163,6 +233,7 @@ Kernels make_table() {
     Kernels kernels{};
     kernels.name = NAME_OF(KERNEL_ISA);
     fill_linear(kernels);
+    fill_whole(kernels);
     fill_rows(kernels);
     fill_attention(kernels);
     return kernels;

@@ -53,6 +53,10 @@ INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
 }
+// The lower or the upper 16-bit integer of each pair.
+INLINE F half_of(I pairs, bool upper) {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(upper ? pairs : _mm512_slli_epi32(pairs, 16), 16));
+}
 INLINE void store_i16(int16_t* p, I a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a));
 }
@@ -153,6 +157,10 @@ INLINE void dot_pairs(I& z, I x, const pair_t* y) {
     z.b = _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, pair));
     asm volatile("" : "+x"(z.a), "+x"(z.b));
 }
+INLINE __m256 half8_of(__m256i pairs, bool upper) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(upper ? pairs : _mm256_slli_epi32(pairs, 16), 16));
+}
+INLINE F half_of(I pairs, bool upper) { return {half8_of(pairs.a, upper), half8_of(pairs.b, upper)}; }
 INLINE void store_i16(int16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8));
 }
@@ -272,6 +280,7 @@ INLINE I iadd(I a, I b) { return a + b; }
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     c += (a << 16 >> 16) * static_cast<int16_t>(*b) + (a >> 16) * (*b >> 16);
 }
+INLINE F half_of(I pairs, bool upper) { return to_float((upper ? pairs : pairs << 16) >> 16); }
 INLINE void store_i16(int16_t* p, I a) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a[i]);
 }

@@ -5,6 +5,7 @@
 namespace unspool::KERNEL_ISA {
 
 void fill_linear(Kernels& kernels);
+void fill_whole(Kernels& kernels);
 void fill_rows(Kernels& kernels);
 void fill_attention(Kernels& kernels);
 

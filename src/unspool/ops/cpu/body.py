@@ -64,6 +64,11 @@ class CpuMatrix:
         self.parts = parts
         self.native = _native.Matrix([(part.format, part.raw, part.shape[0]) for part in parts], columns.pop())
 
+    def keep_exact(self) -> None:
+        """Its tiles are to have the file's own values: rows are looked up in them, or they are the head's."""
+        if not self.native.packed:
+            self.native.keep_exact()
+
 
 class CpuOps:
     name = "cpu"
@@ -110,6 +115,9 @@ class CpuOps:
         graph.add("output", {"x": output}, output.width)
         graph = narrow(graph)
         end = graph.nodes.pop()
+        for node in graph.nodes:
+            if node.kind == "embed" or node.arguments.get("is_head"):
+                node.arguments["weight"].keep_exact()
         self._pack([node.arguments["weight"] for node in graph.nodes if node.kind in PRODUCTS])
         for node in graph.nodes:
             if isinstance(node.arguments.get("weight"), CpuMatrix):

@@ -48,23 +48,19 @@ class Lowering:
         self._place()
 
     def _insert_quantize(self) -> None:
-        """A product that wants 8-bit rows reads them from a node of their own where their maker cannot write them.
-
-        The head's are fine ones, of 16 bits: it reads many weights for few rows, and its rounding would go
-        straight into the logits.
-        """
-        made: dict[tuple[Value, bool], Value] = {}
+        """A product that wants 8-bit rows reads them from a node of their own where their maker cannot write them."""
+        made: dict[tuple[Value, str], Value] = {}
         nodes: list[Node] = []
         fresh = Graph()
         for node in self.graph.nodes:
             if node.kind in PRODUCTS and node.arguments["weight"].wants_q8:
                 x = node.inputs["x"]
-                fine = is_fine(node)
-                if fine or not can_write_q8(x):
-                    if (x, fine) not in made:
-                        made[x, fine] = fresh.add("quantize", {"x": x}, x.width, fine=fine)
-                        nodes.append(made[x, fine].node)
-                    node.inputs["x_q8"] = made[x, fine]
+                rows = rows_wanted(node)
+                if not writes_rows(x, rows):
+                    if (x, rows) not in made:
+                        made[x, rows] = fresh.add("quantize", {"x": x}, x.width, rows=rows)
+                        nodes.append(made[x, rows].node)
+                    node.inputs["x_q8"] = made[x, rows]
             nodes.append(node)
         self.graph.nodes = nodes
 
@@ -95,7 +91,7 @@ class Lowering:
     def _want(self, value: Value, form: Form) -> None:
         size = value.width * 4
         if form == "q8":
-            size = _native.q8_row_bytes(value.width) * (2 if value.node.arguments.get("fine") else 1)
+            size = _native.block_row_bytes(rows_of(value.node), value.width)
         self.forms[value].setdefault(form, Made(size))
 
     def _find_lives(self) -> None:
@@ -168,15 +164,30 @@ class Lowering:
         program.set_output(output, self.output.width)
 
 
-def is_fine(node: Node) -> bool:
-    return bool(node.arguments.get("is_head")) and not node.arguments["weight"].wants_f32
+def rows_wanted(node: Node) -> str:
+    """The head's rows are fine ones, of 16 bits: it reads many weights for few rows, and its rounding would go straight
+    into the logits. Others are of 8 bits; matrices whose scales are whole numbers want them with such scales, too.
+    """
+    weight = node.arguments["weight"]
+    if node.arguments.get("is_head") and not weight.wants_f32:
+        return "fine"
+    return "whole" if weight.whole else "coarse"
 
 
-def can_write_q8(value: Value) -> bool:
+def rows_of(node: Node) -> str:
+    """How a node writes its rows of 8 or 16 bits, if anybody wants them."""
+    rows: str = node.arguments.get("rows", "coarse")
+    return rows
+
+
+def writes_rows(value: Value, rows: str) -> bool:
+    """Whether a value's maker can write such rows. It writes one kind: the first that was asked for."""
     node = value.node
-    if node.kind == "attention":
-        return node.arguments["spec"].head_dim % BLOCK == 0
-    return node.kind in WRITES_Q8
+    if node.kind not in WRITES_Q8 or rows == "fine":
+        return False
+    if node.kind == "attention" and (rows == "whole" or node.arguments["spec"].head_dim % BLOCK):
+        return False  # it writes head by head, and the scales of a whole row come last
+    return bool(node.arguments.setdefault("rows", rows) == rows)
 
 
 def forms_read(node: Node, role: str) -> list[Form]:
@@ -206,6 +217,7 @@ def _norm(low: Lowering, program: Any, node: Node) -> None:
         residual=low.operand(node.inputs.get("residual"), "f32"),
         f32=low.operand(node.out, "f32"),
         q8=low.operand(node.out, "q8"),
+        rows=rows_of(node),
     )
 
 
@@ -222,7 +234,7 @@ def _linear(low: Lowering, program: Any, node: Node) -> None:
     program.linear(
         f32=f32,
         q8=q8,
-        fine=is_fine(node),
+        rows=rows_wanted(node),
         weight=node.arguments["weight"],
         bias=node.arguments["bias"],
         residual=low.operand(node.inputs.get("residual"), "f32"),
@@ -236,6 +248,7 @@ def _gated(low: Lowering, program: Any, node: Node) -> None:
     program.gated(
         f32=f32,
         q8=q8,
+        rows=rows_wanted(node),
         weight=node.arguments["weight"],
         activation=node.arguments["activation"],
         out=low.operand(node.out, "f32"),
@@ -270,6 +283,7 @@ def _take(low: Lowering, program: Any, node: Node) -> None:
         width=node.out.width,
         f32=low.operand(node.out, "f32"),
         q8=low.operand(node.out, "q8"),
+        rows=rows_of(node),
     )
 
 
@@ -278,7 +292,7 @@ def _quantize(low: Lowering, program: Any, node: Node) -> None:
         x=low.operand(node.inputs["x"], "f32"),
         width=node.out.width,
         q8=low.operand(node.out, "q8"),
-        fine=node.arguments["fine"],
+        rows=rows_of(node),
     )
 
 

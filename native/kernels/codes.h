@@ -1,0 +1,165 @@
+// Codes of weights as kernels take them from a tile, and what else all products share.
+#pragma once
+#include "kernels/simd.h"
+#include "kernels/table.h"
+
+namespace unspool::KERNEL_ISA {
+
+typedef int32_t __attribute__((may_alias)) quad_t;
+
+// --- Integers of the native width ------------------------------------------------------------------------------------
+
+#if defined(KERNEL_ISA_AVX2)
+constexpr int LANES = 8;
+using V = __m256;
+using VI = __m256i;
+INLINE V vzero() { return _mm256_setzero_ps(); }
+INLINE V vset1(float a) { return _mm256_set1_ps(a); }
+INLINE V vmul(V a, V b) { return _mm256_mul_ps(a, b); }
+INLINE V vfma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE V vneg(V a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+INLINE void vstore(float* p, V a) { _mm256_storeu_ps(p, a); }
+INLINE V vload_f16(const uint16_t* p) { return load8_f16(p); }
+INLINE V vload_i8(const uint8_t* p) { return load8_i8(reinterpret_cast<const int8_t*>(p)); }
+INLINE V vfloat(VI a) { return _mm256_cvtepi32_ps(a); }
+INLINE VI vset1i(int a) { return _mm256_set1_epi32(a); }
+template <int N> INLINE VI vshl(VI a) { return _mm256_slli_epi32(a, N); }
+INLINE VI vaddi(VI a, VI b) { return _mm256_add_epi32(a, b); }
+#else
+constexpr int LANES = 16;
+using V = F;
+using VI = I;
+INLINE V vzero() { return zero(); }
+INLINE V vset1(float a) { return set1(a); }
+INLINE V vmul(V a, V b) { return mul(a, b); }
+INLINE V vfma(V a, V b, V c) { return fma(a, b, c); }
+INLINE V vneg(V a) { return sub(zero(), a); }
+INLINE void vstore(float* p, V a) { store(p, a); }
+INLINE V vload_f16(const uint16_t* p) { return load_f16(p); }
+INLINE V vload_i8(const uint8_t* p) { return load_i8(reinterpret_cast<const int8_t*>(p)); }
+INLINE V vfloat(VI a) { return to_float(a); }
+#if defined(KERNEL_ISA_AVX512)
+INLINE VI vset1i(int a) { return _mm512_set1_epi32(a); }
+#else
+INLINE VI vset1i(int a) { return VI{} + a; }
+#endif
+template <int N> INLINE VI vshl(VI a) { return ishl<N>(a); }
+INLINE VI vaddi(VI a, VI b) { return iadd(a, b); }
+#endif
+constexpr int HALVES = TILE / LANES;
+
+// --- The codes of one quad (four values of K for each lane) ----------------------------------------------------------
+
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+
+#if defined(KERNEL_ISA_AVX512)
+INLINE VI vbytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE VI vand(VI a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask))); }
+INLINE VI vor(VI a, VI b) { return _mm512_or_si512(a, b); }
+template <int N> INLINE VI vshift(VI a) {
+    if constexpr (N > 0) return _mm512_slli_epi16(a, N);
+    if constexpr (N < 0) return _mm512_srli_epi16(a, -N);
+    return a;
+}
+#else
+INLINE VI vbytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE VI vand(VI a, int mask) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(mask))); }
+INLINE VI vor(VI a, VI b) { return _mm256_or_si256(a, b); }
+template <int N> INLINE VI vshift(VI a) {
+    if constexpr (N > 0) return _mm256_slli_epi16(a, N);
+    if constexpr (N < 0) return _mm256_srli_epi16(a, -N);
+    return a;
+}
+#endif
+
+// Shifts are of 16-bit words: what they carry over from the byte beside falls to the mask.
+template <int Q> INLINE VI nibble(const uint8_t* c) {
+    return vand(vshift<(Q < 4 ? 0 : -4)>(vbytes(c + 64 * (Q % 4))), 15);
+}
+template <int Q, int TO> INLINE VI pair(const uint8_t* c) {
+    return vand(vshift<TO - 2 * (Q % 4)>(vbytes(c + 64 * (Q / 4))), 3 << TO);
+}
+template <int Q, int TO> INLINE VI bit(const uint8_t* c) { return vand(vshift<TO - Q>(vbytes(c)), 1 << TO); }
+
+template <int BITS, int Q> INLINE VI quad(const uint8_t* c) {
+    if constexpr (BITS == 8) return vbytes(c + 64 * Q);
+    if constexpr (BITS == 6) return vor(nibble<Q>(c), pair<Q, 4>(c + 256));
+    if constexpr (BITS == 5) return vor(nibble<Q>(c), bit<Q, 4>(c + 256));
+    if constexpr (BITS == 4) return nibble<Q>(c);
+    if constexpr (BITS == 3) return vor(pair<Q, 0>(c), bit<Q, 2>(c + 128));
+    if constexpr (BITS == 2) return pair<Q, 0>(c);
+}
+
+#else
+
+// Eight bytes of a vector, two lanes, widened.
+typedef uint8_t Bytes __attribute__((vector_size(8)));
+typedef int16_t Words __attribute__((vector_size(16)));
+
+INLINE Words words(const uint8_t* p) {
+    Bytes bytes;
+    memcpy(&bytes, p, 8);
+    return __builtin_convertvector(bytes, Words);
+}
+
+template <int BITS> INLINE Words quad(const uint8_t* c, int q) {
+    if constexpr (BITS == 8) return words(c + 64 * q);
+    Words low;
+    if constexpr (BITS >= 4) low = words(c + 64 * (q % 4)) >> (q < 4 ? 0 : 4) & 15;
+    else low = words(c + 64 * (q / 4)) >> (2 * (q % 4)) & 3;
+    if constexpr (BITS == 6) low |= (words(c + 256 + 64 * (q / 4)) >> (2 * (q % 4)) & 3) << 4;
+    if constexpr (BITS == 5) low |= (words(c + 256) >> q & 1) << 4;
+    if constexpr (BITS == 3) low |= (words(c + 128) >> q & 1) << 2;
+    return low;
+}
+
+#endif
+
+// --- How many rows at once -------------------------------------------------------------------------------------------
+
+template <int R> struct RowCount {
+    static constexpr int value = R;
+};
+
+// Calls each(the number of rows as a constant) for one of these.
+#if defined(KERNEL_ISA_AVX512)
+constexpr int ROW_COUNTS[] = {12, 8, 6, 4, 3, 2, 1};
+#elif defined(KERNEL_ISA_AVX2)
+constexpr int ROW_COUNTS[] = {12, 4, 3, 2, 1};
+#else
+constexpr int ROW_COUNTS[] = {4, 2, 1};
+#endif
+
+template <class Each> INLINE void with_rows(int rows, Each each) {
+    switch (rows) {
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+        case 12: return each(RowCount<12>());
+#endif
+#if defined(KERNEL_ISA_AVX512)
+        case 8: return each(RowCount<8>());
+        case 6: return each(RowCount<6>());
+#endif
+        case 4: return each(RowCount<4>());
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+        case 3: return each(RowCount<3>());
+#endif
+        case 2: return each(RowCount<2>());
+        default: return each(RowCount<1>());
+    }
+}
+
+// --- Outliers --------------------------------------------------------------------------------------------------------
+
+// Their products with the 16 weights at their place, which column(k) gives.
+template <class Column> INLINE void add_outliers(const Panel& panel, float* out, Column column) {
+    const OutlierEntry* entry = panel.entries;
+    for (int c = 0; c < panel.num_columns; c++) {
+        const F weights = column(panel.columns[c].k);
+        for (int i = 0; i < panel.columns[c].num_entries; i++, entry++) {
+            float* to = out + entry->row * TILE;
+            store(to, fma(set1(entry->value), weights, load(to)));
+        }
+    }
+}
+
+}  // namespace unspool::KERNEL_ISA

@@ -1,0 +1,193 @@
+// A tile of 4-bit codes times a panel of rows where the scales of both are whole numbers (formats.h).
+//
+// All sums are exact integers, in any order, until they are brought to float32 after every WHOLE_BLOCKS blocks.
+#include "kernels/codes.h"
+#include "kernels/table.h"
+
+namespace unspool::KERNEL_ISA {
+
+constexpr int CODE_BYTES = code_bytes(SCHEMES[W4_1]);
+constexpr int codes_in_unit(bool min) { return min ? 2 * TILE * 4 : TILE * 4; }  // behind the scales
+
+// --- Two blocks ------------------------------------------------------------------------------------------------------
+
+#if defined(KERNEL_ISA_AVX512)
+
+// Written out, as dot_pairs is.
+INLINE void dot_bytes(I& c, I a, const quad_t* b) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
+}
+INLINE void dot_words(I& c, I a, I b) { asm("vpdpwssd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
+
+template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {
+    const I w = nibble<Q>(codes);
+    UNROLL for (int r = 0; r < R; r++) dot_bytes(dot[r], w, reinterpret_cast<const quad_t*>(x[r].q) + Q);
+}
+
+template <int R> INLINE void dot_block(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {
+    UNROLL for (int r = 0; r < R; r++) dot[r] = iset1(x[r].start);
+    if constexpr (R <= 2) {  // too few to wait for: two sums instead of one
+        I other[R];
+        UNROLL for (int r = 0; r < R; r++) other[r] = izero();
+        dot_quad<0>(codes, x, dot), dot_quad<4>(codes, x, other);
+        dot_quad<1>(codes, x, dot), dot_quad<5>(codes, x, other);
+        dot_quad<2>(codes, x, dot), dot_quad<6>(codes, x, other);
+        dot_quad<3>(codes, x, dot), dot_quad<7>(codes, x, other);
+        UNROLL for (int r = 0; r < R; r++) dot[r] = iadd(dot[r], other[r]);
+    } else {
+        dot_quad<0>(codes, x, dot), dot_quad<4>(codes, x, dot);
+        dot_quad<1>(codes, x, dot), dot_quad<5>(codes, x, dot);
+        dot_quad<2>(codes, x, dot), dot_quad<6>(codes, x, dot);
+        dot_quad<3>(codes, x, dot), dot_quad<7>(codes, x, dot);
+    }
+}
+
+template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const WholeBlock* x, int stride, I (&sum)[R]) {
+    const uint8_t* codes = unit + codes_in_unit(MIN);
+    const I d = iload(unit), m = iload(unit + TILE * 4);
+    I first[R], second[R];
+    dot_block<R>(codes, x, first);
+    dot_block<R>(codes + CODE_BYTES, x + stride, second);
+    UNROLL for (int r = 0; r < R; r++) {
+        const I shares = iset1(*reinterpret_cast<const pair_t*>(x[r].pair));
+        const I dots = _mm512_mask_blend_epi16(0x55555555, ishl<16>(second[r]), first[r]);
+        dot_words(sum[r], _mm512_mulhrs_epi16(d, shares), dots);
+        if constexpr (MIN) dot_pairs(sum[r], m, reinterpret_cast<const pair_t*>(x[stride + r].pair));
+    }
+}
+
+#elif defined(KERNEL_ISA_AVX2)
+
+template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {
+    const VI low = nibble<Q>(codes), high = nibble<Q>(codes + 32);
+    UNROLL for (int r = 0; r < R; r++) {
+        const VI values = _mm256_set1_epi32(reinterpret_cast<const quad_t*>(x[r].q)[Q]);
+        dot[r].a = _mm256_add_epi16(dot[r].a, _mm256_maddubs_epi16(low, values));
+        dot[r].b = _mm256_add_epi16(dot[r].b, _mm256_maddubs_epi16(high, values));
+    }
+    // Each quad is done with before the next begins, lest the compiler keep sums in memory.
+    UNROLL for (int r = 0; r < R; r++) asm volatile("" : "+x"(dot[r].a), "+x"(dot[r].b)::"memory");
+}
+
+// Sums of even and odd pairs of a quad's products lie side by side, and each may run over on the way: the middle code is
+// taken off both, and what comes out fits. Both are multiplied by the same scale.
+template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const WholeBlock* x, int stride, I (&sum)[R]) {
+    const uint8_t* codes = unit + codes_in_unit(MIN);
+    const I d = iload(unit);
+    UNROLL for (int i = 0; i < 2; i++) {
+        const WholeBlock* at = x + i * stride;
+        I dot[R];
+        UNROLL for (int r = 0; r < R; r++) dot[r] = iset1(at[r].start);
+        const uint8_t* c = codes + i * CODE_BYTES;
+        dot_quad<0>(c, at, dot), dot_quad<4>(c, at, dot), dot_quad<1>(c, at, dot), dot_quad<5>(c, at, dot);
+        dot_quad<2>(c, at, dot), dot_quad<6>(c, at, dot), dot_quad<3>(c, at, dot), dot_quad<7>(c, at, dot);
+        const __m256i twice = _mm256_add_epi8(
+            _mm256_set1_epi8(static_cast<char>(2 * i)),
+            _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12,
+                             13, 12, 13));
+        const __m256i low = _mm256_shuffle_epi8(d.a, twice), high = _mm256_shuffle_epi8(d.b, twice);
+        UNROLL for (int r = 0; r < R; r++) {
+            const __m256i share = _mm256_set1_epi16(x[r].pair[i]);
+            sum[r].a = _mm256_add_epi32(sum[r].a, _mm256_madd_epi16(dot[r].a, _mm256_mulhrs_epi16(low, share)));
+            sum[r].b = _mm256_add_epi32(sum[r].b, _mm256_madd_epi16(dot[r].b, _mm256_mulhrs_epi16(high, share)));
+        }
+    }
+    if constexpr (MIN) {
+        const I m = iload(unit + TILE * 4);
+        UNROLL for (int r = 0; r < R; r++) dot_pairs(sum[r], m, reinterpret_cast<const pair_t*>(x[stride + r].pair));
+    }
+}
+
+#else
+
+template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const WholeBlock* x, int stride, I (&sum)[R]) {
+    const uint8_t* codes = unit + codes_in_unit(MIN);
+    const I d = iload(unit);
+    for (int i = 0; i < 2; i++)
+        for (int r = 0; r < R; r++) {
+            const WholeBlock& block = x[i * stride + r];
+            int32_t dots[TILE];
+            for (int pair = 0; pair < TILE / 2; pair++) {
+                Words products{};
+                for (int q = 0; q < 8; q++) {
+                    const int8_t* v = block.q + 4 * q;
+                    products += quad<4>(codes + i * CODE_BYTES + 8 * pair, q) *
+                                Words{v[0], v[1], v[2], v[3], v[0], v[1], v[2], v[3]};
+                }
+                for (int lane = 0; lane < 2; lane++)
+                    dots[2 * pair + lane] = products[4 * lane] + products[4 * lane + 1] + products[4 * lane + 2] +
+                                            products[4 * lane + 3] + block.start;
+            }
+            I dot;
+            memcpy(&dot, dots, sizeof dot);
+            const I scale = ((i ? d >> 16 : d << 16 >> 16) * x[r].pair[i] + (1 << 14)) >> 15;
+            sum[r] += scale * dot;
+        }
+    if constexpr (MIN)
+        for (int r = 0; r < R; r++)
+            dot_pairs(sum[r], iload(unit + TILE * 4), reinterpret_cast<const pair_t*>(x[stride + r].pair));
+}
+
+#endif
+
+// --- A tile ----------------------------------------------------------------------------------------------------------
+
+template <bool MIN, int R>
+INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, int stride, const float* scales, float* out) {
+    constexpr int UNIT = codes_in_unit(MIN) + 2 * CODE_BYTES;
+    const F worth = load(reinterpret_cast<const float*>(tile));
+    tile += TILE * 4;
+    for (int64_t done = 0; done < blocks; done += WHOLE_BLOCKS) {
+        I sum[R];
+        UNROLL for (int r = 0; r < R; r++) sum[r] = izero();
+        const int64_t end = done + WHOLE_BLOCKS < blocks ? done + WHOLE_BLOCKS : blocks;
+        for (int64_t b = done; b < end; b += 2, tile += UNIT, x += 2 * stride) add_pair<MIN, R>(tile, x, stride, sum);
+        UNROLL for (int r = 0; r < R; r++) {
+            const F part = to_float(sum[r]), scale = mul(worth, set1(scales[r]));
+            store(out + r * TILE, done ? fma(part, scale, load(out + r * TILE)) : mul(part, scale));
+        }
+    }
+}
+
+// The 16 weights at place k of a tile.
+template <bool MIN> INLINE F column(const uint8_t* tile, int k) {
+    constexpr int UNIT = codes_in_unit(MIN) + 2 * CODE_BYTES;
+    const int b = k / BLOCK, q = k % BLOCK / 4;
+    const uint8_t* unit = tile + TILE * 4 + b / 2 * UNIT;
+    const uint8_t* codes = unit + codes_in_unit(MIN) + b % 2 * CODE_BYTES;
+    const F code = to_float(iadd(load_bits(codes + 64 * (q % 4), 8 * (k % 4) + (q < 4 ? 0 : 4), 15), -MIDDLE_CODE));
+    const F d = mul(half_of(iload(unit), b % 2), set1(static_cast<float>(WHOLE_UNIT) / WHOLE_SCALE));
+    const F m = MIN ? half_of(iload(unit + TILE * 4), b % 2) : zero();
+    return mul(load(reinterpret_cast<const float*>(tile)), fma(d, code, m));
+}
+
+// Apart from the products: in one function with them the compiler keeps their sums in memory.
+template <bool MIN> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
+    add_outliers(panel, out, [&](int k) { return column<MIN>(tile, k); });
+}
+
+// As many rows at once as the registers hold twice.
+#if defined(KERNEL_ISA_AVX512)
+constexpr int part_of(int rows) { return rows == 12 ? 6 : rows; }
+#else
+constexpr int part_of(int rows) { return rows > 4 ? 4 : rows; }
+#endif
+
+template <bool MIN, int R> void call(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
+    constexpr int PART = part_of(R);
+    static_assert(R % PART == 0);
+    for (int r = 0; r < R; r += PART)
+        tile_rows<MIN, PART>(tile, blocks_of(WHOLE, k), panel.whole + r, R, panel.scales + r, out + r * TILE);
+    add_outliers_of<MIN>(tile, panel, out);
+}
+
+template <bool MIN> void tile_whole(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
+    with_rows(panel.rows, [&](auto rows) { call<MIN, decltype(rows)::value>(tile, k, panel, out); });
+}
+
+void fill_whole(Kernels& kernels) {
+    kernels.tiles[W4_0] = tile_whole<false>;
+    kernels.tiles[W4_1] = tile_whole<true>;
+}
+
+}  // namespace unspool::KERNEL_ISA
