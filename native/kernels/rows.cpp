@@ -160,7 +160,10 @@ void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
     }
 }
 
-INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+INLINE F silu(F x) {
+    const F power = min(set1(126.0f), mul(x, set1(-1.44269504088896341f)));
+    return div(x, add(set1(1.0f), exp2_nearly(power)));
+}
 
 INLINE F gelu_tanh(F x) {
     F inner = mul(set1(0.7978845608f), fma(mul(set1(0.044715f), mul(x, x)), x, x));

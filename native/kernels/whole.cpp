@@ -149,21 +149,23 @@ INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, 
     }
 }
 
-// The 16 weights at place k of a tile.
+// The 16 weights at place k of a tile, in units of a sixteenth of their worth.
 template <bool MIN> INLINE F column(const uint8_t* tile, int k) {
     constexpr int UNIT = codes_in_unit(MIN) + 2 * CODE_BYTES;
     const int b = k / BLOCK, q = k % BLOCK / 4;
     const uint8_t* unit = tile + TILE * 4 + b / 2 * UNIT;
     const uint8_t* codes = unit + codes_in_unit(MIN) + b % 2 * CODE_BYTES;
     const F code = to_float(iadd(load_bits(codes + 64 * (q % 4), 8 * (k % 4) + (q < 4 ? 0 : 4), 15), -MIDDLE_CODE));
-    const F d = mul(half_of(iload(unit), b % 2), set1(static_cast<float>(WHOLE_UNIT) / WHOLE_SCALE));
-    const F m = MIN ? half_of(iload(unit + TILE * 4), b % 2) : zero();
-    return mul(load(reinterpret_cast<const float*>(tile)), fma(d, code, m));
+    const F d = half_of(iload(unit), b % 2);
+    if constexpr (!MIN) return mul(d, code);
+    static_assert(WHOLE_SCALE == 16 * WHOLE_UNIT);
+    return fma(d, code, mul(half_of(iload(unit + TILE * 4), b % 2), set1(16.0f)));
 }
 
 // Apart from the products: in one function with them the compiler keeps their sums in memory.
 template <bool MIN> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
-    add_outliers(panel, out, [&](int k) { return column<MIN>(tile, k); });
+    const F worth = mul(load(reinterpret_cast<const float*>(tile)), set1(1.0f / 16));
+    add_outliers(panel, out, [&](int k) { return mul(worth, column<MIN>(tile, k)); });
 }
 
 // As many rows at once as the registers hold twice.
