@@ -55,9 +55,9 @@ template <class Each> INLINE void in_pieces(int count, Each each) {
     }
 }
 
-// With keys and values of 16 bits (attention16.cpp).
-void prepare16(const KvView& kv, const Queries& queries, int32_t* pairs, float* factors);
-void attend16(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
-void store16(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
+// With keys and values of 8 bits (attention8.cpp).
+void prepare8(const KvView& kv, Queries& queries, int32_t* room);
+void attend8(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
+void store8(const KvView& kv, int64_t block, int offset, float* key, const float* value);
 
 }  // namespace unspool::KERNEL_ISA

@@ -14,6 +14,7 @@
 namespace unspool::KERNEL_ISA {
 
 typedef int32_t __attribute__((may_alias)) pair_t;  // two 16-bit integers
+typedef int32_t __attribute__((may_alias)) quad_t;  // four 8-bit integers, or half of them as a pair
 
 #if defined(KERNEL_ISA_AVX512)
 
@@ -53,6 +54,36 @@ INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
 }
+// Sixteen quads of bytes are multiplied with one quad in QUAD_PARTS steps: part P of them with what lies at b[P], as
+// store_quads has put it there. Keys are unsigned and theirs are signed, values are signed and theirs are not.
+constexpr int QUAD_PARTS = 1;
+template <int P> INLINE I key_part(I a) { return a; }
+template <int P> INLINE I value_part(I a) { return a; }
+INLINE void dot_keys(I& c, I a, const quad_t* b) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
+}
+INLINE void dot_values(I& c, I a, const quad_t* b) {
+    asm("vpdpbusd %1, %2, %0" : "+v"(c) : "v"(a), "v"(_mm512_set1_epi32(*b)));
+}
+INLINE void store_quads(quad_t* p, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+// Lanes change places with those LEN away (1, 2, 4 or 8).
+template <int LEN> INLINE F swap(F a) {
+    if constexpr (LEN <= 2) return _mm512_permute_ps(a, LEN == 1 ? 0xB1 : 0x4E);
+    else return _mm512_shuffle_f32x4(a, a, LEN == 4 ? 0xB1 : 0x4E);
+}
+// b where a lane's number has the bit LEN, else a.
+template <int LEN> INLINE F mixed(F a, F b) {
+    constexpr int bits = LEN == 1 ? 0xAAAA : LEN == 2 ? 0xCCCC : LEN == 4 ? 0xF0F0 : 0xFF00;
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), a, b);
+}
+INLINE float first(F a) { return _mm512_cvtss_f32(a); }
+// The larger of numbers that are not below zero; a NaN comes through, wherever it is.
+INLINE F larger(F a, F b) { return as_float(_mm512_max_epu32(as_int(a), as_int(b))); }
+// What x has beyond the nearest whole number, and p times two to the power of a whole number.
+INLINE F beyond_whole(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE F times_power(F p, F n) { return _mm512_scalef_ps(p, n); }
 INLINE void store_i16(int16_t* p, I a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a));
 }
@@ -153,6 +184,39 @@ INLINE void dot_pairs(I& z, I x, const pair_t* y) {
     z.b = _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, pair));
     asm volatile("" : "+x"(z.a), "+x"(z.b));
 }
+// Bytes are widened to pairs of 16 bits first, the even ones and the odd ones: products of bytes would not fit.
+constexpr int QUAD_PARTS = 2;
+template <int P> INLINE __m256i key_part(__m256i x) {
+    return P ? _mm256_srli_epi16(x, 8) : _mm256_and_si256(x, _mm256_set1_epi16(255));
+}
+template <int P> INLINE I key_part(I x) { return {key_part<P>(x.a), key_part<P>(x.b)}; }
+template <int P> INLINE __m256i value_part(__m256i x) { return _mm256_srai_epi16(P ? x : _mm256_slli_epi16(x, 8), 8); }
+template <int P> INLINE I value_part(I x) { return {value_part<P>(x.a), value_part<P>(x.b)}; }
+INLINE void dot_keys(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
+INLINE void dot_values(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
+INLINE void store_quads(quad_t* p, I x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
+    const __m256i apart = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xD8), 0xD8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), apart);
+}
+template <int LEN> INLINE F swap(F x) {
+    if constexpr (LEN == 8) return {x.b, x.a};
+    else if constexpr (LEN == 4) return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+    else return {_mm256_permute_ps(x.a, LEN == 1 ? 0xB1 : 0x4E), _mm256_permute_ps(x.b, LEN == 1 ? 0xB1 : 0x4E)};
+}
+template <int LEN> INLINE F mixed(F x, F y) {
+    constexpr int bits = LEN == 1 ? 0xAA : LEN == 2 ? 0xCC : 0xF0;
+    if constexpr (LEN == 8) return {x.a, y.b};
+    else return {_mm256_blend_ps(x.a, y.a, bits), _mm256_blend_ps(x.b, y.b, bits)};
+}
+INLINE float first(F x) { return _mm256_cvtss_f32(x.a); }
+INLINE F larger(F x, F y) {
+    const I i = as_int(x), j = as_int(y);
+    return as_float({_mm256_max_epu32(i.a, j.a), _mm256_max_epu32(i.b, j.b)});
+}
+INLINE __m256 nearest_whole(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE F beyond_whole(F x) { return sub(x, {nearest_whole(x.a), nearest_whole(x.b)}); }
+INLINE F times_power(F p, F n) { return as_float(iadd(as_int(p), ishl<23>(round_int(n)))); }
 INLINE void store_i16(int16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8));
 }
@@ -272,6 +336,34 @@ INLINE I iadd(I a, I b) { return a + b; }
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     c += (a << 16 >> 16) * static_cast<int16_t>(*b) + (a >> 16) * (*b >> 16);
 }
+constexpr int QUAD_PARTS = 1;
+template <int P> INLINE I key_part(I a) { return a; }
+template <int P> INLINE I value_part(I a) { return a; }
+INLINE void dot_keys(I& c, I a, const quad_t* b) {
+    const int32_t q = *b;
+    c += (a & 255) * static_cast<int8_t>(q) + (a >> 8 & 255) * static_cast<int8_t>(q >> 8) +
+         (a >> 16 & 255) * static_cast<int8_t>(q >> 16) + (a >> 24 & 255) * (q >> 24);
+}
+INLINE void dot_values(I& c, I a, const quad_t* b) {
+    const int32_t w = *b;
+    c += (a << 24 >> 24) * (w & 255) + (a << 16 >> 24) * (w >> 8 & 255) + (a << 8 >> 24) * (w >> 16 & 255) +
+         (a >> 24) * (w >> 24 & 255);
+}
+INLINE void store_quads(quad_t* p, I a) {
+    uint8_t bytes[16];
+    for (int i = 0; i < 16; i++) bytes[i] = static_cast<uint8_t>(a[i]);
+    memcpy(p, bytes, 16);
+}
+constexpr I NUMBERS{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+template <int LEN> INLINE F swap(F a) { return __builtin_shuffle(a, NUMBERS ^ LEN); }
+template <int LEN> INLINE F mixed(F a, F b) { return __builtin_shuffle(a, b, NUMBERS + (NUMBERS & LEN) * (16 / LEN)); }
+INLINE float first(F a) { return a[0]; }
+INLINE F larger(F a, F b) {
+    typedef uint32_t U __attribute__((vector_size(64)));
+    return reinterpret_cast<U>(a) > reinterpret_cast<U>(b) ? a : b;
+}
+INLINE F beyond_whole(F x) { return x - (x + 12582912.0f - 12582912.0f); }
+INLINE F times_power(F p, F n) { return as_float(as_int(p) + (round_int(n) << 23)); }
 INLINE void store_i16(int16_t* p, I a) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a[i]);
 }
@@ -408,6 +500,33 @@ INLINE F exp2_nearly(F x) {
     p = fma(p, x, set1(6.9312181470e-01f));
     p = fma(p, x, set1(9.9999926144e-01f));
     return as_float(iadd(as_int(p), exponent));
+}
+
+// The same to one part in ten thousand; 2⁻¹⁰⁰ below -100, so that what it is multiplied with may be small too.
+INLINE F exp2_roughly(F x) {
+    x = max(set1(-100.0f), x);
+    const F r = beyond_whole(x);
+    F p = set1(5.5171669058e-02f);
+    p = fma(p, r, set1(2.4261112219e-01f));
+    p = fma(p, r, set1(6.9326098546e-01f));
+    p = fma(p, r, set1(9.9992807354e-01f));
+    return times_power(p, sub(x, r));
+}
+
+// Lanes whose number has the bit LEN become the difference to their partner LEN away, the others the sum.
+template <int LEN> INLINE F butterflies(F x) { return fma(x, mixed<LEN>(set1(1.0f), set1(-1.0f)), swap<LEN>(x)); }
+
+// Lane i is the largest of the sixteen numbers, none below zero, of row i.
+template <int LEN = 1> INLINE F largest_of_rows(const float (*rows)[16]) {
+    if constexpr (LEN == 16) return load(rows[0]);
+    else {
+        const F a = largest_of_rows<2 * LEN>(rows), b = largest_of_rows<2 * LEN>(rows + LEN);
+        return larger(mixed<LEN>(a, b), swap<LEN>(mixed<LEN>(b, a)));
+    }
+}
+INLINE float hlargest(F x) {
+    x = larger(x, swap<8>(x)), x = larger(x, swap<4>(x)), x = larger(x, swap<2>(x));
+    return first(larger(x, swap<1>(x)));
 }
 
 INLINE F tanh(F x) {
