@@ -19,7 +19,6 @@ constexpr float LOG2E = 1.44269504088896341f;
 constexpr float LEAST = 1e-35f;  // what makes a scale: smaller ones have no reciprocal
 
 INLINE int quads_of(const KvView& kv) { return (kv.head_dim + 3) / 4; }
-INLINE int query_stride(const KvView& kv) { return kv.padded_dim / 4 * QUAD_PARTS; }
 INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
 INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * quads_of(kv) * 4; }
 INLINE int64_t value_scales(const KvView& kv) { return kv.values + static_cast<int64_t>(kv.block_size) * kv.padded_dim; }
@@ -77,17 +76,21 @@ template <class Put> INLINE float round_row(const float* x, int n, float limit, 
     return empty ? 0.0f : most / limit + 0.0f * most;
 }
 
+// Quads of all queries lie side by side.
 void prepare8(const KvView& kv, Queries& queries, int32_t* room) {
-    const int count = queries.count, n = kv.head_dim, stride = query_stride(kv);
-    int32_t* starts = room + count * stride;
-    auto* factors = reinterpret_cast<float*>(starts + count);
+    const int count = queries.count, n = kv.head_dim;
+    int32_t* starts = room + kv.padded_dim / 4 * QUAD_PARTS * MOST;
+    auto* factors = reinterpret_cast<float*>(starts + MOST);
     const float factor = queries.scale / static_cast<float>(turned_together(n));
     for (int i = 0; i < count; i++) {
         float* q = queries.q + i * n;
         turn(q, n);
         I sum = izero();
         const float scale = round_row(q, n, QUERY, [&](int c, I part) {
-            store_quads(room + i * stride + c / 4 * QUAD_PARTS, part);
+            constexpr int QUADS = TILE / 4 * QUAD_PARTS;
+            quad_t quads[QUADS];
+            store_quads(quads, part);
+            UNROLL for (int j = 0; j < QUADS; j++) room[(c / TILE * QUADS + j) * MOST + i] = quads[j];
             sum = iadd(sum, part);
         });
         starts[i] = -KEY_ZERO * isum(sum);
@@ -157,8 +160,8 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
 
 // N queries times G sixteens of keys. What comes after them is asked for meanwhile where queries are few: blocks lie
 // far apart, and nothing else would ask in time.
-template <int N, int G> void score8(const Span& span, int g0, const quad_t* q, int stride, const int32_t* starts,
-                                    int quads, float* out) {
+template <int N, int G>
+void score8(const Span& span, int g0, const quad_t* q, const int32_t* starts, int quads, float* out) {
     const uint8_t *at[G], *ahead[G];
     const int left = span.last - g0 - 1;
     I acc[G][N];
@@ -169,15 +172,15 @@ template <int N, int G> void score8(const Span& span, int g0, const quad_t* q, i
         UNROLL for (int n = 0; n < N; n++) acc[g][n] = iset1(starts[n]);
     }
     const int64_t ahead_stride = g0 + G < span.last ? span.key_stride : 64;
-    for (int p = 0; p < quads; p++, q += QUAD_PARTS) {
-        UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
+    for (int p = 0; p < quads; p++) {
+        UNROLL for (int part = 0; part < QUAD_PARTS; part++, q += MOST) {
             I k[G];
             UNROLL for (int g = 0; g < G; g++) {
                 const I bytes = iload(at[g] + p * span.key_stride);
                 k[g] = part ? key_part<1>(bytes) : key_part<0>(bytes);
             }
             UNROLL for (int n = 0; n < N; n++)
-                UNROLL for (int g = 0; g < G; g++) dot_keys(acc[g][n], k[g], q + n * stride + part);
+                UNROLL for (int g = 0; g < G; g++) dot_keys(acc[g][n], k[g], q + n);
         }
         if constexpr (N <= 4) UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
     }
@@ -190,126 +193,150 @@ template <int N, int G> void score8(const Span& span, int g0, const quad_t* q, i
 
 // --- Weights ---------------------------------------------------------------------------------------------------------
 
-INLINE bool is_whole(Range range, int64_t key) { return key >= range.low && key + TILE <= range.high; }
-INLINE F masked(F x, Range range, int64_t key, float other) {
-    return keep(x, static_cast<int>(range.low - key), static_cast<int>(range.high - key), other);
-}
-
-// What makes weights of one query's scores: 2^(slope · score - maximum).
+// What makes weights of one query's scores: 2^(slope · score - maximum), for the keys [low, high) of the split.
 struct Softmax {
     float slope, maximum;
+    int low, high;
 };
+INLINE bool is_whole(const Softmax& how, int key, int count) { return key >= how.low && key + count <= how.high; }
+INLINE F masked(F x, const Softmax& how, int key, float other) { return keep(x, how.low - key, how.high - key, other); }
+
+// Not a number if one of the keys that a query sees is none.
+INLINE float spoilt(const Span& span, const Softmax& how) {
+    F sum = zero();
+    for (int g = span.first; g < span.last; g++)
+        sum = add(sum, mul(zero(), masked(load(span.key_scales[g]), how, g * TILE, 0.0f)));
+    return hsum(sum);
+}
 
 // Scores lack the query's factor, which is never below zero.
 INLINE Softmax study8(const Queries& queries, const Span& span, int n, int split, float* row) {
     const Range range = seen(queries, n, split);
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
-    float slope = queries.factors[n] * LOG2E;
+    Softmax how = {queries.factors[n] * LOG2E, 0.0f, static_cast<int>(range.low - start),
+                   static_cast<int>(range.high - start)};
     if (queries.softcap != 0.0f) {
         const F inner = set1(queries.factors[n] / queries.softcap);
         for (int g = span.first; g < span.last; g++) store(row + g * TILE, tanh(mul(load(row + g * TILE), inner)));
-        slope = queries.softcap * LOG2E;
+        how.slope = queries.softcap * LOG2E;
     }
     F most = set1(LOWEST);
     for (int g = span.first; g < span.last; g++) {
         F s = load(row + g * TILE);
-        if (!is_whole(range, start + g * TILE)) s = masked(s, range, start + g * TILE, LOWEST);
+        if (!is_whole(how, g * TILE, TILE)) s = masked(s, how, g * TILE, LOWEST);
         most = max(most, s);
     }
-    return {slope, slope * hmax(most)};
+    how.maximum = how.slope * hmax(most);
+    return how;
 }
 
-// Scores of one query become weights times the values' scales, still floats. The largest of each chunk are left among
-// sixteen.
-INLINE void softmax8(const Queries& queries, const Span& span, int n, int split, const Softmax& how, float* row,
-                     float (*largest)[TILE], float* part_end) {
-    const Range range = seen(queries, n, split);
-    const int64_t start = static_cast<int64_t>(split) * SPLIT;
-    const F slope = set1(how.slope), offset = set1(-how.maximum);
+// Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone; the
+// largest of each chunk are left among sixteen.
+INLINE float softmax8(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
+    constexpr float UNITS = 1 << 23;
+    const F slope = set1(how.slope * UNITS), offset = set1(how.maximum * -UNITS);
     F sum = zero();
-    for (int g = span.first; g < span.last; g++) {
-        F w = exp2_roughly(fma(load(row + g * TILE), slope, offset));
-        F scaled = mul(w, load(span.value_scales[g]));
-        if (!is_whole(range, start + g * TILE)) {
-            w = masked(w, range, start + g * TILE, 0.0f);
-            scaled = masked(scaled, range, start + g * TILE, 0.0f);
+    for (int c = 0; c < CHUNKS; c++) {
+        F most = zero();
+        const auto weigh = [&](int g, bool whole) {
+            F w = exp2_of_units(fma(load(row + g * TILE), slope, offset)), scaled = mul(w, load(span.value_scales[g]));
+            if (!whole) w = masked(w, how, g * TILE, 0.0f), scaled = masked(scaled, how, g * TILE, 0.0f);
+            store(row + g * TILE, scaled);
+            sum = add(sum, w), most = larger(most, scaled);
+        };
+        if (is_whole(how, c * IN_CHUNK * TILE, IN_CHUNK * TILE)) {
+            UNROLL for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++) weigh(g, true);
+        } else {
+            for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
+                if (g >= span.first && g < span.last) weigh(g, false);
         }
-        sum = add(sum, w);
-        store(row + g * TILE, scaled);
-        float* most = largest[g / IN_CHUNK];
-        store(most, larger(load(most), scaled));
+        store(largest[c], most);
     }
-    part_end[0] = how.maximum;
-    part_end[1] = hsum(sum);
+    return hsum(sum);
 }
 
-// Weights in 8 bits, each chunk's in a unit of its own; the units of each chunk for all queries lie side by side.
-template <int N> INLINE void weights8(const Queries& queries, const Span& span, int n0, int split, const Softmax* how,
-                                      float* scores, quad_t* weights, float* units, float* parts, int stride) {
-    static_assert(N * CHUNKS == TILE);
-    float largest[TILE][TILE], inverse[TILE], unit[TILE];
-    for (int i = 0; i < TILE; i++) store(largest[i], zero());
-    const int count = queries.count - n0 < N ? queries.count - n0 : N;
-    for (int i = 0; i < count; i++)
-        softmax8(queries, span, n0 + i, split, how[n0 + i], scores + (n0 + i) * SPLIT, largest + i * CHUNKS,
-                 parts + (n0 + i) * stride);
-    const F most = max(set1(LEAST), largest_of_rows(largest));
-    store(inverse, div(set1(WEIGHT), most));
-    store(unit, mul(most, set1(1.0f / WEIGHT)));
-    for (int i = 0; i < count; i++) {
-        const float* row = scores + (n0 + i) * SPLIT;
-        quad_t* to = weights + (n0 + i) * SPLIT / 4 * QUAD_PARTS;
-        for (int g = span.first; g < span.last; g++) {
-            const F times = set1(inverse[i * CHUNKS + g / IN_CHUNK]);
-            store_quads(to + g * (TILE / 4) * QUAD_PARTS, round_int(mul(load(row + g * TILE), times)));
-        }
-        for (int c = 0; c < CHUNKS; c++) units[c * MOST + n0 + i] = unit[i * CHUNKS + c];
+// Weights in 8 bits, each chunk's in a unit of its own. Where nobody looks they are something.
+INLINE void round8(const float* row, const float* inverse, quad_t* to) {
+    for (int c = 0; c < CHUNKS; c++) {
+        const F times = set1(inverse[c]);
+        UNROLL for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
+            store_products(to + g * (TILE / 4) * QUAD_PARTS, load(row + g * TILE), times);
     }
+}
+
+// Each step is done for all queries before the next: its result comes late, and meanwhile the processor goes on with
+// another's. parts[n] is what follows the sums of values; units[n] those of the query's chunks.
+INLINE void weights8(const Queries& queries, const Span& span, Range all, int split, float* scores, quad_t* weights,
+                     float (*units)[CHUNKS], float* parts, int stride) {
+    const int count = queries.count;
+    const int64_t start = static_cast<int64_t>(split) * SPLIT;
+    const Softmax everyone = {0.0f, 0.0f, static_cast<int>(all.low - start), static_cast<int>(all.high - start)};
+    const bool sound = spoilt(span, everyone) == 0.0f;
+    Softmax how[MOST];
+    float largest[MOST * CHUNKS][TILE], inverse[MOST][CHUNKS];
+    for (int n = 0; n < count; n++) how[n] = study8(queries, span, n, split, scores + n * SPLIT);
+    for (int n = 0; n < count; n++) {
+        const float sum = softmax8(span, how[n], scores + n * SPLIT, largest + n * CHUNKS);
+        parts[n * stride] = how[n].maximum;
+        parts[n * stride + 1] = sum + 0.0f * how[n].maximum + (sound ? 0.0f : spoilt(span, how[n]));
+    }
+    for (int row = count * CHUNKS; row % TILE; row++) store(largest[row], zero());
+    for (int row = 0; row < count * CHUNKS; row += TILE) {
+        const F most = max(set1(LEAST), largest_of_rows(largest + row));
+        store(inverse[0] + row, div(set1(WEIGHT), most));
+        store(units[0] + row, mul(most, set1(1.0f / WEIGHT)));
+    }
+    for (int n = 0; n < count; n++)
+        round8(scores + n * SPLIT, inverse[n], weights + n * (SPLIT / 4) * QUAD_PARTS);
 }
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
-// parts[n] += Σ weight · value for C times sixteen channels over some sixteens of keys.
-template <int N, int C> void weigh8(const Span& span, int first, int last, int padded, const quad_t* weights,
-                                    const float* units, int c, float* parts) {
+// parts[n] = Σ weight · value for C times sixteen channels.
+template <int N, int C>
+void weigh8(const Span& span, int padded, const quad_t* weights, const float (*units)[CHUNKS], int c, float* parts) {
     constexpr int QUADS = TILE / 4;
-    const int stride = padded + TILE;
-    I acc[C][N];
-    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = izero();
-    for (int g = first; g < last; g++) {
-        const uint8_t* v = span.values[g] + c * 4;
-        const uint8_t* ahead = span.values[g + 4 < span.last ? g + 4 : g] + c * 4;
-        const quad_t* w = weights + g * QUADS * QUAD_PARTS;
+    F sum[C][N];
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) sum[i][n] = zero();
+    for (int g = span.first; g < span.last;) {
+        const int chunk = g / IN_CHUNK;
+        I acc[C][N];
+        UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = izero();
+        do {
+            const uint8_t* v = span.values[g] + c * 4;
+            const uint8_t* ahead = span.values[g + 4 < span.last ? g + 4 : g] + c * 4;
+            const quad_t* w = weights + g * QUADS * QUAD_PARTS;
 #pragma GCC unroll 1
-        for (int j = 0; j < QUADS; j++, v += padded * 4, ahead += padded * 4, w += QUAD_PARTS) {
-            UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
-                I value[C];
-                UNROLL for (int i = 0; i < C; i++) {
-                    const I bytes = iload(v + i * 64);
-                    value[i] = part ? value_part<1>(bytes) : value_part<0>(bytes);
+            for (int j = 0; j < QUADS; j++, v += padded * 4, ahead += padded * 4, w += QUAD_PARTS) {
+                UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
+                    I value[C];
+                    UNROLL for (int i = 0; i < C; i++) {
+                        const I bytes = iload(v + i * 64);
+                        value[i] = part ? value_part<1>(bytes) : value_part<0>(bytes);
+                    }
+                    UNROLL for (int n = 0; n < N; n++)
+                        UNROLL for (int i = 0; i < C; i++)
+                            dot_values(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS + part);
                 }
-                UNROLL for (int n = 0; n < N; n++)
-                    UNROLL for (int i = 0; i < C; i++)
-                        dot_values(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS + part);
+                if constexpr (N <= 4) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
             }
-            if constexpr (N <= 4) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
-        }
+        } while (++g < span.last && g % IN_CHUNK);
+        UNROLL for (int n = 0; n < N; n++)
+            UNROLL for (int i = 0; i < C; i++) sum[i][n] = fma(to_float(acc[i][n]), set1(units[n][chunk]), sum[i][n]);
     }
-    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) {
-        float* to = parts + n * stride + c + i * TILE;
-        store(to, fma(to_float(acc[i][n]), set1(units[n]), load(to)));
-    }
+    UNROLL for (int n = 0; n < N; n++)
+        UNROLL for (int i = 0; i < C; i++) store(parts + n * (padded + TILE) + c + i * TILE, sum[i][n]);
 }
 
-// How many sixteens fit in the registers beside n queries.
+// How many sums fit in the registers; those of values have another one each, of floats.
 #if defined(KERNEL_ISA_AVX512)
-constexpr int FITTING = 24;
+constexpr int SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
 #elif defined(KERNEL_ISA_AVX2)
-constexpr int FITTING = 6;
+constexpr int SCORES = 6, VALUES = 6, VALUE_QUERIES = 6;
 #else
-constexpr int FITTING = 4;
+constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
 #endif
-constexpr int fitting(int n) { return 4 * n <= FITTING ? 4 : 2 * n <= FITTING ? 2 : 1; }
+constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sums ? 2 : 1; }
 
 void attend8(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
     const int count = queries.count, quads = quads_of(kv), padded = kv.padded_dim, stride = padded + TILE;
@@ -327,33 +354,21 @@ void attend8(const KvView& kv, const Queries& queries, int split, float* scratch
     find_span(kv, queries, split, all, scratch + count * SPLIT * 3 / 2, span);
     for (int near = span.first; near < span.last; near += IN_CACHE)
         in_pieces(count, [&](auto number, int done) {
-            constexpr int N = decltype(number)::value, G = fitting(N);
+            constexpr int N = decltype(number)::value, G = fitting(N, SCORES);
             for (int g = near; g < near + IN_CACHE && g < span.last; g += G)
-                score8<N, G>(span, g, queries.quads + done * query_stride(kv), query_stride(kv), queries.starts + done,
-                             quads, scores + done * SPLIT);
+                score8<N, G>(span, g, queries.quads + done, queries.starts + done, quads, scores + done * SPLIT);
         });
-    // All are studied first: a maximum comes late, and meanwhile the processor goes on with the next.
-    Softmax how[MOST];
-    float units[CHUNKS * MOST];
-    for (int n = 0; n < count; n++) how[n] = study8(queries, span, n, split, scores + n * SPLIT);
-    constexpr int TOGETHER = TILE / CHUNKS;
-    for (int n = 0; n < count; n += TOGETHER)
-        weights8<TOGETHER>(queries, span, n, split, how, scores, weights, units, parts + padded, stride);
-    for (int chunk = span.first / IN_CHUNK; chunk * IN_CHUNK < span.last; chunk++) {
-        const int first = chunk * IN_CHUNK > span.first ? chunk * IN_CHUNK : span.first;
-        const int last = (chunk + 1) * IN_CHUNK < span.last ? (chunk + 1) * IN_CHUNK : span.last;
-        in_pieces(count, [&](auto number, int done) {
-            constexpr int N = decltype(number)::value, C = fitting(N);
-            const quad_t* w = weights + done * (SPLIT / 4) * QUAD_PARTS;
-            const float* unit = units + chunk * MOST + done;
-            int c = 0;
-            for (; c + C * TILE <= padded; c += C * TILE)
-                weigh8<N, C>(span, first, last, padded, w, unit, c, parts + done * stride);
-            if constexpr (C > 1)
-                for (; c < padded; c += TILE)
-                    weigh8<N, 1>(span, first, last, padded, w, unit, c, parts + done * stride);
-        });
-    }
+    float units[MOST][CHUNKS];
+    weights8(queries, span, all, split, scores, weights, units, parts + padded, stride);
+    in_pieces<VALUE_QUERIES>(count, [&](auto number, int done) {
+        constexpr int N = decltype(number)::value, C = fitting(N, VALUES);
+        const quad_t* w = weights + done * (SPLIT / 4) * QUAD_PARTS;
+        int c = 0;
+        for (; c + C * TILE <= padded; c += C * TILE)
+            weigh8<N, C>(span, padded, w, units + done, c, parts + done * stride);
+        if constexpr (C > 1)
+            for (; c < padded; c += TILE) weigh8<N, 1>(span, padded, w, units + done, c, parts + done * stride);
+    });
 }
 
 // --- Storing ---------------------------------------------------------------------------------------------------------

@@ -81,9 +81,13 @@ template <int LEN> INLINE F mixed(F a, F b) {
 INLINE float first(F a) { return _mm512_cvtss_f32(a); }
 // The larger of numbers that are not below zero; a NaN comes through, wherever it is.
 INLINE F larger(F a, F b) { return as_float(_mm512_max_epu32(as_int(a), as_int(b))); }
-// What x has beyond the nearest whole number, and p times two to the power of a whole number.
-INLINE F beyond_whole(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INLINE F times_power(F p, F n) { return _mm512_scalef_ps(p, n); }
+// Towards zero; whatever is too low, and NaN, becomes the lowest of all.
+INLINE I truncated(F a) { return _mm512_cvttps_epi32(a); }
+INLINE I imax(I a, int b) { return _mm512_max_epi32(a, _mm512_set1_epi32(b)); }
+// Bits of a that are in the mask, others from b.
+INLINE I masked_or(I a, int mask, int b) {
+    return _mm512_ternarylogic_epi32(a, _mm512_set1_epi32(mask), _mm512_set1_epi32(b), 0xEA);
+}
 INLINE void store_i16(int16_t* p, I a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a));
 }
@@ -214,9 +218,14 @@ INLINE F larger(F x, F y) {
     const I i = as_int(x), j = as_int(y);
     return as_float({_mm256_max_epu32(i.a, j.a), _mm256_max_epu32(i.b, j.b)});
 }
-INLINE __m256 nearest_whole(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INLINE F beyond_whole(F x) { return sub(x, {nearest_whole(x.a), nearest_whole(x.b)}); }
-INLINE F times_power(F p, F n) { return as_float(iadd(as_int(p), ishl<23>(round_int(n)))); }
+INLINE I truncated(F x) { return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
+INLINE I imax(I x, int y) {
+    return {_mm256_max_epi32(x.a, _mm256_set1_epi32(y)), _mm256_max_epi32(x.b, _mm256_set1_epi32(y))};
+}
+INLINE __m256i masked_or(__m256i x, int mask, int y) {
+    return _mm256_or_si256(_mm256_and_si256(x, _mm256_set1_epi32(mask)), _mm256_set1_epi32(y));
+}
+INLINE I masked_or(I x, int mask, int y) { return {masked_or(x.a, mask, y), masked_or(x.b, mask, y)}; }
 INLINE void store_i16(int16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8));
 }
@@ -362,8 +371,9 @@ INLINE F larger(F a, F b) {
     typedef uint32_t U __attribute__((vector_size(64)));
     return reinterpret_cast<U>(a) > reinterpret_cast<U>(b) ? a : b;
 }
-INLINE F beyond_whole(F x) { return x - (x + 12582912.0f - 12582912.0f); }
-INLINE F times_power(F p, F n) { return as_float(as_int(p) + (round_int(n) << 23)); }
+INLINE I truncated(F a) { return __builtin_convertvector(a > -0x1p31f ? a : set1(-0x1p31f), I); }
+INLINE I imax(I a, int b) { return a > b ? a : iset1(b); }
+INLINE I masked_or(I a, int mask, int b) { return (a & mask) | b; }
 INLINE void store_i16(int16_t* p, I a) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a[i]);
 }
@@ -502,19 +512,26 @@ INLINE F exp2_nearly(F x) {
     return as_float(iadd(as_int(p), exponent));
 }
 
-// The same to one part in ten thousand; 2⁻¹⁰⁰ below -100, so that what it is multiplied with may be small too.
-INLINE F exp2_roughly(F x) {
-    x = max(set1(-100.0f), x);
-    const F r = beyond_whole(x);
-    F p = set1(5.5171669058e-02f);
-    p = fma(p, r, set1(2.4261112219e-01f));
-    p = fma(p, r, set1(6.9326098546e-01f));
-    p = fma(p, r, set1(9.9992807354e-01f));
-    return times_power(p, sub(x, r));
+// 2 to the power of x / 2²³, for x of about 0 or below, to one part in ten thousand; 2⁻¹⁰⁰ where that is less, and for
+// NaN. An integer of such units has a float's exponent and, but for a polynomial, its mantissa.
+INLINE F exp2_of_units(F x) {
+    const I units = imax(truncated(x), -100 * (1 << 23));
+    const F m = as_float(masked_or(units, 0x007FFFFF, 0x3F800000));
+    F p = set1(7.8024522640e-02f);
+    p = fma(p, m, set1(-8.0064124939e-03f));
+    p = fma(p, m, set1(4.7777279756e-01f));
+    p = fma(p, m, set1(4.5213431085e-01f));
+    return as_float(iadd(as_int(p), masked_or(units, -(1 << 23), 0)));
 }
 
 // Lanes whose number has the bit LEN become the difference to their partner LEN away, the others the sum.
 template <int LEN> INLINE F butterflies(F x) { return fma(x, mixed<LEN>(set1(1.0f), set1(-1.0f)), swap<LEN>(x)); }
+
+// Products of 0 to 255, rounded. Added to 1.5 · 2²³ they are in the lowest bits.
+INLINE void store_products(quad_t* p, F x, F y) {
+    const I sum = as_int(fma(x, y, set1(12582912.0f)));
+    store_quads(p, QUAD_PARTS == 1 ? sum : masked_or(sum, 255, 0));
+}
 
 // Lane i is the largest of the sixteen numbers, none below zero, of row i.
 template <int LEN = 1> INLINE F largest_of_rows(const float (*rows)[16]) {
