@@ -25,37 +25,39 @@ INLINE int64_t value_scales(const KvView& kv) { return kv.values + static_cast<i
 
 // --- Rows of 8 bits --------------------------------------------------------------------------------------------------
 
-// Sums and differences of V sixteens, within blocks of `size` channels as far as these reach.
-template <int V> INLINE void turn_sixteens(float* x, int n, int size) {
-    F v[V];
-    UNROLL for (int i = 0; i < V; i++) {
-        v[i] = load_n(x + i * TILE, n - i * TILE);
-        if (size > 1) v[i] = butterflies<1>(v[i]);
-        if (size > 2) v[i] = butterflies<2>(v[i]);
-        if (size > 4) v[i] = butterflies<4>(v[i]);
-        if (size > 8) v[i] = butterflies<8>(v[i]);
-    }
-    UNROLL for (int apart = 1; apart < V; apart *= 2)
-        UNROLL for (int i = 0; i < V; i++) {
-            if (i & apart) continue;
-            const F a = v[i], b = v[i + apart];
-            v[i] = add(a, b), v[i + apart] = sub(a, b);
-        }
-    UNROLL for (int i = 0; i < V; i++) store_n(x + i * TILE, v[i], n - i * TILE);
-}
-
 // The largest power of two that divides a head: the channels that are turned together.
 INLINE int turned_together(int head_dim) { return head_dim & -head_dim; }
+
+// Sums and differences of all pairs in blocks of V sixteens, of each sixteen's first.
+template <int V> INLINE void turn_sixteens(float* x, int n) {
+    for (int i = 0; i < n; i += V * TILE) {
+        F v[V];
+        UNROLL for (int j = 0; j < V; j++)
+            v[j] = butterflies<8>(butterflies<4>(butterflies<2>(butterflies<1>(load(x + i + j * TILE)))));
+        UNROLL for (int apart = 1; apart < V; apart *= 2)
+            UNROLL for (int j = 0; j < V; j++) {
+                if (j & apart) continue;
+                const F a = v[j], b = v[j + apart];
+                v[j] = add(a, b), v[j + apart] = sub(a, b);
+            }
+        UNROLL for (int j = 0; j < V; j++) store(x + i + j * TILE, v[j]);
+    }
+}
 
 // x times a Hadamard matrix of plus and minus one, block by block.
 INLINE void turn(float* x, int n) {
     const int size = turned_together(n);
-    if (size < 2 * TILE)
-        for (int i = 0; i < n; i += TILE) turn_sixteens<1>(x + i, n - i, size);
-    else if (size < 4 * TILE)
-        for (int i = 0; i < n; i += 2 * TILE) turn_sixteens<2>(x + i, n - i, size);
+    if (size >= 4 * TILE) turn_sixteens<4>(x, n);
+    else if (size == 2 * TILE) turn_sixteens<2>(x, n);
+    else if (size == TILE) turn_sixteens<1>(x, n);
     else
-        for (int i = 0; i < n; i += 4 * TILE) turn_sixteens<4>(x + i, n - i, size);
+        for (int i = 0; i < n; i += TILE) {
+            F v = load_n(x + i, n - i);
+            if (size > 1) v = butterflies<1>(v);
+            if (size > 2) v = butterflies<2>(v);
+            if (size > 4) v = butterflies<4>(v);
+            store_n(x + i, v, n - i);
+        }
     for (int apart = 4 * TILE; apart < size; apart *= 2)
         for (int i = 0; i < n; i += TILE) {
             if (i & apart) continue;
@@ -64,37 +66,47 @@ INLINE void turn(float* x, int n) {
         }
 }
 
-// Calls put(place, sixteen integers) for x in units of the scale that this returns; past the end they are zero. The
-// scale of what is not finite is not a number.
-template <class Put> INLINE float round_row(const float* x, int n, float limit, Put put) {
+// Magnitudes, the largest among them.
+INLINE F largest_of(const float* x, int n) {
     F largest = zero();
     for (int i = 0; i < n; i += TILE) largest = larger(largest, abs(load_n(x + i, n - i)));
-    const float most = hlargest(largest);
-    const bool empty = most < LEAST;
-    const F inverse = set1(empty ? 0.0f : limit / most);
-    for (int i = 0; i < n; i += TILE) put(i, round_int(mul(load_n(x + i, n - i), inverse)));
-    return empty ? 0.0f : most / limit + 0.0f * most;
+    return largest;
+}
+
+// What numbers up to `most` are multiplied with to become integers up to the limit, and what those are worth: not a
+// number where the largest is not finite.
+INLINE F into_integers(F most, float limit) { return where_below(most, LEAST, zero(), div(set1(limit), most)); }
+INLINE F worth_of_integers(F most, float limit) {
+    return where_below(most, LEAST, zero(), add(mul(most, set1(1.0f / limit)), mul(most, zero())));
 }
 
 // Quads of all queries lie side by side.
 void prepare8(const KvView& kv, Queries& queries, int32_t* room) {
+    constexpr int QUADS = TILE / 4 * QUAD_PARTS, ONES = QUAD_PARTS == 1 ? 0x01010101 : 0x00010001;
     const int count = queries.count, n = kv.head_dim;
     int32_t* starts = room + kv.padded_dim / 4 * QUAD_PARTS * MOST;
     auto* factors = reinterpret_cast<float*>(starts + MOST);
-    const float factor = queries.scale / static_cast<float>(turned_together(n));
+    float largest[TILE][TILE] = {}, inverse[TILE], worth[TILE];
     for (int i = 0; i < count; i++) {
-        float* q = queries.q + i * n;
-        turn(q, n);
-        I sum = izero();
-        const float scale = round_row(q, n, QUERY, [&](int c, I part) {
-            constexpr int QUADS = TILE / 4 * QUAD_PARTS;
+        turn(queries.q + i * n, n);
+        store(largest[i], largest_of(queries.q + i * n, n));
+    }
+    const F most = largest_of_rows(largest);
+    store(inverse, into_integers(most, QUERY)), store(worth, worth_of_integers(most, QUERY));
+    for (int i = 0; i < count; i++)
+        for (int c = 0; c < n; c += TILE) {
             quad_t quads[QUADS];
-            store_quads(quads, part);
+            store_quads(quads, round_int(mul(load_n(queries.q + i * n + c, n - c), set1(inverse[i]))));
             UNROLL for (int j = 0; j < QUADS; j++) room[(c / TILE * QUADS + j) * MOST + i] = quads[j];
-            sum = iadd(sum, part);
-        });
-        starts[i] = -KEY_ZERO * isum(sum);
-        factors[i] = scale * factor;
+        }
+    I sum = izero();
+    int32_t sums[TILE];
+    const quad_t ones = ONES;
+    for (int j = 0; j < kv.padded_dim / 4 * QUAD_PARTS; j++) dot_values(sum, iload(room + j * MOST), &ones);
+    istore(sums, sum);
+    for (int i = 0; i < count; i++) {
+        starts[i] = -KEY_ZERO * sums[i];
+        factors[i] = worth[i] * (queries.scale / static_cast<float>(turned_together(n)));
     }
     queries.quads = room, queries.starts = starts, queries.factors = factors;
 }
@@ -379,22 +391,21 @@ void store8(const KvView& kv, int64_t block, int offset, float* key, const float
     const int n = kv.head_dim, quads = quads_of(kv), padded = kv.padded_dim;
     const bool loose = is_loose(kv);
     turn(key, n);
+    const F most_key = set1(hlargest(largest_of(key, n))), most_value = set1(hlargest(largest_of(value, n)));
+    const F key_inverse = into_integers(most_key, KEY), value_inverse = into_integers(most_value, VALUE);
+    const float key_scale = first(worth_of_integers(most_key, KEY));
+    const float value_scale = first(worth_of_integers(most_value, VALUE));
     uint8_t* k = keys + static_cast<int64_t>(offset) * (loose ? quads : 1) * 4;
     const int64_t next = (loose ? 1 : kv.block_size) * 4;
-    const float key_scale = round_row(key, n, KEY, [&](int i, I part) {
+    uint8_t* v = values + static_cast<int64_t>(loose ? offset : offset / 4 * 4) * padded;
+    for (int i = 0; i < n; i += TILE) {
         uint8_t bytes[TILE];
-        store_i8(reinterpret_cast<int8_t*>(bytes), part);
-        for (int j = 0; j < TILE; j++) bytes[j] ^= KEY_ZERO;
+        store_bytes(bytes, iadd(round_int(mul(load_n(key + i, n - i), key_inverse)), KEY_ZERO));
         for (int j = 0; j < TILE && i + j < n; j += 4) memcpy(k + (i + j) / 4 * next, bytes + j, 4);
-    });
-    uint8_t* v = values + (loose ? static_cast<int64_t>(offset) * padded
-                                 : static_cast<int64_t>(offset / 4) * padded * 4 + offset % 4);
-    const int apart = loose ? 1 : 4;
-    const float value_scale = round_row(value, n, VALUE, [&](int i, I part) {
-        int8_t bytes[TILE];
-        store_i8(bytes, part);
-        for (int j = 0; j < TILE; j++) v[(i + j) * apart] = static_cast<uint8_t>(bytes[j]);
-    });
+        const I integers = round_int(mul(load_n(value + i, n - i), value_inverse));
+        if (loose) store_bytes(v + i, integers);
+        else store_of_quads(v + i * 4, offset % 4, integers);
+    }
     memcpy(keys + key_scales(kv) + offset * 4, &key_scale, 4);
     memcpy(keys + value_scales(kv) + offset * 4, &value_scale, 4);
 }

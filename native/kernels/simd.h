@@ -68,6 +68,12 @@ INLINE void dot_values(I& c, I a, const quad_t* b) {
 INLINE void store_quads(quad_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
 }
+INLINE void istore(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+// The lowest bytes of the lanes, side by side; and as one byte of each of sixteen quads, no other being written.
+INLINE void store_bytes(uint8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
+INLINE void store_of_quads(uint8_t* p, int which, I a) {
+    _mm512_mask_storeu_epi8(p, 0x1111111111111111u << which, _mm512_sll_epi32(a, _mm_cvtsi32_si128(8 * which)));
+}
 // Lanes change places with those LEN away (1, 2, 4 or 8).
 template <int LEN> INLINE F swap(F a) {
     if constexpr (LEN <= 2) return _mm512_permute_ps(a, LEN == 1 ? 0xB1 : 0x4E);
@@ -202,6 +208,22 @@ INLINE void store_quads(quad_t* p, I x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
     const __m256i apart = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xD8), 0xD8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), apart);
+}
+INLINE void istore(int32_t* p, I x) {
+    auto* at = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(at, x.a), _mm256_storeu_si256(at + 1, x.b);
+}
+INLINE void store_bytes(uint8_t* p, I x) {
+    const __m256i low = _mm256_set1_epi32(255);
+    const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xD8);
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+INLINE void store_of_quads(uint8_t* p, int which, I x) {
+    uint8_t bytes[16];
+    store_bytes(bytes, x);
+    for (int i = 0; i < 16; i++) p[i * 4 + which] = bytes[i];
 }
 template <int LEN> INLINE F swap(F x) {
     if constexpr (LEN == 8) return {x.b, x.a};
@@ -358,9 +380,16 @@ INLINE void dot_values(I& c, I a, const quad_t* b) {
     c += (a << 24 >> 24) * (w & 255) + (a << 16 >> 24) * (w >> 8 & 255) + (a << 8 >> 24) * (w >> 16 & 255) +
          (a >> 24) * (w >> 24 & 255);
 }
+INLINE void istore(int32_t* p, I a) { memcpy(p, &a, 64); }
+INLINE void store_bytes(uint8_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = static_cast<uint8_t>(a[i]);
+}
+INLINE void store_of_quads(uint8_t* p, int which, I a) {
+    for (int i = 0; i < 16; i++) p[i * 4 + which] = static_cast<uint8_t>(a[i]);
+}
 INLINE void store_quads(quad_t* p, I a) {
     uint8_t bytes[16];
-    for (int i = 0; i < 16; i++) bytes[i] = static_cast<uint8_t>(a[i]);
+    store_bytes(bytes, a);
     memcpy(p, bytes, 16);
 }
 constexpr I NUMBERS{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
