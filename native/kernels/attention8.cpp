@@ -18,6 +18,19 @@ constexpr int IN_CACHE = 4;  // of keys that stay in the nearest cache while all
 constexpr float LOG2E = 1.44269504088896341f;
 constexpr float LEAST = 1e-35f;  // what makes a scale: smaller ones have no reciprocal
 
+// How many sums of integers fit in the registers, and whether those of floats, one for each of values, do too.
+#if defined(KERNEL_ISA_AVX512)
+constexpr int SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
+constexpr bool SUMS_FIT = true;
+#elif defined(KERNEL_ISA_AVX2)
+constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 6;
+constexpr bool SUMS_FIT = false;
+#else
+constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
+constexpr bool SUMS_FIT = false;
+#endif
+constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sums ? 2 : 1; }
+
 INLINE int quads_of(const KvView& kv) { return (kv.head_dim + 3) / 4; }
 INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
 INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * quads_of(kv) * 4; }
@@ -184,17 +197,19 @@ void score8(const Span& span, int g0, const quad_t* q, const int32_t* starts, in
         UNROLL for (int n = 0; n < N; n++) acc[g][n] = iset1(starts[n]);
     }
     const int64_t ahead_stride = g0 + G < span.last ? span.key_stride : 64;
-    for (int p = 0; p < quads; p++) {
-        UNROLL for (int part = 0; part < QUAD_PARTS; part++, q += MOST) {
+    UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
+        const quad_t* with = q + part * MOST;
+#pragma GCC unroll 1
+        for (int p = 0; p < quads; p++, with += QUAD_PARTS * MOST) {
             I k[G];
             UNROLL for (int g = 0; g < G; g++) {
                 const I bytes = iload(at[g] + p * span.key_stride);
                 k[g] = part ? key_part<1>(bytes) : key_part<0>(bytes);
             }
-            UNROLL for (int n = 0; n < N; n++)
-                UNROLL for (int g = 0; g < G; g++) dot_keys(acc[g][n], k[g], q + n);
+            if (N <= 4 && part == 0)
+                UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
+            UNROLL for (int n = 0; n < N; n++) UNROLL for (int g = 0; g < G; g++) dot_keys(acc[g][n], k[g], with + n);
         }
-        if constexpr (N <= 4) UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
     }
     UNROLL for (int g = 0; g < G; g++) {
         if (g > left) break;
@@ -304,51 +319,46 @@ INLINE void weights8(const Queries& queries, const Span& span, Range all, int sp
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
-// parts[n] = Σ weight · value for C times sixteen channels.
+// parts[n] += Σ weight · value for C times sixteen channels.
 template <int N, int C>
 void weigh8(const Span& span, int padded, const quad_t* weights, const float (*units)[CHUNKS], int c, float* parts) {
     constexpr int QUADS = TILE / 4;
+    const auto part = [&](int n, int i) { return parts + n * (padded + TILE) + c + i * TILE; };
     F sum[C][N];
     UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) sum[i][n] = zero();
     for (int g = span.first; g < span.last;) {
-        const int chunk = g / IN_CHUNK;
         I acc[C][N];
         UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = izero();
-        do {
-            const uint8_t* v = span.values[g] + c * 4;
-            const uint8_t* ahead = span.values[g + 4 < span.last ? g + 4 : g] + c * 4;
-            const quad_t* w = weights + g * QUADS * QUAD_PARTS;
+        const int first = g, chunk = g / IN_CHUNK;
+        const int last = (chunk + 1) * IN_CHUNK < span.last ? (chunk + 1) * IN_CHUNK : span.last;
+        UNROLL for (int p = 0; p < QUAD_PARTS; p++)
+            for (g = first; g < last; g++) {
+                const uint8_t* v = span.values[g] + c * 4;
+                const uint8_t* ahead = span.values[g + 4 < span.last ? g + 4 : g] + c * 4;
+                const quad_t* w = weights + g * QUADS * QUAD_PARTS + p;
 #pragma GCC unroll 1
-            for (int j = 0; j < QUADS; j++, v += padded * 4, ahead += padded * 4, w += QUAD_PARTS) {
-                UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
+                for (int j = 0; j < QUADS; j++, v += padded * 4, ahead += padded * 4, w += QUAD_PARTS) {
                     I value[C];
                     UNROLL for (int i = 0; i < C; i++) {
                         const I bytes = iload(v + i * 64);
-                        value[i] = part ? value_part<1>(bytes) : value_part<0>(bytes);
+                        value[i] = p ? value_part<1>(bytes) : value_part<0>(bytes);
                     }
+                    if (N <= 4 && p == 0) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
                     UNROLL for (int n = 0; n < N; n++)
                         UNROLL for (int i = 0; i < C; i++)
-                            dot_values(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS + part);
+                            dot_values(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS);
                 }
-                if constexpr (N <= 4) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
             }
-        } while (++g < span.last && g % IN_CHUNK);
         UNROLL for (int n = 0; n < N; n++)
-            UNROLL for (int i = 0; i < C; i++) sum[i][n] = fma(to_float(acc[i][n]), set1(units[n][chunk]), sum[i][n]);
+            UNROLL for (int i = 0; i < C; i++) {
+                const F before = SUMS_FIT ? sum[i][n] : load(part(n, i));
+                sum[i][n] = fma(to_float(acc[i][n]), set1(units[n][chunk]), before);
+                if (!SUMS_FIT) store(part(n, i), sum[i][n]);
+            }
     }
-    UNROLL for (int n = 0; n < N; n++)
-        UNROLL for (int i = 0; i < C; i++) store(parts + n * (padded + TILE) + c + i * TILE, sum[i][n]);
+    if (!SUMS_FIT) return;
+    UNROLL for (int n = 0; n < N; n++) UNROLL for (int i = 0; i < C; i++) store(part(n, i), sum[i][n]);
 }
-
-// How many sums fit in the registers; those of values have another one each, of floats.
-#if defined(KERNEL_ISA_AVX512)
-constexpr int SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
-#elif defined(KERNEL_ISA_AVX2)
-constexpr int SCORES = 6, VALUES = 6, VALUE_QUERIES = 6;
-#else
-constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
-#endif
-constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sums ? 2 : 1; }
 
 void attend8(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
     const int count = queries.count, quads = quads_of(kv), padded = kv.padded_dim, stride = padded + TILE;
