@@ -42,8 +42,8 @@ struct Attention : Instruction {
 
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int most = kernels.max_queries;
-        return 4 * (static_cast<int64_t>(most) * (2 * shape.head_dim + 2) + attend_scratch_floats(shape.head_dim, most) +
-                    2 * most * state_floats() + 4 * shape.head_dim + 64);
+        return 4 * (static_cast<int64_t>(most) * shape.head_dim + prepare_room(shape.head_dim, most) +
+                    attend_scratch_floats(shape.head_dim, most) + 2 * most * state_floats() + 4 * shape.head_dim + 64);
     }
 
     int64_t row_at(const Step& step, int64_t out_row) const { return narrow() ? step.logit_rows[out_row] : out_row; }
@@ -202,7 +202,7 @@ struct Attention : Instruction {
         int32_t first[MOST_QUERIES], last[MOST_QUERIES];
     };
 
-    void look(const Program& program, const Step& step, const Item& item, int from, int count, const float* q,
+    void look(const Program& program, const Step& step, const Item& item, int from, int count, float* q,
               Looking& out) const {
         for (int n = 0; n < count; n++) {
             const int32_t position = step.positions[row_at(step, item.first + (from + n) / group())];
@@ -216,7 +216,8 @@ struct Attention : Instruction {
                        step.tables + item.sequence * step.table_width,
                        shape.scale,
                        shape.softcap,
-                       program.kv().type == KV_I16,
+                       program.kv().type == KV_Q8,
+                       nullptr,
                        nullptr,
                        nullptr};
     }
@@ -224,12 +225,11 @@ struct Attention : Instruction {
     void attend_some(Program& program, const Step& step, int thread, const Item& item, int head, int split, int from,
                      int count) {
         float* q = reinterpret_cast<float*>(program.scratch(thread));
-        const int64_t most = program.kernels().max_queries;
-        auto* pairs = reinterpret_cast<int32_t*>(q + most * shape.head_dim);
-        float* factors = q + most * (2 * shape.head_dim + 1);
-        float* scratch = factors + most;
-        float* part = scratch + attend_scratch_floats(shape.head_dim, program.kernels().max_queries);
-        float* state = part + program.kernels().max_queries * state_floats();
+        const int most = program.kernels().max_queries;
+        float* room = q + static_cast<int64_t>(most) * shape.head_dim;
+        float* scratch = room + prepare_room(shape.head_dim, most);
+        float* part = scratch + attend_scratch_floats(shape.head_dim, most);
+        float* state = part + most * state_floats();
         for (int n = 0; n < count; n++) {
             const int64_t row = row_at(step, item.first + (from + n) / group());
             const int query_head = head * group() + (from + n) % group();
@@ -239,8 +239,7 @@ struct Attention : Instruction {
         Looking looking;
         look(program, step, item, from, count, q, looking);
         const KvView kv = program.kv().view(shape.layer, head);
-        program.kernels().prepare(kv, looking.queries, pairs, factors);
-        looking.queries.pairs = pairs, looking.queries.factors = factors;
+        program.kernels().prepare(kv, looking.queries, reinterpret_cast<int32_t*>(room));
         if (split >= 0) {
             program.kernels().attend(kv, looking.queries, split, scratch, part_at(item, head, split, from));
             return;

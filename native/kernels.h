@@ -5,15 +5,15 @@
 namespace unspool {
 
 enum Isa : int { PLAIN, AVX2, AVX512 };
-enum KvType : int { KV_I16, KV_F16, KV_F32, KV_Q8 };
+enum KvType : int { KV_Q8, KV_F16, KV_F32 };
 enum Activation : int { SILU, GELU_TANH };
 
 constexpr int SPLIT =
     256;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
 
 // Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
-// Integers are followed by a float32 scale for each token. 16-bit ones lie in pairs that are multiplied together: keys
-// [pair of channels][token][2], values [pair of tokens][padded channel][2]; where blocks hold no whole sixteens, both
+// Bytes lie in quads that are multiplied together, followed by a float32 scale for each token: keys
+// [quad of channels][token][4], values [quad of tokens][padded channel][4]; where blocks hold no whole sixteens, both
 // are [token][channel], and are gathered.
 struct KvView {
     const uint8_t* base;  // of this layer and head in block 0
@@ -27,7 +27,7 @@ struct KvView {
 
 // Queries that look at one kv head of one sequence through one pass over its keys.
 struct Queries {
-    const float* q;        // [count][head_dim], rotated
+    float* q;              // [count][head_dim], rotated; changed by Kernels::prepare
     int count;             // at most Kernels::max_queries
     const int32_t* first;  // first key each may see
     const int32_t* last;   // last key each may see: its position
@@ -35,8 +35,9 @@ struct Queries {
     float scale;
     float softcap;  // 0: none
     bool base2;     // maxima and weights are powers of 2, not of e
-    // For 16-bit keys, by Kernels::prepare: [count][pairs of channels], and what a product is worth.
-    const int32_t* pairs;
+    // For 8-bit keys, by Kernels::prepare: [count][quads of channels], what sums begin with, what a product is worth.
+    const int32_t* quads;
+    const int32_t* starts;
     const float* factors;
 };
 
@@ -88,17 +89,21 @@ struct Kernels {
     void (*softcap)(float* x, int n, float cap);
     void (*rotate)(float* x, const float* cos, const float* sin, int half, bool interleaved);
 
-    void (*store_kv)(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
-    void (*prepare)(const KvView& kv, const Queries& queries, int32_t* pairs, float* factors);
+    // The key is changed.
+    void (*store_kv)(const KvView& kv, int64_t block, int offset, float* key, const float* value);
+    void (*prepare)(const KvView& kv, Queries& queries, int32_t* room);
     // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, of the keys in one split.
     void (*attend)(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
     void (*merge)(const Queries& queries, int split, int padded_dim, const float* parts, float* state);
     void (*finish)(const float* state, int head_dim, int padded_dim, float* out);
 };
 
-// Weights in float32 and in 16 bits; then sixteen keys, or a split's keys and values in 16 bits with their scales.
+// Of Kernels::prepare: quads of bytes, or twice that where they are widened, and two numbers for each query.
+inline constexpr int prepare_room(int head_dim, int max_queries) { return max_queries * ((head_dim + TILE) / 2 + 2); }
+
+// Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys and values in 8 bits with their scales.
 inline constexpr int attend_scratch_floats(int head_dim, int max_queries) {
-    return max_queries * SPLIT * 3 / 2 + (head_dim + TILE) * SPLIT + 2 * SPLIT + TILE * 4;
+    return max_queries * SPLIT * 3 / 2 + (head_dim + TILE) * SPLIT / 2 + 2 * SPLIT + TILE * 4;
 }
 
 const Kernels* kernels_plain();

@@ -15,18 +15,6 @@ struct F32Element {
     using type = float;
     INLINE F read(const float* p) { return load(p); }
 };
-struct Q8Element {
-    using type = int8_t;
-    INLINE F read(const int8_t* p) { return load_i8(p); }
-};
-
-template <class E> INLINE int64_t key_bytes(const KvView& kv) {
-    return static_cast<int64_t>(kv.block_size) * kv.head_dim * static_cast<int64_t>(sizeof(typename E::type));
-}
-
-template <class E> INLINE int64_t value_bytes(const KvView& kv) {
-    return static_cast<int64_t>(kv.block_size) * kv.padded_dim * static_cast<int64_t>(sizeof(typename E::type));
-}
 
 // Sixteen keys side by side, channel after channel, gathered where a block holds no whole sixteen.
 template <class E> void gather_keys(const KvView& kv, const Queries& queries, int64_t key, int64_t last, float* out) {
@@ -44,16 +32,6 @@ template <class E> void gather_keys(const KvView& kv, const Queries& queries, in
             out[d * TILE + lane] = wide[0];
         }
     }
-}
-
-// The scales of sixteen 8-bit keys or values, which lie at `offset` of each block.
-INLINE F gather_scales(const KvView& kv, const Queries& queries, int64_t key, int64_t last, int64_t offset) {
-    float scales[TILE] = {};
-    for (int lane = 0; lane < TILE && key + lane <= last; lane++) {
-        const uint8_t* at = block_of(kv, queries, key + lane) + offset + (key + lane) % kv.block_size * 4;
-        memcpy(scales + lane, at, 4);
-    }
-    return load(scales);
 }
 
 // What will be read two blocks from now: keys of a split in turn, then its values, then the next split's. Blocks lie
@@ -142,9 +120,9 @@ template <class E> INLINE void weigh_some(const KvView& kv, const Queries& queri
     });
 }
 
-INLINE void scale_scores(const Queries& queries, F scale, float* out) {
+INLINE void scale_scores(const Queries& queries, float* out) {
     for (int n = 0; n < queries.count; n++) {
-        F s = mul(load(out + n * SPLIT), scale);
+        F s = mul(load(out + n * SPLIT), set1(queries.scale));
         if (queries.softcap != 0.0f) s = mul(set1(queries.softcap), tanh(div(s, set1(queries.softcap))));
         store(out + n * SPLIT, s);
     }
@@ -179,18 +157,13 @@ void scores_of_split(const KvView& kv, const Queries& queries, Range all, float*
                                                          reinterpret_cast<const uint8_t*>(keys), out + done * SPLIT);
             });
         }
-        for (int g = 0; g < groups; g++, key += TILE, out += TILE) {
-            F scale = set1(queries.scale);
-            if constexpr (sizeof(T) == 1)
-                scale = mul(scale, gather_scales(kv, queries, key, all.high - 1, key_bytes<E>(kv)));
-            scale_scores(queries, scale, out);
-        }
+        for (int g = 0; g < groups; g++, key += TILE, out += TILE) scale_scores(queries, out);
     }
 }
 
 // Scores become weights e^(score - maximum), zero for keys that the query does not see.
-template <class E> void softmax_of_split(const KvView& kv, const Queries& queries, Range all, int n, int split,
-                                         float* weights, float* part) {
+void softmax_of_split(const KvView& kv, const Queries& queries, Range all, int n, int split, float* weights,
+                      float* part) {
     const Range range = seen(queries, n, split);
     const int64_t begin = all.low / TILE * TILE;
     float* row = weights + n * SPLIT;
@@ -207,8 +180,6 @@ template <class E> void softmax_of_split(const KvView& kv, const Queries& querie
         F w = exp(sub(load(row + key % SPLIT), set1(maximum)));
         w = keep(w, static_cast<int>(range.low - key), static_cast<int>(range.high - key), 0.0f);
         sum = add(sum, w);
-        if constexpr (sizeof(typename E::type) == 1)
-            w = mul(w, gather_scales(kv, queries, key, range.high - 1, kv.values + value_bytes<E>(kv)));
         store(row + key % SPLIT, w);
     }
     part[kv.padded_dim] = maximum;
@@ -228,7 +199,7 @@ template <class E> void attend_as(const KvView& kv, const Queries& queries, int 
         for (int c = 0; c < stride; c += TILE) store(parts + n * stride + c, zero());
     if (all.low >= all.high) return;
     scores_of_split<E>(kv, queries, all, weights, scratch + count * SPLIT);
-    for (int n = 0; n < count; n++) softmax_of_split<E>(kv, queries, all, n, split, weights, parts + n * stride);
+    for (int n = 0; n < count; n++) softmax_of_split(kv, queries, all, n, split, weights, parts + n * stride);
 
     // Keys that all see go together; those before and after go query by query, so that none touches a value it must
     // not see: even a weight of zero would let another row's infinity in.
@@ -245,10 +216,9 @@ template <class E> void attend_as(const KvView& kv, const Queries& queries, int 
 }
 
 void attend(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
-    if (kv.type == KV_I16) attend16(kv, queries, split, scratch, parts);
+    if (kv.type == KV_Q8) attend8(kv, queries, split, scratch, parts);
     else if (kv.type == KV_F16) attend_as<F16Element>(kv, queries, split, scratch, parts);
-    else if (kv.type == KV_F32) attend_as<F32Element>(kv, queries, split, scratch, parts);
-    else attend_as<Q8Element>(kv, queries, split, scratch, parts);
+    else attend_as<F32Element>(kv, queries, split, scratch, parts);
 }
 
 INLINE float power_of(bool base2, float x) {
@@ -285,26 +255,8 @@ void finish(const float* state, int head_dim, int padded_dim, float* out) {
 
 // --- Storing ---------------------------------------------------------------------------------------------------------
 
-INLINE float scale_of(const float* x, int n) {
-    float most = 0.0f;
-    for (int i = 0; i < n; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    return most / 127.0f;
-}
-
-INLINE int8_t to_i8(float x, float inverse) {
-    int8_t out[16];
-    store_i8(out, round_int(set1(x * inverse)));
-    return out[0];
-}
-
-INLINE uint16_t to_f16(float x) {
-    uint16_t out[16];
-    store_f16(out, set1(x));
-    return out[0];
-}
-
-void store_kv(const KvView& kv, int64_t block, int offset, const float* key, const float* value) {
-    if (kv.type == KV_I16) return store16(kv, block, offset, key, value);
+void store_kv(const KvView& kv, int64_t block, int offset, float* key, const float* value) {
+    if (kv.type == KV_Q8) return store8(kv, block, offset, key, value);
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
     const int n = kv.head_dim, size = kv.block_size, padded = kv.padded_dim;
@@ -312,7 +264,7 @@ void store_kv(const KvView& kv, int64_t block, int offset, const float* key, con
         for (int d = 0; d < n; d++) reinterpret_cast<float*>(keys)[d * size + offset] = key[d];
         for (int d = 0; d < n; d++) reinterpret_cast<float*>(values)[offset * padded + d] = value[d];
         for (int d = n; d < padded; d++) reinterpret_cast<float*>(values)[offset * padded + d] = 0.0f;
-    } else if (kv.type == KV_F16) {
+    } else {
         for (int c = 0; c < n; c += TILE) {
             uint16_t half[TILE];
             store_f16(half, load_n(key + c, n - c));
@@ -320,20 +272,11 @@ void store_kv(const KvView& kv, int64_t block, int offset, const float* key, con
                 reinterpret_cast<uint16_t*>(keys)[(c + i) * size + offset] = half[i];
             store_f16(reinterpret_cast<uint16_t*>(values) + offset * padded + c, load_n(value + c, n - c));
         }
-    } else {
-        const float key_scale = scale_of(key, n), value_scale = scale_of(value, n);
-        const float key_inverse = key_scale > 1e-30f ? 1.0f / key_scale : 0.0f;
-        const float value_inverse = value_scale > 1e-30f ? 1.0f / value_scale : 0.0f;
-        for (int d = 0; d < n; d++) reinterpret_cast<int8_t*>(keys)[d * size + offset] = to_i8(key[d], key_inverse);
-        for (int d = 0; d < padded; d++)
-            reinterpret_cast<int8_t*>(values)[offset * padded + d] = d < n ? to_i8(value[d], value_inverse) : int8_t{0};
-        memcpy(keys + static_cast<int64_t>(size) * n + offset * 4, &key_scale, 4);
-        memcpy(values + static_cast<int64_t>(size) * padded + offset * 4, &value_scale, 4);
     }
 }
 
-void prepare(const KvView& kv, const Queries& queries, int32_t* pairs, float* factors) {
-    if (kv.type == KV_I16) prepare16(kv, queries, pairs, factors);
+void prepare(const KvView& kv, Queries& queries, int32_t* room) {
+    if (kv.type == KV_Q8) prepare8(kv, queries, room);
 }
 
 void fill_attention(Kernels& kernels) {

@@ -28,36 +28,37 @@ INLINE Range seen(const Queries& queries, int n, int split) {
     return {higher(start, queries.first[n]), lower(start + SPLIT, static_cast<int64_t>(queries.last[n]) + 1)};
 }
 
-// Calls f(std::integral constant n, done) for pieces of count that kernels are made for.
+// Calls f(std::integral constant n, done) for pieces of count, of at most LARGEST, that kernels are made for.
 template <int N> struct Count {
     static constexpr int value = N;
 };
 
-template <class Each> INLINE void in_pieces(int count, Each each) {
-    for (int done = 0; done < count;) {
-        const int left = count - done;
-#if defined(KERNEL_ISA_AVX512)
-        if (left >= 12) each(Count<12>(), done), done += 12;
-        else if (left >= 9) each(Count<9>(), done), done += 9;
-        else if (left >= 8) each(Count<8>(), done), done += 8;
-        else
-#endif
-#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
-            if (left >= 6)
-            each(Count<6>(), done), done += 6;
-        else
-#endif
-            if (left >= 4)
-            each(Count<4>(), done), done += 4;
-        else if (left == 3) each(Count<3>(), done), done += 3;
-        else if (left == 2) each(Count<2>(), done), done += 2;
-        else each(Count<1>(), done), done += 1;
+template <int N, int LARGEST, class Each> INLINE bool take_piece(int count, int& done, Each& each) {
+    if constexpr (N > LARGEST) return false;
+    else {
+        if (count - done < N) return false;
+        each(Count<N>(), done);
+        done += N;
+        return true;
     }
 }
 
-// With keys and values of 16 bits (attention16.cpp).
-void prepare16(const KvView& kv, const Queries& queries, int32_t* pairs, float* factors);
-void attend16(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
-void store16(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
+template <int LARGEST = MOST, class Each> INLINE void in_pieces(int count, Each each) {
+    for (int done = 0; done < count;)
+#if defined(KERNEL_ISA_AVX512)
+        take_piece<12, LARGEST>(count, done, each) || take_piece<9, LARGEST>(count, done, each) ||
+            take_piece<8, LARGEST>(count, done, each) ||
+#endif
+#if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
+            take_piece<6, LARGEST>(count, done, each) ||
+#endif
+            take_piece<4, LARGEST>(count, done, each) || take_piece<3, LARGEST>(count, done, each) ||
+            take_piece<2, LARGEST>(count, done, each) || take_piece<1, LARGEST>(count, done, each);
+}
+
+// With keys and values of 8 bits (attention8.cpp).
+void prepare8(const KvView& kv, Queries& queries, int32_t* room);
+void attend8(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
+void store8(const KvView& kv, int64_t block, int offset, float* key, const float* value);
 
 }  // namespace unspool::KERNEL_ISA

@@ -5,8 +5,6 @@
 
 namespace unspool::KERNEL_ISA {
 
-typedef int32_t __attribute__((may_alias)) quad_t;
-
 // --- Integers of the native width ------------------------------------------------------------------------------------
 
 #if defined(KERNEL_ISA_AVX2)

@@ -14,6 +14,7 @@
 namespace unspool::KERNEL_ISA {
 
 typedef int32_t __attribute__((may_alias)) pair_t;  // two 16-bit integers
+typedef int32_t __attribute__((may_alias)) quad_t;  // four 8-bit integers, or half of them as a pair
 
 #if defined(KERNEL_ISA_AVX512)
 
@@ -56,6 +57,46 @@ INLINE void dot_pairs(I& c, I a, const pair_t* b) {
 // The lower or the upper 16-bit integer of each pair.
 INLINE F half_of(I pairs, bool upper) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(upper ? pairs : _mm512_slli_epi32(pairs, 16), 16));
+}
+// Sixteen quads of bytes are multiplied with one quad in QUAD_PARTS steps: part P of them with what lies at b[P], as
+// store_quads has put it there. Keys are unsigned and theirs are signed, values are signed and theirs are not.
+constexpr int QUAD_PARTS = 1;
+template <int P> INLINE I key_part(I a) { return a; }
+template <int P> INLINE I value_part(I a) { return a; }
+INLINE void dot_keys(I& c, I a, const quad_t* b) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
+}
+INLINE void dot_values(I& c, I a, const quad_t* b) {
+    asm("vpdpbusd %1, %2, %0" : "+v"(c) : "v"(a), "v"(_mm512_set1_epi32(*b)));
+}
+INLINE void store_quads(quad_t* p, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+INLINE void istore(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+// The lowest bytes of the lanes, side by side; and as one byte of each of sixteen quads, no other being written.
+INLINE void store_bytes(uint8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
+INLINE void store_of_quads(uint8_t* p, int which, I a) {
+    _mm512_mask_storeu_epi8(p, 0x1111111111111111u << which, _mm512_sll_epi32(a, _mm_cvtsi32_si128(8 * which)));
+}
+// Lanes change places with those LEN away (1, 2, 4 or 8).
+template <int LEN> INLINE F swap(F a) {
+    if constexpr (LEN <= 2) return _mm512_permute_ps(a, LEN == 1 ? 0xB1 : 0x4E);
+    else return _mm512_shuffle_f32x4(a, a, LEN == 4 ? 0xB1 : 0x4E);
+}
+// b where a lane's number has the bit LEN, else a.
+template <int LEN> INLINE F mixed(F a, F b) {
+    constexpr int bits = LEN == 1 ? 0xAAAA : LEN == 2 ? 0xCCCC : LEN == 4 ? 0xF0F0 : 0xFF00;
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), a, b);
+}
+INLINE float first(F a) { return _mm512_cvtss_f32(a); }
+// The larger of numbers that are not below zero; a NaN comes through, wherever it is.
+INLINE F larger(F a, F b) { return as_float(_mm512_max_epu32(as_int(a), as_int(b))); }
+// Towards zero; whatever is too low, and NaN, becomes the lowest of all.
+INLINE I truncated(F a) { return _mm512_cvttps_epi32(a); }
+INLINE I imax(I a, int b) { return _mm512_max_epi32(a, _mm512_set1_epi32(b)); }
+// Bits of a that are in the mask, others from b.
+INLINE I masked_or(I a, int mask, int b) {
+    return _mm512_ternarylogic_epi32(a, _mm512_set1_epi32(mask), _mm512_set1_epi32(b), 0xEA);
 }
 INLINE void store_i16(int16_t* p, I a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a));
@@ -161,6 +202,60 @@ INLINE __m256 half8_of(__m256i pairs, bool upper) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(upper ? pairs : _mm256_slli_epi32(pairs, 16), 16));
 }
 INLINE F half_of(I pairs, bool upper) { return {half8_of(pairs.a, upper), half8_of(pairs.b, upper)}; }
+// Bytes are widened to pairs of 16 bits first, the even ones and the odd ones: products of bytes would not fit.
+constexpr int QUAD_PARTS = 2;
+template <int P> INLINE __m256i key_part(__m256i x) {
+    return P ? _mm256_srli_epi16(x, 8) : _mm256_and_si256(x, _mm256_set1_epi16(255));
+}
+template <int P> INLINE I key_part(I x) { return {key_part<P>(x.a), key_part<P>(x.b)}; }
+template <int P> INLINE __m256i value_part(__m256i x) { return _mm256_srai_epi16(P ? x : _mm256_slli_epi16(x, 8), 8); }
+template <int P> INLINE I value_part(I x) { return {value_part<P>(x.a), value_part<P>(x.b)}; }
+INLINE void dot_keys(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
+INLINE void dot_values(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
+INLINE void store_quads(quad_t* p, I x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
+    const __m256i apart = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xD8), 0xD8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), apart);
+}
+INLINE void istore(int32_t* p, I x) {
+    auto* at = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(at, x.a), _mm256_storeu_si256(at + 1, x.b);
+}
+INLINE void store_bytes(uint8_t* p, I x) {
+    const __m256i low = _mm256_set1_epi32(255);
+    const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xD8);
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+INLINE void store_of_quads(uint8_t* p, int which, I x) {
+    uint8_t bytes[16];
+    store_bytes(bytes, x);
+    for (int i = 0; i < 16; i++) p[i * 4 + which] = bytes[i];
+}
+template <int LEN> INLINE F swap(F x) {
+    if constexpr (LEN == 8) return {x.b, x.a};
+    else if constexpr (LEN == 4) return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+    else return {_mm256_permute_ps(x.a, LEN == 1 ? 0xB1 : 0x4E), _mm256_permute_ps(x.b, LEN == 1 ? 0xB1 : 0x4E)};
+}
+template <int LEN> INLINE F mixed(F x, F y) {
+    constexpr int bits = LEN == 1 ? 0xAA : LEN == 2 ? 0xCC : 0xF0;
+    if constexpr (LEN == 8) return {x.a, y.b};
+    else return {_mm256_blend_ps(x.a, y.a, bits), _mm256_blend_ps(x.b, y.b, bits)};
+}
+INLINE float first(F x) { return _mm256_cvtss_f32(x.a); }
+INLINE F larger(F x, F y) {
+    const I i = as_int(x), j = as_int(y);
+    return as_float({_mm256_max_epu32(i.a, j.a), _mm256_max_epu32(i.b, j.b)});
+}
+INLINE I truncated(F x) { return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
+INLINE I imax(I x, int y) {
+    return {_mm256_max_epi32(x.a, _mm256_set1_epi32(y)), _mm256_max_epi32(x.b, _mm256_set1_epi32(y))};
+}
+INLINE __m256i masked_or(__m256i x, int mask, int y) {
+    return _mm256_or_si256(_mm256_and_si256(x, _mm256_set1_epi32(mask)), _mm256_set1_epi32(y));
+}
+INLINE I masked_or(I x, int mask, int y) { return {masked_or(x.a, mask, y), masked_or(x.b, mask, y)}; }
 INLINE void store_i16(int16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8));
 }
@@ -281,6 +376,42 @@ INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     c += (a << 16 >> 16) * static_cast<int16_t>(*b) + (a >> 16) * (*b >> 16);
 }
 INLINE F half_of(I pairs, bool upper) { return to_float((upper ? pairs : pairs << 16) >> 16); }
+constexpr int QUAD_PARTS = 1;
+template <int P> INLINE I key_part(I a) { return a; }
+template <int P> INLINE I value_part(I a) { return a; }
+INLINE void dot_keys(I& c, I a, const quad_t* b) {
+    const int32_t q = *b;
+    c += (a & 255) * static_cast<int8_t>(q) + (a >> 8 & 255) * static_cast<int8_t>(q >> 8) +
+         (a >> 16 & 255) * static_cast<int8_t>(q >> 16) + (a >> 24 & 255) * (q >> 24);
+}
+INLINE void dot_values(I& c, I a, const quad_t* b) {
+    const int32_t w = *b;
+    c += (a << 24 >> 24) * (w & 255) + (a << 16 >> 24) * (w >> 8 & 255) + (a << 8 >> 24) * (w >> 16 & 255) +
+         (a >> 24) * (w >> 24 & 255);
+}
+INLINE void istore(int32_t* p, I a) { memcpy(p, &a, 64); }
+INLINE void store_bytes(uint8_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = static_cast<uint8_t>(a[i]);
+}
+INLINE void store_of_quads(uint8_t* p, int which, I a) {
+    for (int i = 0; i < 16; i++) p[i * 4 + which] = static_cast<uint8_t>(a[i]);
+}
+INLINE void store_quads(quad_t* p, I a) {
+    uint8_t bytes[16];
+    store_bytes(bytes, a);
+    memcpy(p, bytes, 16);
+}
+constexpr I NUMBERS{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+template <int LEN> INLINE F swap(F a) { return __builtin_shuffle(a, NUMBERS ^ LEN); }
+template <int LEN> INLINE F mixed(F a, F b) { return __builtin_shuffle(a, b, NUMBERS + (NUMBERS & LEN) * (16 / LEN)); }
+INLINE float first(F a) { return a[0]; }
+INLINE F larger(F a, F b) {
+    typedef uint32_t U __attribute__((vector_size(64)));
+    return reinterpret_cast<U>(a) > reinterpret_cast<U>(b) ? a : b;
+}
+INLINE I truncated(F a) { return __builtin_convertvector(a > -0x1p31f ? a : set1(-0x1p31f), I); }
+INLINE I imax(I a, int b) { return a > b ? a : iset1(b); }
+INLINE I masked_or(I a, int mask, int b) { return (a & mask) | b; }
 INLINE void store_i16(int16_t* p, I a) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a[i]);
 }
@@ -417,6 +548,40 @@ INLINE F exp2_nearly(F x) {
     p = fma(p, x, set1(6.9312181470e-01f));
     p = fma(p, x, set1(9.9999926144e-01f));
     return as_float(iadd(as_int(p), exponent));
+}
+
+// 2 to the power of x / 2²³, for x of about 0 or below, to one part in ten thousand; 2⁻¹⁰⁰ where that is less, and for
+// NaN. An integer of such units has a float's exponent and, but for a polynomial, its mantissa.
+INLINE F exp2_of_units(F x) {
+    const I units = imax(truncated(x), -100 * (1 << 23));
+    const F m = as_float(masked_or(units, 0x007FFFFF, 0x3F800000));
+    F p = set1(7.8024522640e-02f);
+    p = fma(p, m, set1(-8.0064124939e-03f));
+    p = fma(p, m, set1(4.7777279756e-01f));
+    p = fma(p, m, set1(4.5213431085e-01f));
+    return as_float(iadd(as_int(p), masked_or(units, -(1 << 23), 0)));
+}
+
+// Lanes whose number has the bit LEN become the difference to their partner LEN away, the others the sum.
+template <int LEN> INLINE F butterflies(F x) { return fma(x, mixed<LEN>(set1(1.0f), set1(-1.0f)), swap<LEN>(x)); }
+
+// Products of 0 to 255, rounded. Added to 1.5 · 2²³ they are in the lowest bits.
+INLINE void store_products(quad_t* p, F x, F y) {
+    const I sum = as_int(fma(x, y, set1(12582912.0f)));
+    store_quads(p, QUAD_PARTS == 1 ? sum : masked_or(sum, 255, 0));
+}
+
+// Lane i is the largest of the sixteen numbers, none below zero, of row i.
+template <int LEN = 1> INLINE F largest_of_rows(const float (*rows)[16]) {
+    if constexpr (LEN == 16) return load(rows[0]);
+    else {
+        const F a = largest_of_rows<2 * LEN>(rows), b = largest_of_rows<2 * LEN>(rows + LEN);
+        return larger(mixed<LEN>(a, b), swap<LEN>(mixed<LEN>(b, a)));
+    }
+}
+INLINE float hlargest(F x) {
+    x = larger(x, swap<8>(x)), x = larger(x, swap<4>(x)), x = larger(x, swap<2>(x));
+    return first(larger(x, swap<1>(x)));
 }
 
 INLINE F tanh(F x) {

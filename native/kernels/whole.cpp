@@ -14,14 +14,11 @@ constexpr int codes_in_unit(bool min) { return min ? 2 * TILE * 4 : TILE * 4; } 
 #if defined(KERNEL_ISA_AVX512)
 
 // Written out, as dot_pairs is.
-INLINE void dot_bytes(I& c, I a, const quad_t* b) {
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
-}
 INLINE void dot_words(I& c, I a, I b) { asm("vpdpwssd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
 
 template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {
     const I w = nibble<Q>(codes);
-    UNROLL for (int r = 0; r < R; r++) dot_bytes(dot[r], w, reinterpret_cast<const quad_t*>(x[r].q) + Q);
+    UNROLL for (int r = 0; r < R; r++) dot_keys(dot[r], w, reinterpret_cast<const quad_t*>(x[r].q) + Q);
 }
 
 template <int R> INLINE void dot_block(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {

@@ -1,0 +1,423 @@
+// Attention over keys and values of 8-bit integers, each token's with a scale of its own.
+//
+// Products of queries with keys, and of weights with values, are exact integers: their order does not matter, and a
+// weight of zero adds nothing, whatever lies there. So all queries of a pass go over all of its keys together.
+//
+// A few channels of keys are far larger than the rest, which would be left with few of the 8 bits. Queries and keys are
+// both turned by a Hadamard matrix first: their products stay what they were, and large channels are spread over all.
+// Weights of 32 keys have a scale for each query, for one key often has most of the weight.
+#include "kernels/attention.h"
+
+namespace unspool::KERNEL_ISA {
+
+constexpr int QUERY = 127, KEY = 127, KEY_ZERO = 128, WEIGHT = 255, VALUE = 127;
+constexpr int SIXTEENS = SPLIT / TILE;  // of keys in a split
+constexpr int IN_CHUNK = 2;             // of keys whose weights have one scale
+constexpr int CHUNKS = SIXTEENS / IN_CHUNK;
+constexpr int IN_CACHE = 4;  // of keys that stay in the nearest cache while all queries pass by
+constexpr float LOG2E = 1.44269504088896341f;
+constexpr float LEAST = 1e-35f;  // what makes a scale: smaller ones have no reciprocal
+
+// How many sums of integers fit in the registers, and whether those of floats, one for each of values, do too.
+#if defined(KERNEL_ISA_AVX512)
+constexpr int SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
+constexpr bool SUMS_FIT = true;
+#elif defined(KERNEL_ISA_AVX2)
+constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 6;
+constexpr bool SUMS_FIT = false;
+#else
+constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
+constexpr bool SUMS_FIT = false;
+#endif
+constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sums ? 2 : 1; }
+
+INLINE int quads_of(const KvView& kv) { return (kv.head_dim + 3) / 4; }
+INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
+INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * quads_of(kv) * 4; }
+INLINE int64_t value_scales(const KvView& kv) { return kv.values + static_cast<int64_t>(kv.block_size) * kv.padded_dim; }
+
+// --- Rows of 8 bits --------------------------------------------------------------------------------------------------
+
+// The largest power of two that divides a head: the channels that are turned together.
+INLINE int turned_together(int head_dim) { return head_dim & -head_dim; }
+
+// Sums and differences of all pairs in blocks of V sixteens, of each sixteen's first.
+template <int V> INLINE void turn_sixteens(float* x, int n) {
+    for (int i = 0; i < n; i += V * TILE) {
+        F v[V];
+        UNROLL for (int j = 0; j < V; j++)
+            v[j] = butterflies<8>(butterflies<4>(butterflies<2>(butterflies<1>(load(x + i + j * TILE)))));
+        UNROLL for (int apart = 1; apart < V; apart *= 2)
+            UNROLL for (int j = 0; j < V; j++) {
+                if (j & apart) continue;
+                const F a = v[j], b = v[j + apart];
+                v[j] = add(a, b), v[j + apart] = sub(a, b);
+            }
+        UNROLL for (int j = 0; j < V; j++) store(x + i + j * TILE, v[j]);
+    }
+}
+
+// x times a Hadamard matrix of plus and minus one, block by block.
+INLINE void turn(float* x, int n) {
+    const int size = turned_together(n);
+    if (size >= 4 * TILE) turn_sixteens<4>(x, n);
+    else if (size == 2 * TILE) turn_sixteens<2>(x, n);
+    else if (size == TILE) turn_sixteens<1>(x, n);
+    else
+        for (int i = 0; i < n; i += TILE) {
+            F v = load_n(x + i, n - i);
+            if (size > 1) v = butterflies<1>(v);
+            if (size > 2) v = butterflies<2>(v);
+            if (size > 4) v = butterflies<4>(v);
+            store_n(x + i, v, n - i);
+        }
+    for (int apart = 4 * TILE; apart < size; apart *= 2)
+        for (int i = 0; i < n; i += TILE) {
+            if (i & apart) continue;
+            const F a = load(x + i), b = load(x + i + apart);
+            store(x + i, add(a, b)), store(x + i + apart, sub(a, b));
+        }
+}
+
+// Magnitudes, the largest among them.
+INLINE F largest_of(const float* x, int n) {
+    F largest = zero();
+    for (int i = 0; i < n; i += TILE) largest = larger(largest, abs(load_n(x + i, n - i)));
+    return largest;
+}
+
+// What numbers up to `most` are multiplied with to become integers up to the limit, and what those are worth: not a
+// number where the largest is not finite.
+INLINE F into_integers(F most, float limit) { return where_below(most, LEAST, zero(), div(set1(limit), most)); }
+INLINE F worth_of_integers(F most, float limit) {
+    return where_below(most, LEAST, zero(), add(mul(most, set1(1.0f / limit)), mul(most, zero())));
+}
+
+// Quads of all queries lie side by side.
+void prepare8(const KvView& kv, Queries& queries, int32_t* room) {
+    constexpr int QUADS = TILE / 4 * QUAD_PARTS, ONES = QUAD_PARTS == 1 ? 0x01010101 : 0x00010001;
+    const int count = queries.count, n = kv.head_dim;
+    int32_t* starts = room + kv.padded_dim / 4 * QUAD_PARTS * MOST;
+    auto* factors = reinterpret_cast<float*>(starts + MOST);
+    float largest[TILE][TILE] = {}, inverse[TILE], worth[TILE];
+    for (int i = 0; i < count; i++) {
+        turn(queries.q + i * n, n);
+        store(largest[i], largest_of(queries.q + i * n, n));
+    }
+    const F most = largest_of_rows(largest);
+    store(inverse, into_integers(most, QUERY)), store(worth, worth_of_integers(most, QUERY));
+    for (int i = 0; i < count; i++)
+        for (int c = 0; c < n; c += TILE) {
+            quad_t quads[QUADS];
+            store_quads(quads, round_int(mul(load_n(queries.q + i * n + c, n - c), set1(inverse[i]))));
+            UNROLL for (int j = 0; j < QUADS; j++) room[(c / TILE * QUADS + j) * MOST + i] = quads[j];
+        }
+    I sum = izero();
+    int32_t sums[TILE];
+    const quad_t ones = ONES;
+    for (int j = 0; j < kv.padded_dim / 4 * QUAD_PARTS; j++) dot_values(sum, iload(room + j * MOST), &ones);
+    istore(sums, sum);
+    for (int i = 0; i < count; i++) {
+        starts[i] = -KEY_ZERO * sums[i];
+        factors[i] = worth[i] * (queries.scale / static_cast<float>(turned_together(n)));
+    }
+    queries.quads = room, queries.starts = starts, queries.factors = factors;
+}
+
+// --- Where the keys of a split lie, by sixteens ----------------------------------------------------------------------
+
+struct Span {
+    int first, last;  // sixteens of the split that somebody sees: [first, last)
+    int64_t key_stride;
+    const uint8_t* keys[SIXTEENS];
+    const uint8_t* values[SIXTEENS];
+    const float* key_scales[SIXTEENS];
+    const float* value_scales[SIXTEENS];
+};
+
+// Loose tokens are put side by side first.
+void gather8(const KvView& kv, const Queries& queries, Range all, float* room, Span& span) {
+    const int quads = quads_of(kv), padded = kv.padded_dim;
+    auto* keys = reinterpret_cast<uint8_t*>(room);
+    uint8_t* values = keys + quads * 4 * SPLIT;
+    float* key_scale = reinterpret_cast<float*>(values + padded * SPLIT);
+    float* value_scale = key_scale + SPLIT;
+    for (int64_t key = all.low; key < all.high; key++) {
+        const int at = static_cast<int>(key % SPLIT);
+        const uint8_t* block = block_of(kv, queries, key);
+        const int64_t token = key % kv.block_size;
+        const uint8_t* k = block + token * quads * 4;
+        const uint8_t* v = block + kv.values + token * padded;
+        for (int p = 0; p < quads; p++) memcpy(keys + (p * SPLIT + at) * 4, k + p * 4, 4);
+        for (int c = 0; c < padded; c++) values[(at / 4 * padded + c) * 4 + at % 4] = v[c];
+        memcpy(key_scale + at, block + key_scales(kv) + token * 4, 4);
+        memcpy(value_scale + at, block + value_scales(kv) + token * 4, 4);
+    }
+    span.key_stride = SPLIT * 4;
+    for (int g = span.first; g < span.last; g++) {
+        span.keys[g] = keys + g * TILE * 4;
+        span.values[g] = values + g * TILE * padded;
+        span.key_scales[g] = key_scale + g * TILE;
+        span.value_scales[g] = value_scale + g * TILE;
+    }
+}
+
+INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range all, float* room, Span& span) {
+    const int64_t start = static_cast<int64_t>(split) * SPLIT;
+    span.first = static_cast<int>((all.low - start) / TILE);
+    span.last = static_cast<int>((all.high - start + TILE - 1) / TILE);
+    if (is_loose(kv)) return gather8(kv, queries, all, room, span);
+    span.key_stride = kv.block_size * 4;
+    const auto first = static_cast<uint32_t>(start + span.first * TILE), size = static_cast<uint32_t>(kv.block_size);
+    const int32_t* entry = queries.table + first / size;
+    const uint8_t* block = kv.base + *entry * kv.block_stride;
+    int64_t token = first % size;
+    for (int g = span.first; g < span.last; g++, token += TILE) {
+        if (token == kv.block_size) block = kv.base + *++entry * kv.block_stride, token = 0;
+        span.keys[g] = block + token * 4;
+        span.values[g] = block + kv.values + token * kv.padded_dim;
+        span.key_scales[g] = reinterpret_cast<const float*>(block + key_scales(kv)) + token;
+        span.value_scales[g] = reinterpret_cast<const float*>(block + value_scales(kv)) + token;
+    }
+}
+
+// --- Scores ----------------------------------------------------------------------------------------------------------
+
+// N queries times G sixteens of keys. What comes after them is asked for meanwhile where queries are few: blocks lie
+// far apart, and nothing else would ask in time.
+template <int N, int G>
+void score8(const Span& span, int g0, const quad_t* q, const int32_t* starts, int quads, float* out) {
+    const uint8_t *at[G], *ahead[G];
+    const int left = span.last - g0 - 1;
+    I acc[G][N];
+    UNROLL for (int g = 0; g < G; g++) {
+        const int mine = g0 + (g < left ? g : left), next = mine + G;  // the last one again where there are too few
+        at[g] = span.keys[mine];
+        ahead[g] = next < span.last ? span.keys[next] : span.values[span.first + (g < left ? g : left)];
+        UNROLL for (int n = 0; n < N; n++) acc[g][n] = iset1(starts[n]);
+    }
+    const int64_t ahead_stride = g0 + G < span.last ? span.key_stride : 64;
+    UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
+        const quad_t* with = q + part * MOST;
+#pragma GCC unroll 1
+        for (int p = 0; p < quads; p++, with += QUAD_PARTS * MOST) {
+            I k[G];
+            UNROLL for (int g = 0; g < G; g++) {
+                const I bytes = iload(at[g] + p * span.key_stride);
+                k[g] = part ? key_part<1>(bytes) : key_part<0>(bytes);
+            }
+            if (N <= 4 && part == 0)
+                UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
+            UNROLL for (int n = 0; n < N; n++) UNROLL for (int g = 0; g < G; g++) dot_keys(acc[g][n], k[g], with + n);
+        }
+    }
+    UNROLL for (int g = 0; g < G; g++) {
+        if (g > left) break;
+        const F scale = load(span.key_scales[g0 + g]);
+        UNROLL for (int n = 0; n < N; n++) store(out + n * SPLIT + (g0 + g) * TILE, mul(to_float(acc[g][n]), scale));
+    }
+}
+
+// --- Weights ---------------------------------------------------------------------------------------------------------
+
+// What makes weights of one query's scores: 2^(slope · score - maximum), for the keys [low, high) of the split.
+struct Softmax {
+    float slope, maximum;
+    int low, high;
+};
+INLINE bool is_whole(const Softmax& how, int key, int count) { return key >= how.low && key + count <= how.high; }
+INLINE F masked(F x, const Softmax& how, int key, float other) { return keep(x, how.low - key, how.high - key, other); }
+
+// Not a number if one of the keys that a query sees is none.
+INLINE float spoilt(const Span& span, const Softmax& how) {
+    F sum = zero();
+    for (int g = span.first; g < span.last; g++)
+        sum = add(sum, mul(zero(), masked(load(span.key_scales[g]), how, g * TILE, 0.0f)));
+    return hsum(sum);
+}
+
+// Scores lack the query's factor, which is never below zero.
+INLINE Softmax study8(const Queries& queries, const Span& span, int n, int split, float* row) {
+    const Range range = seen(queries, n, split);
+    const int64_t start = static_cast<int64_t>(split) * SPLIT;
+    Softmax how = {queries.factors[n] * LOG2E, 0.0f, static_cast<int>(range.low - start),
+                   static_cast<int>(range.high - start)};
+    if (queries.softcap != 0.0f) {
+        const F inner = set1(queries.factors[n] / queries.softcap);
+        for (int g = span.first; g < span.last; g++) store(row + g * TILE, tanh(mul(load(row + g * TILE), inner)));
+        how.slope = queries.softcap * LOG2E;
+    }
+    F most = set1(LOWEST);
+    for (int g = span.first; g < span.last; g++) {
+        F s = load(row + g * TILE);
+        if (!is_whole(how, g * TILE, TILE)) s = masked(s, how, g * TILE, LOWEST);
+        most = max(most, s);
+    }
+    how.maximum = how.slope * hmax(most);
+    return how;
+}
+
+// Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone; the
+// largest of each chunk are left among sixteen.
+INLINE float softmax8(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
+    constexpr float UNITS = 1 << 23;
+    const F slope = set1(how.slope * UNITS), offset = set1(how.maximum * -UNITS);
+    F sum = zero();
+    for (int c = 0; c < CHUNKS; c++) {
+        F most = zero();
+        const auto weigh = [&](int g, bool whole) {
+            F w = exp2_of_units(fma(load(row + g * TILE), slope, offset)), scaled = mul(w, load(span.value_scales[g]));
+            if (!whole) w = masked(w, how, g * TILE, 0.0f), scaled = masked(scaled, how, g * TILE, 0.0f);
+            store(row + g * TILE, scaled);
+            sum = add(sum, w), most = larger(most, scaled);
+        };
+        if (is_whole(how, c * IN_CHUNK * TILE, IN_CHUNK * TILE)) {
+            UNROLL for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++) weigh(g, true);
+        } else {
+            for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
+                if (g >= span.first && g < span.last) weigh(g, false);
+        }
+        store(largest[c], most);
+    }
+    return hsum(sum);
+}
+
+// Weights in 8 bits, each chunk's in a unit of its own. Where nobody looks they are something.
+INLINE void round8(const float* row, const float* inverse, quad_t* to) {
+    for (int c = 0; c < CHUNKS; c++) {
+        const F times = set1(inverse[c]);
+        UNROLL for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
+            store_products(to + g * (TILE / 4) * QUAD_PARTS, load(row + g * TILE), times);
+    }
+}
+
+// Each step is done for all queries before the next: its result comes late, and meanwhile the processor goes on with
+// another's. parts[n] is what follows the sums of values; units[n] those of the query's chunks.
+INLINE void weights8(const Queries& queries, const Span& span, Range all, int split, float* scores, quad_t* weights,
+                     float (*units)[CHUNKS], float* parts, int stride) {
+    const int count = queries.count;
+    const int64_t start = static_cast<int64_t>(split) * SPLIT;
+    const Softmax everyone = {0.0f, 0.0f, static_cast<int>(all.low - start), static_cast<int>(all.high - start)};
+    const bool sound = spoilt(span, everyone) == 0.0f;
+    Softmax how[MOST];
+    float largest[MOST * CHUNKS][TILE], inverse[MOST][CHUNKS];
+    for (int n = 0; n < count; n++) how[n] = study8(queries, span, n, split, scores + n * SPLIT);
+    for (int n = 0; n < count; n++) {
+        const float sum = softmax8(span, how[n], scores + n * SPLIT, largest + n * CHUNKS);
+        parts[n * stride] = how[n].maximum;
+        parts[n * stride + 1] = sum + 0.0f * how[n].maximum + (sound ? 0.0f : spoilt(span, how[n]));
+    }
+    for (int row = count * CHUNKS; row % TILE; row++) store(largest[row], zero());
+    for (int row = 0; row < count * CHUNKS; row += TILE) {
+        const F most = max(set1(LEAST), largest_of_rows(largest + row));
+        store(inverse[0] + row, div(set1(WEIGHT), most));
+        store(units[0] + row, mul(most, set1(1.0f / WEIGHT)));
+    }
+    for (int n = 0; n < count; n++)
+        round8(scores + n * SPLIT, inverse[n], weights + n * (SPLIT / 4) * QUAD_PARTS);
+}
+
+// --- Values ----------------------------------------------------------------------------------------------------------
+
+// parts[n] += Σ weight · value for C times sixteen channels.
+template <int N, int C>
+void weigh8(const Span& span, int padded, const quad_t* weights, const float (*units)[CHUNKS], int c, float* parts) {
+    constexpr int QUADS = TILE / 4;
+    const auto part = [&](int n, int i) { return parts + n * (padded + TILE) + c + i * TILE; };
+    F sum[C][N];
+    UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) sum[i][n] = zero();
+    for (int g = span.first; g < span.last;) {
+        I acc[C][N];
+        UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = izero();
+        const int first = g, chunk = g / IN_CHUNK;
+        const int last = (chunk + 1) * IN_CHUNK < span.last ? (chunk + 1) * IN_CHUNK : span.last;
+        UNROLL for (int p = 0; p < QUAD_PARTS; p++)
+            for (g = first; g < last; g++) {
+                const uint8_t* v = span.values[g] + c * 4;
+                const uint8_t* ahead = span.values[g + 4 < span.last ? g + 4 : g] + c * 4;
+                const quad_t* w = weights + g * QUADS * QUAD_PARTS + p;
+#pragma GCC unroll 1
+                for (int j = 0; j < QUADS; j++, v += padded * 4, ahead += padded * 4, w += QUAD_PARTS) {
+                    I value[C];
+                    UNROLL for (int i = 0; i < C; i++) {
+                        const I bytes = iload(v + i * 64);
+                        value[i] = p ? value_part<1>(bytes) : value_part<0>(bytes);
+                    }
+                    if (N <= 4 && p == 0) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
+                    UNROLL for (int n = 0; n < N; n++)
+                        UNROLL for (int i = 0; i < C; i++)
+                            dot_values(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS);
+                }
+            }
+        UNROLL for (int n = 0; n < N; n++)
+            UNROLL for (int i = 0; i < C; i++) {
+                const F before = SUMS_FIT ? sum[i][n] : load(part(n, i));
+                sum[i][n] = fma(to_float(acc[i][n]), set1(units[n][chunk]), before);
+                if (!SUMS_FIT) store(part(n, i), sum[i][n]);
+            }
+    }
+    if (!SUMS_FIT) return;
+    UNROLL for (int n = 0; n < N; n++) UNROLL for (int i = 0; i < C; i++) store(part(n, i), sum[i][n]);
+}
+
+void attend8(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
+    const int count = queries.count, quads = quads_of(kv), padded = kv.padded_dim, stride = padded + TILE;
+    Range all = seen(queries, 0, split);
+    for (int n = 1; n < count; n++) {
+        const Range range = seen(queries, n, split);
+        if (range.low < range.high) all = {lower(all.low, range.low), higher(all.high, range.high)};
+    }
+    for (int n = 0; n < count; n++)
+        for (int c = 0; c < stride; c += TILE) store(parts + n * stride + c, zero());
+    if (all.low >= all.high) return;
+    float* scores = scratch;
+    auto* weights = reinterpret_cast<quad_t*>(scratch + count * SPLIT);
+    Span span;
+    find_span(kv, queries, split, all, scratch + count * SPLIT * 3 / 2, span);
+    for (int near = span.first; near < span.last; near += IN_CACHE)
+        in_pieces(count, [&](auto number, int done) {
+            constexpr int N = decltype(number)::value, G = fitting(N, SCORES);
+            for (int g = near; g < near + IN_CACHE && g < span.last; g += G)
+                score8<N, G>(span, g, queries.quads + done, queries.starts + done, quads, scores + done * SPLIT);
+        });
+    float units[MOST][CHUNKS];
+    weights8(queries, span, all, split, scores, weights, units, parts + padded, stride);
+    in_pieces<VALUE_QUERIES>(count, [&](auto number, int done) {
+        constexpr int N = decltype(number)::value, C = fitting(N, VALUES);
+        const quad_t* w = weights + done * (SPLIT / 4) * QUAD_PARTS;
+        int c = 0;
+        for (; c + C * TILE <= padded; c += C * TILE)
+            weigh8<N, C>(span, padded, w, units + done, c, parts + done * stride);
+        if constexpr (C > 1)
+            for (; c < padded; c += TILE) weigh8<N, 1>(span, padded, w, units + done, c, parts + done * stride);
+    });
+}
+
+// --- Storing ---------------------------------------------------------------------------------------------------------
+
+void store8(const KvView& kv, int64_t block, int offset, float* key, const float* value) {
+    uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
+    uint8_t* values = keys + kv.values;
+    const int n = kv.head_dim, quads = quads_of(kv), padded = kv.padded_dim;
+    const bool loose = is_loose(kv);
+    turn(key, n);
+    const F most_key = set1(hlargest(largest_of(key, n))), most_value = set1(hlargest(largest_of(value, n)));
+    const F key_inverse = into_integers(most_key, KEY), value_inverse = into_integers(most_value, VALUE);
+    const float key_scale = first(worth_of_integers(most_key, KEY));
+    const float value_scale = first(worth_of_integers(most_value, VALUE));
+    uint8_t* k = keys + static_cast<int64_t>(offset) * (loose ? quads : 1) * 4;
+    const int64_t next = (loose ? 1 : kv.block_size) * 4;
+    uint8_t* v = values + static_cast<int64_t>(loose ? offset : offset / 4 * 4) * padded;
+    for (int i = 0; i < n; i += TILE) {
+        uint8_t bytes[TILE];
+        store_bytes(bytes, iadd(round_int(mul(load_n(key + i, n - i), key_inverse)), KEY_ZERO));
+        for (int j = 0; j < TILE && i + j < n; j += 4) memcpy(k + (i + j) / 4 * next, bytes + j, 4);
+        const I integers = round_int(mul(load_n(value + i, n - i), value_inverse));
+        if (loose) store_bytes(v + i, integers);
+        else store_of_quads(v + i * 4, offset % 4, integers);
+    }
+    memcpy(keys + key_scales(kv) + offset * 4, &key_scale, 4);
+    memcpy(keys + value_scales(kv) + offset * 4, &value_scale, 4);
+}
+
+}  // namespace unspool::KERNEL_ISA
