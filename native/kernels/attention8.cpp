@@ -34,7 +34,9 @@ constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sum
 INLINE int quads_of(const KvView& kv) { return (kv.head_dim + 3) / 4; }
 INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
 INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * quads_of(kv) * 4; }
-INLINE int64_t value_scales(const KvView& kv) { return kv.values + static_cast<int64_t>(kv.block_size) * kv.padded_dim; }
+INLINE int64_t value_scales(const KvView& kv) {
+    return kv.values + static_cast<int64_t>(kv.block_size) * kv.padded_dim;
+}
 
 // --- Rows of 8 bits --------------------------------------------------------------------------------------------------
 
@@ -257,16 +259,18 @@ INLINE Softmax study8(const Queries& queries, const Span& span, int n, int split
     return how;
 }
 
-// Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone; the
-// largest of each chunk are left among sixteen.
+// Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone, not a
+// number where scores are beyond all measure; the largest of each chunk are left among sixteen.
 INLINE float softmax8(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
     constexpr float UNITS = 1 << 23;
-    const F slope = set1(how.slope * UNITS), offset = set1(how.maximum * -UNITS);
+    const float slope = how.slope * UNITS, offset = how.maximum * -UNITS;
+    const F slopes = set1(slope), offsets = set1(offset);
     F sum = zero();
     for (int c = 0; c < CHUNKS; c++) {
         F most = zero();
         const auto weigh = [&](int g, bool whole) {
-            F w = exp2_of_units(fma(load(row + g * TILE), slope, offset)), scaled = mul(w, load(span.value_scales[g]));
+            F w = exp2_of_units(fma(load(row + g * TILE), slopes, offsets));
+            F scaled = mul(w, load(span.value_scales[g]));
             if (!whole) w = masked(w, how, g * TILE, 0.0f), scaled = masked(scaled, how, g * TILE, 0.0f);
             store(row + g * TILE, scaled);
             sum = add(sum, w), most = larger(most, scaled);
@@ -279,7 +283,7 @@ INLINE float softmax8(const Span& span, const Softmax& how, float* row, float (*
         }
         store(largest[c], most);
     }
-    return hsum(sum);
+    return hsum(sum) + 0.0f * (slope + offset);
 }
 
 // Weights in 8 bits, each chunk's in a unit of its own. Where nobody looks they are something.
@@ -305,7 +309,7 @@ INLINE void weights8(const Queries& queries, const Span& span, Range all, int sp
     for (int n = 0; n < count; n++) {
         const float sum = softmax8(span, how[n], scores + n * SPLIT, largest + n * CHUNKS);
         parts[n * stride] = how[n].maximum;
-        parts[n * stride + 1] = sum + 0.0f * how[n].maximum + (sound ? 0.0f : spoilt(span, how[n]));
+        parts[n * stride + 1] = sound ? sum : sum + spoilt(span, how[n]);
     }
     for (int row = count * CHUNKS; row % TILE; row++) store(largest[row], zero());
     for (int row = 0; row < count * CHUNKS; row += TILE) {
