@@ -101,7 +101,7 @@ struct Kernels {
 // Of Kernels::prepare: quads of bytes, or twice that where they are widened, and two numbers for each query.
 inline constexpr int prepare_room(int head_dim, int max_queries) { return max_queries * ((head_dim + TILE) / 2 + 2); }
 
-// Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys and values in 8 bits with their scales.
+// Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys and values in 8 bits with scales.
 inline constexpr int attend_scratch_floats(int head_dim, int max_queries) {
     return max_queries * SPLIT * 3 / 2 + (head_dim + TILE) * SPLIT / 2 + 2 * SPLIT + TILE * 4;
 }

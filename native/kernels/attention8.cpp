@@ -34,7 +34,9 @@ constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sum
 INLINE int quads_of(const KvView& kv) { return (kv.head_dim + 3) / 4; }
 INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
 INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * quads_of(kv) * 4; }
-INLINE int64_t value_scales(const KvView& kv) { return kv.values + static_cast<int64_t>(kv.block_size) * kv.padded_dim; }
+INLINE int64_t value_scales(const KvView& kv) {
+    return kv.values + static_cast<int64_t>(kv.block_size) * kv.padded_dim;
+}
 
 // --- Rows of 8 bits --------------------------------------------------------------------------------------------------
 
@@ -225,7 +227,6 @@ struct Softmax {
     float slope, maximum;
     int low, high;
 };
-INLINE bool is_whole(const Softmax& how, int key, int count) { return key >= how.low && key + count <= how.high; }
 INLINE F masked(F x, const Softmax& how, int key, float other) { return keep(x, how.low - key, how.high - key, other); }
 
 // Not a number if one of the keys that a query sees is none.
@@ -247,39 +248,46 @@ INLINE Softmax study8(const Queries& queries, const Span& span, int n, int split
         for (int g = span.first; g < span.last; g++) store(row + g * TILE, tanh(mul(load(row + g * TILE), inner)));
         how.slope = queries.softcap * LOG2E;
     }
-    F most = set1(LOWEST);
-    for (int g = span.first; g < span.last; g++) {
-        F s = load(row + g * TILE);
-        if (!is_whole(how, g * TILE, TILE)) s = masked(s, how, g * TILE, LOWEST);
-        most = max(most, s);
-    }
-    how.maximum = how.slope * hmax(most);
+    F most = set1(LOWEST), other = most;
+    const int from = (how.low + TILE - 1) / TILE, to = how.high / TILE;
+    int g = span.first;
+    for (; g < from && g < span.last; g++) most = max(most, masked(load(row + g * TILE), how, g * TILE, LOWEST));
+    for (; g + 1 < to; g += 2) most = max(most, load(row + g * TILE)), other = max(other, load(row + (g + 1) * TILE));
+    for (; g < span.last; g++) most = max(most, masked(load(row + g * TILE), how, g * TILE, LOWEST));
+    how.maximum = how.slope * hmax(max(most, other));
     return how;
 }
 
-// Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone; the
-// largest of each chunk are left among sixteen.
+// Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone, not a
+// number where scores are beyond all measure; the largest of each chunk are left among sixteen.
 INLINE float softmax8(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
     constexpr float UNITS = 1 << 23;
-    const F slope = set1(how.slope * UNITS), offset = set1(how.maximum * -UNITS);
+    const float slope = how.slope * UNITS, offset = how.maximum * -UNITS;
+    const F slopes = set1(slope), offsets = set1(offset);
     F sum = zero();
-    for (int c = 0; c < CHUNKS; c++) {
+    const auto weigh = [&](int g, F& most, bool whole) {
+        F w = exp2_of_units(fma(load(row + g * TILE), slopes, offsets)), scaled = mul(w, load(span.value_scales[g]));
+        if (!whole) w = masked(w, how, g * TILE, 0.0f), scaled = masked(scaled, how, g * TILE, 0.0f);
+        store(row + g * TILE, scaled);
+        sum = add(sum, w), most = larger(most, scaled);
+    };
+    const auto some = [&](int c) {
         F most = zero();
-        const auto weigh = [&](int g, bool whole) {
-            F w = exp2_of_units(fma(load(row + g * TILE), slope, offset)), scaled = mul(w, load(span.value_scales[g]));
-            if (!whole) w = masked(w, how, g * TILE, 0.0f), scaled = masked(scaled, how, g * TILE, 0.0f);
-            store(row + g * TILE, scaled);
-            sum = add(sum, w), most = larger(most, scaled);
-        };
-        if (is_whole(how, c * IN_CHUNK * TILE, IN_CHUNK * TILE)) {
-            UNROLL for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++) weigh(g, true);
-        } else {
-            for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
-                if (g >= span.first && g < span.last) weigh(g, false);
-        }
+        for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
+            if (g >= span.first && g < span.last) weigh(g, most, false);
+        store(largest[c], most);
+    };
+    constexpr int KEYS = IN_CHUNK * TILE;
+    const int from = (how.low + KEYS - 1) / KEYS, to = how.high / KEYS;
+    int c = 0;
+    for (; c < from && c < CHUNKS; c++) some(c);
+    for (; c < to; c++) {
+        F most = zero();
+        UNROLL for (int g = 0; g < IN_CHUNK; g++) weigh(c * IN_CHUNK + g, most, true);
         store(largest[c], most);
     }
-    return hsum(sum);
+    for (; c < CHUNKS; c++) some(c);
+    return hsum(sum) + 0.0f * (slope + offset);
 }
 
 // Weights in 8 bits, each chunk's in a unit of its own. Where nobody looks they are something.
@@ -305,7 +313,7 @@ INLINE void weights8(const Queries& queries, const Span& span, Range all, int sp
     for (int n = 0; n < count; n++) {
         const float sum = softmax8(span, how[n], scores + n * SPLIT, largest + n * CHUNKS);
         parts[n * stride] = how[n].maximum;
-        parts[n * stride + 1] = sum + 0.0f * how[n].maximum + (sound ? 0.0f : spoilt(span, how[n]));
+        parts[n * stride + 1] = sound ? sum : sum + spoilt(span, how[n]);
     }
     for (int row = count * CHUNKS; row % TILE; row++) store(largest[row], zero());
     for (int row = 0; row < count * CHUNKS; row += TILE) {

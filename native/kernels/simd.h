@@ -519,35 +519,18 @@ INLINE F exp(F x) {
     return where_below(x, -87.0f, zero(), mul(p, power));
 }
 
-// Leaves what x, at least -126, has beyond the nearest whole number; that number comes back where a float's exponent is.
-INLINE I take_whole(F& x) {
-    x = max(set1(-126.0f), x);
-    const F shifted = add(x, set1(12582912.0f));
-    x = sub(x, sub(shifted, set1(12582912.0f)));
-    return ishl<23>(as_int(shifted));
-}
-
 // 2ˣ for x of at most 0, to a unit or two in the last place; 2⁻¹²⁶ below -126. NaN stays NaN.
 INLINE F exp2_below_one(F x) {
-    const I exponent = take_whole(x);
+    x = max(set1(-126.0f), x);
+    const F shifted = add(x, set1(12582912.0f));  // the nearest whole number is in its lowest bits
+    x = sub(x, sub(shifted, set1(12582912.0f)));
     F p = set1(1.3276471519e-3f);
     p = fma(p, x, set1(9.6755413307e-3f));
     p = fma(p, x, set1(5.5507132750e-2f));
     p = fma(p, x, set1(2.4022119724e-1f));
     p = fma(p, x, set1(6.9314696706e-1f));
     p = fma(p, x, set1(1.0f));
-    return as_float(iadd(as_int(p), exponent));
-}
-
-// The same to some four parts in a million, for x below 128.
-INLINE F exp2_nearly(F x) {
-    const I exponent = take_whole(x);
-    F p = set1(9.5701011156e-03f);
-    p = fma(p, x, set1(5.5917860682e-02f));
-    p = fma(p, x, set1(2.4024744851e-01f));
-    p = fma(p, x, set1(6.9312181470e-01f));
-    p = fma(p, x, set1(9.9999926144e-01f));
-    return as_float(iadd(as_int(p), exponent));
+    return as_float(iadd(as_int(p), ishl<23>(as_int(shifted))));
 }
 
 // 2 to the power of x / 2²³, for x of about 0 or below, to one part in ten thousand; 2⁻¹⁰⁰ where that is less, and for

@@ -58,7 +58,7 @@ SHAPES = [(1, 1, 8), (2, 1, 10), (4, 2, 16), (9, 3, 64), (8, 1, 80), (4, 1, 96),
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [*SHAPES, (2, 1, 256)])
-@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("q8", 0.011)])
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("q8", 0.01)])
 def test_shapes(isa: str, heads: int, kv_heads: int, dim: int, kv_dtype: str, limit: float) -> None:
     spec = spec_of(heads, kv_heads, dim)
     batch = make_batch([(0, 50, [5, 3]), (0, 1, [9]), (0, 7, [1])], 32)
@@ -66,7 +66,7 @@ def test_shapes(isa: str, heads: int, kv_heads: int, dim: int, kv_dtype: str, li
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 8, 16, 24, 32, 64])
-@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("f16", 2e-6), ("q8", 0.011)])
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("f16", 2e-6), ("q8", 0.01)])
 def test_blocks_and_types(isa: str, block_size: int, kv_dtype: str, limit: float) -> None:
     blocks = np.random.default_rng(1).permutation(64)
     count = min(40, 50 * block_size)
@@ -88,7 +88,7 @@ def test_blocks_and_types(isa: str, block_size: int, kv_dtype: str, limit: float
         {"q_norm": vector(np.linspace(-1, 2, 32)), "k_norm": vector(np.linspace(2, -1, 32)), "norm_eps": 1e-3},
     ],
 )
-@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 3e-6), ("q8", 0.012)])
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 3e-6), ("q8", 0.011)])
 def test_variants(isa: str, changes: dict[str, Any], kv_dtype: str, limit: float) -> None:
     batch = make_batch([(0, 300, range(10)), (0, 20, [20])], 32)
     assert compare(isa, spec_of(6, 2, 32, **changes), batch, kv_dtype=kv_dtype) < limit
@@ -215,6 +215,17 @@ def test_integers_lose_nothing_to_the_largest_they_can_be(isa: str, dim: int) ->
     rows[1::2, 2 * dim :] *= -1
     y = attend(bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype="q8"), spec, rows, plain(300))
     assert np.abs(y - 1).max() < 1e-3
+
+
+def test_large_channels_leave_the_others_their_bits(isa: str) -> None:
+    """One channel of the keys is thirty times the others, as models have it: turned, all share it."""
+    spec = spec_of(6, 2, 64, rope=rope(0))
+    rows = rows_for(spec, 300).reshape(300, 10, 64)
+    rows[:, 6:8, 5] *= 30
+    rows[:, :6, 5] *= 0.1
+    rows = rows.reshape(300, 640)
+    ours = attend(bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype="q8"), spec, rows, plain(300))
+    assert distance(ours, attend(bench_for(ReferenceOps(), spec), spec, rows, plain(300))) < 0.025
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-38, 1e-30, 1e-12, 1e12])

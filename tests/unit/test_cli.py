@@ -141,7 +141,7 @@ def test_bandwidth_ends_with_json(capsys: Capture) -> None:
 def test_plan_states_the_formula(chat_model: str, capsys: Capture) -> None:
     assert main(["plan", chat_model, "--kv-tokens", "2048"]) == 0
     out = capsys.readouterr().out
-    assert "288 bytes a token = 2 · 2 layers · 2 KV heads · 16 · 2 bytes, and 4 for the scale of each head" in out
+    assert "160 bytes a token = 2 · 2 layers · 2 KV heads · 16 · 1 byte, and 4 for the scale of each head" in out
     assert "room for 2,048 tokens" in out
     assert "decode floor" in out
 
