@@ -216,7 +216,7 @@ struct Attention : Instruction {
                        step.tables + item.sequence * step.table_width,
                        shape.scale,
                        shape.softcap,
-                       program.kv().type == KV_Q8,
+                       is_integer(program.kv().type),
                        nullptr,
                        nullptr,
                        nullptr};

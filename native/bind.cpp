@@ -132,7 +132,7 @@ void bind_kv(nb::module_& m) {
         .def("__init__",
              [](KvCache* self, int layers, int heads, int head_dim, int block_size, int64_t blocks,
                 const std::string& type) {
-                 const KvType kind = type == "f16" ? KV_F16 : type == "f32" ? KV_F32 : KV_Q8;
+                 const KvType kind = type == "f16" ? KV_F16 : type == "f32" ? KV_F32 : type == "q8" ? KV_Q8 : KV_K16V8;
                  new (self) KvCache(layers, heads, head_dim, block_size, blocks, kind);
              })
         .def_prop_ro("block_bytes", &KvCache::block_bytes)

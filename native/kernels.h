@@ -5,16 +5,17 @@
 namespace unspool {
 
 enum Isa : int { PLAIN, AVX2, AVX512 };
-enum KvType : int { KV_Q8, KV_F16, KV_F32 };
+enum KvType : int { KV_K16V8, KV_Q8, KV_F16, KV_F32 };
+constexpr bool is_integer(KvType type) { return type == KV_K16V8 || type == KV_Q8; }
 enum Activation : int { SILU, GELU_TANH };
 
 constexpr int SPLIT =
     256;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
 
 // Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
-// Bytes lie in quads that are multiplied together, followed by a float32 scale for each token: keys
-// [quad of channels][token][4], values [quad of tokens][padded channel][4]; where blocks hold no whole sixteens, both
-// are [token][channel], and are gathered.
+// Integers lie in words that are multiplied together, followed by a float32 scale for each token: keys
+// [quad of channels][token][4], or [pair of channels][token][2] where they are wide, values
+// [quad of tokens][padded channel][4]; where blocks hold no whole sixteens, both are [token][channel], and are gathered.
 struct KvView {
     const uint8_t* base;  // of this layer and head in block 0
     int64_t block_stride;
@@ -35,8 +36,8 @@ struct Queries {
     float scale;
     float softcap;  // 0: none
     bool base2;     // maxima and weights are powers of 2, not of e
-    // For 8-bit keys, by Kernels::prepare: [count][quads of channels], what sums begin with, what a product is worth.
-    const int32_t* quads;
+    // For integers, by Kernels::prepare: [words of channels][max_queries], what sums begin with, what a product is worth.
+    const int32_t* words;
     const int32_t* starts;
     const float* factors;
 };
@@ -98,12 +99,12 @@ struct Kernels {
     void (*finish)(const float* state, int head_dim, int padded_dim, float* out);
 };
 
-// Of Kernels::prepare: quads of bytes, or twice that where they are widened, and two numbers for each query.
+// Of Kernels::prepare: words of two channels at least, and two numbers for each query.
 inline constexpr int prepare_room(int head_dim, int max_queries) { return max_queries * ((head_dim + TILE) / 2 + 2); }
 
-// Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys and values in 8 bits with scales.
+// Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys of 16 bits and values of 8, with scales.
 inline constexpr int attend_scratch_floats(int head_dim, int max_queries) {
-    return max_queries * SPLIT * 3 / 2 + (head_dim + TILE) * SPLIT / 2 + 2 * SPLIT + TILE * 4;
+    return max_queries * SPLIT * 3 / 2 + (head_dim + TILE) * SPLIT * 3 / 4 + 2 * SPLIT + TILE * 4;
 }
 
 const Kernels* kernels_plain();

@@ -216,14 +216,14 @@ template <class E> void attend_as(const KvView& kv, const Queries& queries, int 
 }
 
 void attend(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
-    if (kv.type == KV_Q8) attend8(kv, queries, split, scratch, parts);
+    if (is_integer(kv.type)) attend_integers(kv, queries, split, scratch, parts);
     else if (kv.type == KV_F16) attend_as<F16Element>(kv, queries, split, scratch, parts);
     else attend_as<F32Element>(kv, queries, split, scratch, parts);
 }
 
 INLINE float power_of(bool base2, float x) {
     float out[16];
-    store(out, base2 ? exp2_below_one(set1(x)) : exp(set1(x)));
+    store(out, base2 ? exp2(set1(x)) : exp(set1(x)));
     return out[0];
 }
 
@@ -256,7 +256,7 @@ void finish(const float* state, int head_dim, int padded_dim, float* out) {
 // --- Storing ---------------------------------------------------------------------------------------------------------
 
 void store_kv(const KvView& kv, int64_t block, int offset, float* key, const float* value) {
-    if (kv.type == KV_Q8) return store8(kv, block, offset, key, value);
+    if (is_integer(kv.type)) return store_integers(kv, block, offset, key, value);
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
     const int n = kv.head_dim, size = kv.block_size, padded = kv.padded_dim;
@@ -276,7 +276,7 @@ void store_kv(const KvView& kv, int64_t block, int offset, float* key, const flo
 }
 
 void prepare(const KvView& kv, Queries& queries, int32_t* room) {
-    if (kv.type == KV_Q8) prepare8(kv, queries, room);
+    if (is_integer(kv.type)) prepare_integers(kv, queries, room);
 }
 
 void fill_attention(Kernels& kernels) {

@@ -56,9 +56,9 @@ template <int LARGEST = MOST, class Each> INLINE void in_pieces(int count, Each 
             take_piece<2, LARGEST>(count, done, each) || take_piece<1, LARGEST>(count, done, each);
 }
 
-// With keys and values of 8 bits (attention8.cpp).
-void prepare8(const KvView& kv, Queries& queries, int32_t* room);
-void attend8(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
-void store8(const KvView& kv, int64_t block, int offset, float* key, const float* value);
+// With keys and values of 8 bits (attention_integers.cpp).
+void prepare_integers(const KvView& kv, Queries& queries, int32_t* room);
+void attend_integers(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
+void store_integers(const KvView& kv, int64_t block, int offset, float* key, const float* value);
 
 }  // namespace unspool::KERNEL_ISA

@@ -162,7 +162,7 @@ void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
 
 INLINE F silu(F x) {
     const F power = min(set1(126.0f), mul(x, set1(-1.44269504088896341f)));
-    return div(x, add(set1(1.0f), exp2_nearly(power)));
+    return div(x, add(set1(1.0f), exp2(power)));
 }
 
 INLINE F gelu_tanh(F x) {

@@ -519,8 +519,8 @@ INLINE F exp(F x) {
     return where_below(x, -87.0f, zero(), mul(p, power));
 }
 
-// 2ˣ for x of at most 0, to a unit or two in the last place; 2⁻¹²⁶ below -126. NaN stays NaN.
-INLINE F exp2_below_one(F x) {
+// 2ˣ for x below 127, to a unit or two in the last place; 2⁻¹²⁶ below -126. NaN stays NaN.
+INLINE F exp2(F x) {
     x = max(set1(-126.0f), x);
     const F shifted = add(x, set1(12582912.0f));  // the nearest whole number is in its lowest bits
     x = sub(x, sub(shifted, set1(12582912.0f)));

@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="as for run: a shape instead of a model")
     parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
     parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
-    parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in q8, f16 or f32")
+    parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in k16v8, f16, q8 or f32")
     parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that read memory")
     parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
     parser.add_argument(
@@ -219,7 +219,7 @@ def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
     bits = 8 * plan.weight_bytes / plan.parameters
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
     scale = ", and 4 for the scale of each head"
-    each = {"f32": "4 bytes", "f16": "2 bytes", "q8": f"1 byte{scale}"}[plan.kv_dtype]
+    each = {"f32": "4 bytes", "f16": "2 bytes", "k16v8": f"2 and 1 bytes{scale}", "q8": f"1 byte{scale}"}[plan.kv_dtype]
     factors = f"2 · {plan.num_layers} layers · {plan.num_kv_heads} KV heads · {plan.head_dim} · {each}"
     fitting = ", or ".join(f"{count:,} of {length:,} tokens" for length, count in plan.requests.items())
     whole = f"{size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache"

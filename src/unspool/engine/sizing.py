@@ -7,13 +7,14 @@ import os
 from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import RequestError
 
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8": 1.0}  # of one number; integers add a scale (see below)
+# Of one number, in the mean of keys and values; integers add a scale (see below).
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "k16v8": 1.5, "q8": 1.0}
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> float:
     """2 · layers · kv_heads · head_dim · bytes, and for integers a 4-byte scale for each key and value of a head."""
     heads = 2 * model.num_layers * model.num_kv_heads
-    return heads * (model.head_dim * KV_BYTES[kv_dtype] + (4 if kv_dtype == "q8" else 0))
+    return heads * (model.head_dim * KV_BYTES[kv_dtype] + (4 if kv_dtype in ("k16v8", "q8") else 0))
 
 
 def num_kv_blocks(model: ModelConfig, config: EngineConfig, room: int | None = None) -> int:

@@ -1,16 +1,17 @@
-// Attention over keys and values of 8-bit integers, each token's with a scale of its own.
+// Attention over keys and values that are integers, each token's with a scale of its own: values of 8 bits, keys of 8 or
+// (wide ones) of 16.
 //
 // Products of queries with keys, and of weights with values, are exact integers: their order does not matter, and a
 // weight of zero adds nothing, whatever lies there. So all queries of a pass go over all of its keys together.
 //
-// A few channels of keys are far larger than the rest, which would be left with few of the 8 bits. Queries and keys are
+// A few channels of keys are far larger than the rest, which would be left with few of 8 bits. Queries and such keys are
 // both turned by a Hadamard matrix first: their products stay what they were, and large channels are spread over all.
 // Weights of 32 keys have a scale for each query, for one key often has most of the weight.
 #include "kernels/attention.h"
 
 namespace unspool::KERNEL_ISA {
 
-constexpr int QUERY = 127, KEY = 127, KEY_ZERO = 128, WEIGHT = 255, VALUE = 127;
+constexpr int BYTE = 127, KEY_ZERO = 128, WEIGHT = 255;
 constexpr int SIXTEENS = SPLIT / TILE;  // of keys in a split
 constexpr int IN_CHUNK = 2;             // of keys whose weights have one scale
 constexpr int CHUNKS = SIXTEENS / IN_CHUNK;
@@ -20,25 +21,26 @@ constexpr float LEAST = 1e-35f;  // what makes a scale: smaller ones have no rec
 
 // How many sums of integers fit in the registers, and whether those of floats, one for each of values, do too.
 #if defined(KERNEL_ISA_AVX512)
-constexpr int SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
+constexpr int SCORES = 24, WIDE_SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
 constexpr bool SUMS_FIT = true;
 #elif defined(KERNEL_ISA_AVX2)
-constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 6;
+constexpr int SCORES = 4, WIDE_SCORES = 6, VALUES = 4, VALUE_QUERIES = 6;
 constexpr bool SUMS_FIT = false;
 #else
-constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
+constexpr int SCORES = 4, WIDE_SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
 constexpr bool SUMS_FIT = false;
 #endif
 constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sums ? 2 : 1; }
 
-INLINE int quads_of(const KvView& kv) { return (kv.head_dim + 3) / 4; }
+INLINE bool is_wide(const KvView& kv) { return kv.type == KV_K16V8; }
+INLINE int words_of(const KvView& kv) { return is_wide(kv) ? (kv.head_dim + 1) / 2 : (kv.head_dim + 3) / 4; }  // of a key
 INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
-INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * quads_of(kv) * 4; }
+INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * words_of(kv) * 4; }
 INLINE int64_t value_scales(const KvView& kv) {
     return kv.values + static_cast<int64_t>(kv.block_size) * kv.padded_dim;
 }
 
-// --- Rows of 8 bits --------------------------------------------------------------------------------------------------
+// --- Rows of integers ------------------------------------------------------------------------------------------------
 
 // The largest power of two that divides a head: the channels that are turned together.
 INLINE int turned_together(int head_dim) { return head_dim & -head_dim; }
@@ -95,35 +97,59 @@ INLINE F worth_of_integers(F most, float limit) {
     return where_below(most, LEAST, zero(), add(mul(most, set1(1.0f / limit)), mul(most, zero())));
 }
 
-// Quads of all queries lie side by side.
-void prepare8(const KvView& kv, Queries& queries, int32_t* room) {
-    constexpr int QUADS = TILE / 4 * QUAD_PARTS, ONES = QUAD_PARTS == 1 ? 0x01010101 : 0x00010001;
-    const int count = queries.count, n = kv.head_dim;
-    int32_t* starts = room + kv.padded_dim / 4 * QUAD_PARTS * MOST;
+// The largest integer that queries and keys become. Wide ones are such that a whole head's products fit 32 bits.
+INLINE float largest_integer(const KvView& kv) {
+    if (!is_wide(kv)) return BYTE;
+    const float fits = floorf(sqrtf(2e9f / static_cast<float>(kv.head_dim)));
+    return fits < 8191.0f ? fits : 8191.0f;
+}
+
+// Sixteen values of a query in WORDS words of which all queries' lie side by side.
+template <bool WIDE> INLINE void put_words(I values, int32_t* to) {
+    constexpr int WORDS = WIDE ? TILE / 2 : TILE / 4 * QUAD_PARTS;
+    pair_t words[WORDS];
+    if constexpr (WIDE) store_i16(reinterpret_cast<int16_t*>(words), values);
+    else store_quads(words, values);
+    UNROLL for (int j = 0; j < WORDS; j++) to[j * MOST] = words[j];
+}
+
+// What the sums of all queries begin with: keys of bytes are stored without their sign.
+INLINE void find_starts(const int32_t* words, int count, int32_t* starts) {
+    I sum = izero();
+    int32_t sums[TILE];
+    const quad_t ones = QUAD_PARTS == 1 ? 0x01010101 : 0x00010001;
+    for (int j = 0; j < count; j++) dot_values(sum, iload(words + j * MOST), &ones);
+    istore(sums, sum);
+    for (int i = 0; i < MOST; i++) starts[i] = -KEY_ZERO * sums[i];
+}
+
+template <bool WIDE> void prepare_as(const KvView& kv, Queries& queries, int32_t* room) {
+    constexpr int WORDS = WIDE ? TILE / 2 : TILE / 4 * QUAD_PARTS;
+    const int count = queries.count, n = kv.head_dim, words = kv.padded_dim / TILE * WORDS;
+    int32_t* starts = room + words * MOST;
     auto* factors = reinterpret_cast<float*>(starts + MOST);
     float largest[TILE][TILE] = {}, inverse[TILE], worth[TILE];
     for (int i = 0; i < count; i++) {
-        turn(queries.q + i * n, n);
+        if (!WIDE) turn(queries.q + i * n, n);
         store(largest[i], largest_of(queries.q + i * n, n));
     }
     const F most = largest_of_rows(largest);
-    store(inverse, into_integers(most, QUERY)), store(worth, worth_of_integers(most, QUERY));
+    const float limit = largest_integer(kv);
+    store(inverse, into_integers(most, limit)), store(worth, worth_of_integers(most, limit));
     for (int i = 0; i < count; i++)
-        for (int c = 0; c < n; c += TILE) {
-            quad_t quads[QUADS];
-            store_quads(quads, round_int(mul(load_n(queries.q + i * n + c, n - c), set1(inverse[i]))));
-            UNROLL for (int j = 0; j < QUADS; j++) room[(c / TILE * QUADS + j) * MOST + i] = quads[j];
-        }
-    I sum = izero();
-    int32_t sums[TILE];
-    const quad_t ones = ONES;
-    for (int j = 0; j < kv.padded_dim / 4 * QUAD_PARTS; j++) dot_values(sum, iload(room + j * MOST), &ones);
-    istore(sums, sum);
-    for (int i = 0; i < count; i++) {
-        starts[i] = -KEY_ZERO * sums[i];
-        factors[i] = worth[i] * (queries.scale / static_cast<float>(turned_together(n)));
-    }
-    queries.quads = room, queries.starts = starts, queries.factors = factors;
+        for (int c = 0; c < n; c += TILE)
+            put_words<WIDE>(round_int(mul(load_n(queries.q + i * n + c, n - c), set1(inverse[i]))),
+                            room + c / TILE * WORDS * MOST + i);
+    if (WIDE) memset(starts, 0, MOST * 4);
+    else find_starts(room, words, starts);
+    const float scale = WIDE ? queries.scale : queries.scale / static_cast<float>(turned_together(n));
+    for (int i = 0; i < count; i++) factors[i] = worth[i] * scale;
+    queries.words = room, queries.starts = starts, queries.factors = factors;
+}
+
+void prepare_integers(const KvView& kv, Queries& queries, int32_t* room) {
+    if (is_wide(kv)) prepare_as<true>(kv, queries, room);
+    else prepare_as<false>(kv, queries, room);
 }
 
 // --- Where the keys of a split lie, by sixteens ----------------------------------------------------------------------
@@ -138,19 +164,19 @@ struct Span {
 };
 
 // Loose tokens are put side by side first.
-void gather8(const KvView& kv, const Queries& queries, Range all, float* room, Span& span) {
-    const int quads = quads_of(kv), padded = kv.padded_dim;
+void gather(const KvView& kv, const Queries& queries, Range all, float* room, Span& span) {
+    const int words = words_of(kv), padded = kv.padded_dim;
     auto* keys = reinterpret_cast<uint8_t*>(room);
-    uint8_t* values = keys + quads * 4 * SPLIT;
+    uint8_t* values = keys + words * 4 * SPLIT;
     float* key_scale = reinterpret_cast<float*>(values + padded * SPLIT);
     float* value_scale = key_scale + SPLIT;
     for (int64_t key = all.low; key < all.high; key++) {
         const int at = static_cast<int>(key % SPLIT);
         const uint8_t* block = block_of(kv, queries, key);
         const int64_t token = key % kv.block_size;
-        const uint8_t* k = block + token * quads * 4;
+        const uint8_t* k = block + token * words * 4;
         const uint8_t* v = block + kv.values + token * padded;
-        for (int p = 0; p < quads; p++) memcpy(keys + (p * SPLIT + at) * 4, k + p * 4, 4);
+        for (int p = 0; p < words; p++) memcpy(keys + (p * SPLIT + at) * 4, k + p * 4, 4);
         for (int c = 0; c < padded; c++) values[(at / 4 * padded + c) * 4 + at % 4] = v[c];
         memcpy(key_scale + at, block + key_scales(kv) + token * 4, 4);
         memcpy(value_scale + at, block + value_scales(kv) + token * 4, 4);
@@ -168,7 +194,7 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
     span.first = static_cast<int>((all.low - start) / TILE);
     span.last = static_cast<int>((all.high - start + TILE - 1) / TILE);
-    if (is_loose(kv)) return gather8(kv, queries, all, room, span);
+    if (is_loose(kv)) return gather(kv, queries, all, room, span);
     span.key_stride = kv.block_size * 4;
     const auto first = static_cast<uint32_t>(start + span.first * TILE), size = static_cast<uint32_t>(kv.block_size);
     const int32_t* entry = queries.table + first / size;
@@ -187,8 +213,9 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
 
 // N queries times G sixteens of keys. What comes after them is asked for meanwhile where queries are few: blocks lie
 // far apart, and nothing else would ask in time.
-template <int N, int G>
-void score8(const Span& span, int g0, const quad_t* q, const int32_t* starts, int quads, float* out) {
+template <bool WIDE, int N, int G>
+void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, int words, float* out) {
+    constexpr int PARTS = WIDE ? 1 : QUAD_PARTS;
     const uint8_t *at[G], *ahead[G];
     const int left = span.last - g0 - 1;
     I acc[G][N];
@@ -199,18 +226,21 @@ void score8(const Span& span, int g0, const quad_t* q, const int32_t* starts, in
         UNROLL for (int n = 0; n < N; n++) acc[g][n] = iset1(starts[n]);
     }
     const int64_t ahead_stride = g0 + G < span.last ? span.key_stride : 64;
-    UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
-        const quad_t* with = q + part * MOST;
+    UNROLL for (int part = 0; part < PARTS; part++) {
+        const pair_t* with = q + part * MOST;
 #pragma GCC unroll 1
-        for (int p = 0; p < quads; p++, with += QUAD_PARTS * MOST) {
+        for (int p = 0; p < words; p++, with += PARTS * MOST) {
             I k[G];
             UNROLL for (int g = 0; g < G; g++) {
-                const I bytes = iload(at[g] + p * span.key_stride);
-                k[g] = part ? key_part<1>(bytes) : key_part<0>(bytes);
+                const I word = iload(at[g] + p * span.key_stride);
+                k[g] = WIDE ? word : part ? key_part<1>(word) : key_part<0>(word);
             }
             if (N <= 4 && part == 0)
                 UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
-            UNROLL for (int n = 0; n < N; n++) UNROLL for (int g = 0; g < G; g++) dot_keys(acc[g][n], k[g], with + n);
+            UNROLL for (int n = 0; n < N; n++) UNROLL for (int g = 0; g < G; g++) {
+                    if constexpr (WIDE) dot_pairs(acc[g][n], k[g], with + n);
+                    else dot_keys(acc[g][n], k[g], with + n);
+                }
         }
     }
     UNROLL for (int g = 0; g < G; g++) {
@@ -238,7 +268,7 @@ INLINE float spoilt(const Span& span, const Softmax& how) {
 }
 
 // Scores lack the query's factor, which is never below zero.
-INLINE Softmax study8(const Queries& queries, const Span& span, int n, int split, float* row) {
+INLINE Softmax study(const Queries& queries, const Span& span, int n, int split, float* row) {
     const Range range = seen(queries, n, split);
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
     Softmax how = {queries.factors[n] * LOG2E, 0.0f, static_cast<int>(range.low - start),
@@ -260,7 +290,7 @@ INLINE Softmax study8(const Queries& queries, const Span& span, int n, int split
 
 // Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone, not a
 // number where scores are beyond all measure; the largest of each chunk are left among sixteen.
-INLINE float softmax8(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
+INLINE float softmax(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
     constexpr float UNITS = 1 << 23;
     const float slope = how.slope * UNITS, offset = how.maximum * -UNITS;
     const F slopes = set1(slope), offsets = set1(offset);
@@ -291,7 +321,7 @@ INLINE float softmax8(const Span& span, const Softmax& how, float* row, float (*
 }
 
 // Weights in 8 bits, each chunk's in a unit of its own. Where nobody looks they are something.
-INLINE void round8(const float* row, const float* inverse, quad_t* to) {
+INLINE void round_weights(const float* row, const float* inverse, quad_t* to) {
     for (int c = 0; c < CHUNKS; c++) {
         const F times = set1(inverse[c]);
         UNROLL for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
@@ -301,7 +331,7 @@ INLINE void round8(const float* row, const float* inverse, quad_t* to) {
 
 // Each step is done for all queries before the next: its result comes late, and meanwhile the processor goes on with
 // another's. parts[n] is what follows the sums of values; units[n] those of the query's chunks.
-INLINE void weights8(const Queries& queries, const Span& span, Range all, int split, float* scores, quad_t* weights,
+INLINE void find_weights(const Queries& queries, const Span& span, Range all, int split, float* scores, quad_t* weights,
                      float (*units)[CHUNKS], float* parts, int stride) {
     const int count = queries.count;
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
@@ -309,9 +339,9 @@ INLINE void weights8(const Queries& queries, const Span& span, Range all, int sp
     const bool sound = spoilt(span, everyone) == 0.0f;
     Softmax how[MOST];
     float largest[MOST * CHUNKS][TILE], inverse[MOST][CHUNKS];
-    for (int n = 0; n < count; n++) how[n] = study8(queries, span, n, split, scores + n * SPLIT);
+    for (int n = 0; n < count; n++) how[n] = study(queries, span, n, split, scores + n * SPLIT);
     for (int n = 0; n < count; n++) {
-        const float sum = softmax8(span, how[n], scores + n * SPLIT, largest + n * CHUNKS);
+        const float sum = softmax(span, how[n], scores + n * SPLIT, largest + n * CHUNKS);
         parts[n * stride] = how[n].maximum;
         parts[n * stride + 1] = sound ? sum : sum + spoilt(span, how[n]);
     }
@@ -322,14 +352,14 @@ INLINE void weights8(const Queries& queries, const Span& span, Range all, int sp
         store(units[0] + row, mul(most, set1(1.0f / WEIGHT)));
     }
     for (int n = 0; n < count; n++)
-        round8(scores + n * SPLIT, inverse[n], weights + n * (SPLIT / 4) * QUAD_PARTS);
+        round_weights(scores + n * SPLIT, inverse[n], weights + n * (SPLIT / 4) * QUAD_PARTS);
 }
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
 // parts[n] += Σ weight · value for C times sixteen channels.
 template <int N, int C>
-void weigh8(const Span& span, int padded, const quad_t* weights, const float (*units)[CHUNKS], int c, float* parts) {
+void weigh_values(const Span& span, int padded, const quad_t* weights, const float (*units)[CHUNKS], int c, float* parts) {
     constexpr int QUADS = TILE / 4;
     const auto part = [&](int n, int i) { return parts + n * (padded + TILE) + c + i * TILE; };
     F sum[C][N];
@@ -368,8 +398,18 @@ void weigh8(const Span& span, int padded, const quad_t* weights, const float (*u
     UNROLL for (int n = 0; n < N; n++) UNROLL for (int i = 0; i < C; i++) store(part(n, i), sum[i][n]);
 }
 
-void attend8(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
-    const int count = queries.count, quads = quads_of(kv), padded = kv.padded_dim, stride = padded + TILE;
+template <bool WIDE> void score_all(const KvView& kv, const Queries& queries, const Span& span, float* scores) {
+    for (int near = span.first; near < span.last; near += IN_CACHE)
+        in_pieces(queries.count, [&](auto number, int done) {
+            constexpr int N = decltype(number)::value, G = fitting(N, WIDE ? WIDE_SCORES : SCORES);
+            for (int g = near; g < near + IN_CACHE && g < span.last; g += G)
+                score<WIDE, N, G>(span, g, queries.words + done, queries.starts + done, words_of(kv),
+                                  scores + done * SPLIT);
+        });
+}
+
+void attend_integers(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
+    const int count = queries.count, padded = kv.padded_dim, stride = padded + TILE;
     Range all = seen(queries, 0, split);
     for (int n = 1; n < count; n++) {
         const Range range = seen(queries, n, split);
@@ -382,44 +422,48 @@ void attend8(const KvView& kv, const Queries& queries, int split, float* scratch
     auto* weights = reinterpret_cast<quad_t*>(scratch + count * SPLIT);
     Span span;
     find_span(kv, queries, split, all, scratch + count * SPLIT * 3 / 2, span);
-    for (int near = span.first; near < span.last; near += IN_CACHE)
-        in_pieces(count, [&](auto number, int done) {
-            constexpr int N = decltype(number)::value, G = fitting(N, SCORES);
-            for (int g = near; g < near + IN_CACHE && g < span.last; g += G)
-                score8<N, G>(span, g, queries.quads + done, queries.starts + done, quads, scores + done * SPLIT);
-        });
+    if (is_wide(kv)) score_all<true>(kv, queries, span, scores);
+    else score_all<false>(kv, queries, span, scores);
     float units[MOST][CHUNKS];
-    weights8(queries, span, all, split, scores, weights, units, parts + padded, stride);
+    find_weights(queries, span, all, split, scores, weights, units, parts + padded, stride);
     in_pieces<VALUE_QUERIES>(count, [&](auto number, int done) {
         constexpr int N = decltype(number)::value, C = fitting(N, VALUES);
         const quad_t* w = weights + done * (SPLIT / 4) * QUAD_PARTS;
         int c = 0;
         for (; c + C * TILE <= padded; c += C * TILE)
-            weigh8<N, C>(span, padded, w, units + done, c, parts + done * stride);
+            weigh_values<N, C>(span, padded, w, units + done, c, parts + done * stride);
         if constexpr (C > 1)
-            for (; c < padded; c += TILE) weigh8<N, 1>(span, padded, w, units + done, c, parts + done * stride);
+            for (; c < padded; c += TILE) weigh_values<N, 1>(span, padded, w, units + done, c, parts + done * stride);
     });
 }
 
 // --- Storing ---------------------------------------------------------------------------------------------------------
 
-void store8(const KvView& kv, int64_t block, int offset, float* key, const float* value) {
+// Sixteen values of a key go to words that lie `next` bytes apart.
+INLINE void put_key(I values, bool wide, int count, uint8_t* to, int64_t next) {
+    uint8_t bytes[2 * TILE];
+    if (wide) store_i16(reinterpret_cast<int16_t*>(bytes), values);
+    else store_bytes(bytes, iadd(values, KEY_ZERO));
+    for (int j = 0; j * (wide ? 2 : 4) < count; j++) memcpy(to + j * next, bytes + 4 * j, 4);
+}
+
+void store_integers(const KvView& kv, int64_t block, int offset, float* key, const float* value) {
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
-    const int n = kv.head_dim, quads = quads_of(kv), padded = kv.padded_dim;
-    const bool loose = is_loose(kv);
-    turn(key, n);
+    const int n = kv.head_dim, padded = kv.padded_dim;
+    const bool loose = is_loose(kv), wide = is_wide(kv);
+    if (!wide) turn(key, n);
+    const float limit = largest_integer(kv);
     const F most_key = set1(hlargest(largest_of(key, n))), most_value = set1(hlargest(largest_of(value, n)));
-    const F key_inverse = into_integers(most_key, KEY), value_inverse = into_integers(most_value, VALUE);
-    const float key_scale = first(worth_of_integers(most_key, KEY));
-    const float value_scale = first(worth_of_integers(most_value, VALUE));
-    uint8_t* k = keys + static_cast<int64_t>(offset) * (loose ? quads : 1) * 4;
+    const F key_inverse = into_integers(most_key, limit), value_inverse = into_integers(most_value, BYTE);
+    const float key_scale = first(worth_of_integers(most_key, limit));
+    const float value_scale = first(worth_of_integers(most_value, BYTE));
+    uint8_t* k = keys + static_cast<int64_t>(offset) * (loose ? words_of(kv) : 1) * 4;
     const int64_t next = (loose ? 1 : kv.block_size) * 4;
     uint8_t* v = values + static_cast<int64_t>(loose ? offset : offset / 4 * 4) * padded;
     for (int i = 0; i < n; i += TILE) {
-        uint8_t bytes[TILE];
-        store_bytes(bytes, iadd(round_int(mul(load_n(key + i, n - i), key_inverse)), KEY_ZERO));
-        for (int j = 0; j < TILE && i + j < n; j += 4) memcpy(k + (i + j) / 4 * next, bytes + j, 4);
+        put_key(round_int(mul(load_n(key + i, n - i), key_inverse)), wide, n - i < TILE ? n - i : TILE,
+                k + i / (wide ? 2 : 4) * next, next);
         const I integers = round_int(mul(load_n(value + i, n - i), value_inverse));
         if (loose) store_bytes(v + i, integers);
         else store_of_quads(v + i * 4, offset % 4, integers);
