@@ -159,12 +159,11 @@ struct Attention : Instruction {
     }
 
     void turn(const Program& program, int64_t row, const float* head, const float* norm, float* to) const {
-        if (norm) program.kernels().norm(head, norm, nullptr, shape.head_dim, shape.norm_eps, to);
-        else memcpy(to, head, static_cast<size_t>(shape.head_dim) * 4);
+        if (norm) program.kernels().norm(head, norm, nullptr, shape.head_dim, shape.norm_eps, to), head = to;
         const Program::Rope& rope = program.rope(shape.rope);
         const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
-        program.kernels().rotate(to, rope.cos.data() + row * half, rope.sin.data() + row * half, static_cast<int>(half),
-                                 rope.interleaved);
+        program.kernels().rotate(head, rope.cos.data() + row * half, rope.sin.data() + row * half,
+                                 static_cast<int>(half), rope.interleaved, shape.head_dim, to);
     }
 
     const float* row_of(const Program& program, const Step& step, int thread, int64_t row) const {
@@ -278,11 +277,9 @@ struct Attention : Instruction {
         for (int n = 0; n < count; n++) {
             const int64_t row = item.first + (from + n) / group(),
                           column = (static_cast<int64_t>(head) * group() + (from + n) % group()) * shape.head_dim;
-            float* values = state + n * state_floats();
-            program.kernels().finish(values, shape.head_dim, padded(), values);
-            if (out.f32)
-                memcpy(program.floats(out.f32, step, thread) + row * width + column, values,
-                       static_cast<size_t>(shape.head_dim) * 4);
+            const float* sums = state + n * state_floats();
+            float* values = out.f32 ? program.floats(out.f32, step, thread) + row * width + column : state;
+            program.kernels().finish(sums, shape.head_dim, padded(), values);
             if (!out.q8) continue;
             const BlockRow to = program.block_row(out, step, thread, width, row);
             // Weighted means of values: none stands out.

@@ -88,7 +88,8 @@ struct Kernels {
     // out = add (or null) + bias (or null) + part, likewise; add lies as out does.
     void (*put)(const float* part, int rows, int n, const float* bias, const float* add, float* out, int64_t stride);
     void (*softcap)(float* x, int n, float cap);
-    void (*rotate)(float* x, const float* cos, const float* sin, int half, bool interleaved);
+    // The first two halves of n channels; the others stay as they are.
+    void (*rotate)(const float* x, const float* cos, const float* sin, int half, bool interleaved, int n, float* out);
 
     // The key is changed.
     void (*store_kv)(const KvView& kv, int64_t block, int offset, float* key, const float* value);

@@ -200,20 +200,22 @@ void softcap(float* x, int n, float cap) {
     }
 }
 
-void rotate(float* x, const float* cos, const float* sin, int half, bool interleaved) {
+void rotate(const float* x, const float* cos, const float* sin, int half, bool interleaved, int n, float* out) {
     if (interleaved) {
         for (int i = 0; i < half; i++) {
-            float a = x[2 * i], b = x[2 * i + 1];
-            x[2 * i] = a * cos[i] - b * sin[i];
-            x[2 * i + 1] = a * sin[i] + b * cos[i];
+            const float a = x[2 * i], b = x[2 * i + 1];
+            out[2 * i] = a * cos[i] - b * sin[i];
+            out[2 * i + 1] = a * sin[i] + b * cos[i];
         }
-        return;
+    } else {
+        for (int i = 0; i < half; i += TILE) {
+            const F a = load_n(x + i, half - i), b = load_n(x + half + i, half - i);
+            const F c = load_n(cos + i, half - i), s = load_n(sin + i, half - i);
+            store_n(out + i, sub(mul(a, c), mul(b, s)), half - i);
+            store_n(out + half + i, add(mul(a, s), mul(b, c)), half - i);
+        }
     }
-    for (int i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half];
-        x[i] = a * cos[i] - b * sin[i];
-        x[i + half] = a * sin[i] + b * cos[i];
-    }
+    for (int i = 2 * half; i < n; i++) out[i] = x[i];
 }
 
 void fill_rows(Kernels& kernels) {

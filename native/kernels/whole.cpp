@@ -149,14 +149,14 @@ INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, 
 // The 16 weights at place k of a tile, in units of a sixteenth of their worth.
 template <bool MIN> INLINE F column(const uint8_t* tile, int k) {
     constexpr int UNIT = codes_in_unit(MIN) + 2 * CODE_BYTES;
-    const int b = k / BLOCK, q = k % BLOCK / 4;
+    const auto place = static_cast<unsigned>(k), b = place / BLOCK, q = place % BLOCK / 4;
     const uint8_t* unit = tile + TILE * 4 + b / 2 * UNIT;
     const uint8_t* codes = unit + codes_in_unit(MIN) + b % 2 * CODE_BYTES;
-    const F code = to_float(iadd(load_bits(codes + 64 * (q % 4), 8 * (k % 4) + (q < 4 ? 0 : 4), 15), -MIDDLE_CODE));
-    const F d = half_of(iload(unit), b % 2);
+    const F code = to_float(iadd(load_bits(codes + 64 * (q % 4), static_cast<int>(8 * (place % 4) + (q & 4)), 15), -MIDDLE_CODE));
+    const F d = half_of(iload(unit), static_cast<int>(b % 2));
     if constexpr (!MIN) return mul(d, code);
     static_assert(WHOLE_SCALE == 16 * WHOLE_UNIT);
-    return fma(d, code, mul(half_of(iload(unit + TILE * 4), b % 2), set1(16.0f)));
+    return fma(d, code, mul(half_of(iload(unit + TILE * 4), static_cast<int>(b % 2)), set1(16.0f)));
 }
 
 // Apart from the products: in one function with them the compiler keeps their sums in memory.
