@@ -76,22 +76,35 @@ void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* out
 
 // --- Rows whose scales are whole numbers -----------------------------------------------------------------------------
 
-// What the sum of a kernel begins with, and Σq.
-#if defined(KERNEL_ISA_AVX2)
-INLINE int start_of(const int8_t* q, I, I, int32_t& start) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-    __m128i sums = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+// Puts 32 integers in their place with what a kernel's sum begins with, and gives their sum.
+#if defined(KERNEL_ISA_AVX512)
+INLINE int put_bytes(I low, I high, WholeBlock& out) {
+    const __m256i bytes = _mm256_set_m128i(_mm512_cvtsepi32_epi8(high), _mm512_cvtsepi32_epi8(low));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q), bytes);
+    const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+    const int result = _mm_cvtsi128_si32(sum) - BLOCK * 128;
+    out.start = -MIDDLE_CODE * result;
+    return result;
+}
+#elif defined(KERNEL_ISA_AVX2)
+INLINE int put_bytes(I low, I high, WholeBlock& out) {
+    store_i8(out.q, low), store_i8(out.q + 16, high);
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(out.q));
+    const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(out.q + 16)), one = _mm_set1_epi8(1);
+    __m128i sums = _mm_add_epi16(_mm_maddubs_epi16(one, first), _mm_maddubs_epi16(one, second));
     sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4E));
     sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xB1));
-    start = _mm_cvtsi128_si32(_mm_mullo_epi16(sums, _mm_set1_epi16(-MIDDLE_CODE)));
+    out.start = _mm_cvtsi128_si32(_mm_mullo_epi16(sums, _mm_set1_epi16(-MIDDLE_CODE)));  // for even and odd pairs
     return static_cast<int16_t>(_mm_extract_epi16(sums, 0)) + static_cast<int16_t>(_mm_extract_epi16(sums, 1));
 }
 #else
-INLINE int start_of(const int8_t* q, I low, I high, int32_t& start) {
-    const int sum = sum16(q, low) + sum16(q + 16, high);
-    start = -MIDDLE_CODE * sum;
-    return sum;
+INLINE int put_bytes(I low, I high, WholeBlock& out) {
+    store_i8(out.q, low), store_i8(out.q + 16, high);
+    const int result = isum(low + high);
+    out.start = -MIDDLE_CODE * result;
+    return result;
 }
 #endif
 
@@ -129,9 +142,8 @@ void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Out
             for (; apart != end && apart->k / BLOCK == b; apart++) rest[apart->k % BLOCK] = 0.0f;
             from = rest;
         }
-        const I low = round_int(mul(load(from), scale)), high = round_int(mul(load(from + 16), scale));
-        store_i8(block.q, low), store_i8(block.q + 16, high);
-        sums[b % 2] = (share * start_of(block.q, low, high, block.start) + WHOLE_UNIT) >> 11;
+        const int sum_of_block = put_bytes(round_int(mul(load(from), scale)), round_int(mul(load(from + 16), scale)), block);
+        sums[b % 2] = (share * sum_of_block + WHOLE_UNIT) >> 11;
         out[(b - b % 2) * stride].pair[b % 2] = static_cast<int16_t>(share);
         if (b % 2) block.pair[0] = static_cast<int16_t>(sums[0]), block.pair[1] = static_cast<int16_t>(sums[1]);
     }
