@@ -50,15 +50,16 @@ def attend(bench: Bench, spec: AttentionSpec, rows: np.ndarray, batch: Batch) ->
 def compare(isa: str, spec: AttentionSpec, batch: Batch, block_size: int = 32, kv_dtype: Any = "f32") -> float:
     rows = rows_for(spec, len(batch.ids))
     ours = attend(bench_for(CpuOps(threads=2, isa=isa), spec, block_size, kv_dtype), spec, rows, batch)
-    kept = "f32" if kv_dtype == "q8" else kv_dtype
+    kept = "f32" if kv_dtype in INTEGERS else kv_dtype
     return distance(ours, attend(bench_for(ReferenceOps(), spec, block_size, kept), spec, rows, batch))
 
 
+INTEGERS = ["k16v8", "q8"]
 SHAPES = [(1, 1, 8), (2, 1, 10), (4, 2, 16), (9, 3, 64), (8, 1, 80), (4, 1, 96), (4, 2, 128), (3, 3, 24), (16, 1, 32)]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [*SHAPES, (2, 1, 256)])
-@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("q8", 0.01)])
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("k16v8", 0.008), ("q8", 0.01)])
 def test_shapes(isa: str, heads: int, kv_heads: int, dim: int, kv_dtype: str, limit: float) -> None:
     spec = spec_of(heads, kv_heads, dim)
     batch = make_batch([(0, 50, [5, 3]), (0, 1, [9]), (0, 7, [1])], 32)
@@ -66,7 +67,7 @@ def test_shapes(isa: str, heads: int, kv_heads: int, dim: int, kv_dtype: str, li
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 8, 16, 24, 32, 64])
-@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("f16", 2e-6), ("q8", 0.01)])
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 2e-6), ("f16", 2e-6), ("k16v8", 0.008), ("q8", 0.01)])
 def test_blocks_and_types(isa: str, block_size: int, kv_dtype: str, limit: float) -> None:
     blocks = np.random.default_rng(1).permutation(64)
     count = min(40, 50 * block_size)
@@ -88,7 +89,7 @@ def test_blocks_and_types(isa: str, block_size: int, kv_dtype: str, limit: float
         {"q_norm": vector(np.linspace(-1, 2, 32)), "k_norm": vector(np.linspace(2, -1, 32)), "norm_eps": 1e-3},
     ],
 )
-@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 3e-6), ("q8", 0.011)])
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("f32", 3e-6), ("k16v8", 0.008), ("q8", 0.011)])
 def test_variants(isa: str, changes: dict[str, Any], kv_dtype: str, limit: float) -> None:
     batch = make_batch([(0, 300, range(10)), (0, 20, [20])], 32)
     assert compare(isa, spec_of(6, 2, 32, **changes), batch, kv_dtype=kv_dtype) < limit
@@ -96,7 +97,8 @@ def test_variants(isa: str, changes: dict[str, Any], kv_dtype: str, limit: float
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(
-    ("kv_dtype", "block_size"), [("q8", 32), ("q8", 4), ("q8", 16), ("q8", 48), ("f16", 32), ("f16", 4)]
+    ("kv_dtype", "block_size"),
+    [*((kv_dtype, size) for kv_dtype in INTEGERS for size in (32, 4, 16, 48)), ("f16", 32), ("f16", 4)],
 )
 def test_pieces_and_crowds_have_the_same_bits(isa: str, window: int | None, kv_dtype: str, block_size: int) -> None:
     spec = spec_of(6, 2, 32, window=window)
@@ -119,14 +121,17 @@ def test_pieces_and_crowds_have_the_same_bits(isa: str, window: int | None, kv_d
 
 @pytest.mark.parametrize("changes", [{}, {"window": 130}, {"softcap": 5.0}])
 @pytest.mark.parametrize("dim", [10, 64, 80])
-def test_8_bit_attention_has_the_same_bits_in_blocks_of_any_size(isa: str, dim: int, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kv_dtype", INTEGERS)
+def test_integers_have_the_same_bits_in_blocks_of_any_size(
+    isa: str, kv_dtype: str, dim: int, changes: dict[str, Any]
+) -> None:
     """Gathered or not, and whatever the last block's unwritten bytes are."""
     spec = spec_of(6, 2, dim, **changes)
     rows = rows_for(spec, 300)
     found = []
     for size in (4, 16, 32, 48):
         table = np.random.default_rng(size).permutation(80)[: -(-300 // size)]
-        bench = bench_for(CpuOps(threads=2, isa=isa), spec, size, "q8", 80)
+        bench = bench_for(CpuOps(threads=2, isa=isa), spec, size, kv_dtype, 80)
         found.append(attend(bench, spec, rows, make_batch([(0, 300, table)], size)))
     for other in found[1:]:
         assert np.array_equal(other, found[0])
@@ -135,15 +140,16 @@ def test_8_bit_attention_has_the_same_bits_in_blocks_of_any_size(isa: str, dim: 
 @pytest.mark.skipif(len(ISAS) < 2, reason="one set of kernels alone")
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [*SHAPES, (2, 1, 256)])
 @pytest.mark.parametrize("block_size", [4, 32])
-def test_8_bit_attention_has_the_same_bits_in_all_sets_of_kernels(
-    heads: int, kv_heads: int, dim: int, block_size: int
+@pytest.mark.parametrize("kv_dtype", INTEGERS)
+def test_integers_have_the_same_bits_in_all_sets_of_kernels(
+    kv_dtype: str, heads: int, kv_heads: int, dim: int, block_size: int
 ) -> None:
     """What is stored, in all of them. What is computed of it, where multiplying and adding are one operation."""
     spec = spec_of(heads, kv_heads, dim, window=270)
     rows = rows_for(spec, 290)
     stored, found = {}, {}
     for isa in ISAS:
-        bench = bench_for(CpuOps(threads=2, isa=isa), spec, block_size, "q8", 80)
+        bench = bench_for(CpuOps(threads=2, isa=isa), spec, block_size, kv_dtype, 80)
         found[isa] = attend(bench, spec, rows, make_batch([(0, 290, range(-(-290 // block_size)))], block_size))
         stored[isa] = b"".join(bench.kv.read_block(block) for block in range(290 // block_size))
     assert len(set(stored.values())) == 1
@@ -152,7 +158,7 @@ def test_8_bit_attention_has_the_same_bits_in_all_sets_of_kernels(
     assert distance(found["plain"], fused[0]) < 1e-4
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "q8"])
+@pytest.mark.parametrize("kv_dtype", ["f32", *INTEGERS])
 def test_neighbours_change_nothing(isa: str, kv_dtype: str) -> None:
     spec = spec_of(6, 2, 32)
     bench = bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype=kv_dtype)
@@ -165,7 +171,7 @@ def test_neighbours_change_nothing(isa: str, kv_dtype: str) -> None:
     assert np.array_equal(y[60], alone[199])
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "q8"])
+@pytest.mark.parametrize("kv_dtype", ["f32", *INTEGERS])
 def test_a_row_never_sees_what_comes_after_it(isa: str, kv_dtype: str) -> None:
     spec = spec_of(6, 2, 32)
     bench = bench_for(CpuOps(threads=1, isa=isa), spec, kv_dtype=kv_dtype)
@@ -180,12 +186,15 @@ def test_a_row_never_sees_what_comes_after_it(isa: str, kv_dtype: str) -> None:
 @pytest.mark.parametrize("block_size", [4, 32])
 @pytest.mark.parametrize("place", ["q", "k", "v"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_a_number_spoils_those_who_see_it_alone(isa: str, bad: float, place: str, block_size: int) -> None:
+@pytest.mark.parametrize("kv_dtype", INTEGERS)
+def test_what_is_not_a_number_spoils_those_who_see_it_alone(
+    isa: str, kv_dtype: str, bad: float, place: str, block_size: int
+) -> None:
     """One channel of one row: of a query, its own answer; of a key or a value, those of the rows that see it."""
     spec = spec_of(2, 1, 32, window=40)
     rows = rows_for(spec, 120)
     batch = make_batch([(0, 120, range(-(-120 // block_size)))], block_size)
-    bench = bench_for(CpuOps(threads=1, isa=isa), spec, block_size, "q8")
+    bench = bench_for(CpuOps(threads=1, isa=isa), spec, block_size, kv_dtype)
     clean = attend(bench, spec, rows, batch).reshape(120, 2, 32)
     rows[50, {"q": 40, "k": 70, "v": 100}[place]] = bad
     y = attend(bench, spec, rows, batch).reshape(120, 2, 32)
@@ -206,33 +215,37 @@ def hadamard(size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_integers_lose_nothing_to_the_largest_they_can_be(isa: str, dim: int) -> None:
+@pytest.mark.parametrize("kv_dtype", INTEGERS)
+def test_integers_lose_nothing_to_the_largest_they_can_be(isa: str, kv_dtype: str, dim: int) -> None:
     """Equal magnitudes everywhere are the largest sums there can be: none may wrap around, nor may its opposite."""
     spec = spec_of(2, 1, dim, rope=rope(0))
-    signs = np.random.default_rng(3).choice([-1.0, 1.0], dim) @ hadamard(dim)  # all ones, once the kernel turns them
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], dim)
+    if kv_dtype == "q8":
+        signs = signs @ hadamard(dim)  # all ones, once the kernel turns them
     rows = np.tile(signs, (300, 4)).astype(np.float32)
     rows[:, 3 * dim :] = 1.0
     rows[1::2, 2 * dim :] *= -1
-    y = attend(bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype="q8"), spec, rows, plain(300))
+    y = attend(bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype=kv_dtype), spec, rows, plain(300))
     assert np.abs(y - 1).max() < 1e-3
 
 
-def test_large_channels_leave_the_others_their_bits(isa: str) -> None:
-    """One channel of the keys is thirty times the others, as models have it: turned, all share it."""
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("k16v8", 0.008), ("q8", 0.025)])
+def test_large_channels_leave_the_others_their_bits(isa: str, kv_dtype: str, limit: float) -> None:
+    """One channel of the keys is thirty times the others, as models have it: 16 bits are enough, 8 are turned."""
     spec = spec_of(6, 2, 64, rope=rope(0))
     rows = rows_for(spec, 300).reshape(300, 10, 64)
     rows[:, 6:8, 5] *= 30
     rows[:, :6, 5] *= 0.1
     rows = rows.reshape(300, 640)
-    ours = attend(bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype="q8"), spec, rows, plain(300))
-    assert distance(ours, attend(bench_for(ReferenceOps(), spec), spec, rows, plain(300))) < 0.025
+    ours = attend(bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype=kv_dtype), spec, rows, plain(300))
+    assert distance(ours, attend(bench_for(ReferenceOps(), spec), spec, rows, plain(300))) < limit
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-38, 1e-30, 1e-12, 1e12])
 def test_8_bit_values_of_any_size(isa: str, size: float) -> None:
     spec = spec_of(2, 1, 32)
     rows = rows_for(spec, 300)
-    bench = bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype="q8")
+    bench = bench_for(CpuOps(threads=2, isa=isa), spec, kv_dtype="k16v8")
     usual = attend(bench, spec, rows, plain(300))
     rows[:, 96:] *= np.float32(size)
     y = attend(bench, spec, rows, plain(300))
@@ -255,7 +268,7 @@ def test_a_block_written_in_this_step_can_be_read_by_another_sequence(isa: str) 
         assert distance(ours, theirs) < 2e-6
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "q8"])
+@pytest.mark.parametrize("kv_dtype", ["f32", *INTEGERS])
 def test_blocks_are_copied_saved_and_restored(isa: str, kv_dtype: str) -> None:
     spec = spec_of(4, 2, 16)
     bench = bench_for(CpuOps(threads=1, isa=isa), spec, kv_dtype=kv_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ops.conftest import Bench, distance, plain_batch, random_weight, vector
+from tests.ops.conftest import ISAS, Bench, distance, plain_batch, random_weight, vector
 from unspool.ops.cpu import CpuOps
 from unspool.weights.formats import FORMATS
 from unspool.weights.weight import Weight
@@ -108,9 +108,77 @@ def test_outliers_do_not_spoil_their_block(bench: Bench) -> None:
     assert np.abs(y - wanted).max() < 1.0  # 8 bits of the whole block would be off by tens
 
 
-def test_bias_residual_and_mixed_parts(bench: Bench) -> None:
+@pytest.mark.parametrize("format", ["q4_0", "q4_1"])
+@pytest.mark.parametrize("columns", [32, 96, 1024, 1056, 2080])
+def test_whole_scales_of_odd_and_many_blocks(bench: Bench, format: str, columns: int) -> None:
+    """Blocks go in pairs, and sums become floats after 32 of them. Scales that differ by far keep their weight."""
+    rng = np.random.default_rng(11)
+    weight = random_weight(rng, 33, columns, format)
+    x = rng.standard_normal((14, columns)).astype(np.float32)
+    x[:, : columns // 2] *= 0.01
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    assert distance(y, x.astype(np.float64) @ weight.dequantize().astype(np.float64).T) < 0.008
+    assert np.array_equal(bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x[13:])[0], y[13])
+
+
+@pytest.mark.skipif(len(ISAS) < 3, reason="one set of kernels with fused operations at most")
+@pytest.mark.parametrize("format", FORMATS)
+def test_sets_of_kernels_agree_to_the_bit(format: str) -> None:
+    rng = np.random.default_rng(12)
+    weight = random_weight(rng, 40, 512, format)
+    x = rng.standard_normal((29, 512)).astype(np.float32)
+    x[:, 100] *= 30
+    found = []
+    for isa in ISAS:
+        bench = Bench(CpuOps(threads=2, isa=isa))
+        matrix = bench.ops.matrix([weight])
+        found.append(bench.run(lambda ops, x, b, kv, m=matrix: ops.linear(x, m), x))
+    fused = [y for y, isa in zip(found, ISAS, strict=True) if isa != "plain"]
+    assert np.array_equal(fused[0], fused[1])
+    assert all(distance(y, fused[0]) < 2e-6 for y in found)
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q4_1"])
+def test_scales_without_measure(bench: Bench, format: str) -> None:
+    """A row of weights without a scale, or with one that is no number, is none; its neighbours are as they were."""
+    rng = np.random.default_rng(13)
+    weight = random_weight(rng, 20, 128, format)
+    blocks = np.frombuffer(weight.raw, np.uint8).reshape(20, 4, -1).copy()
+    blocks[3, :, : 2 if format == "q4_0" else 4] = 0
+    blocks[5, 2, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    blocks[7, 1, :2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
+    x = rng.standard_normal((9, 128)).astype(np.float32)
+
+    def product(weight: Weight) -> np.ndarray:
+        matrix = bench.ops.matrix([weight])
+        return bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+
+    y, usual = product(Weight("w", format, (20, 128), blocks.reshape(-1))), product(weight)
+    assert (y[:, 3] == 0).all()
+    assert np.isnan(y[:, [5, 7]]).all()
+    kept = [i for i in range(20) if i not in (3, 5, 7)]
+    assert np.array_equal(y[:, kept], usual[:, kept])
+
+
+def test_a_matrix_is_packed_for_one_kind_of_rows(bench: Bench) -> None:
+    """Whoever looks rows up, or has a head, says so before it is packed: nobody gets rounded values in silence."""
+    rng = np.random.default_rng(14)
+    x = rng.standard_normal((2, 64)).astype(np.float32)
+    matrix = bench.ops.matrix([random_weight(rng, 64, 64, "q4_1")])
+    bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    with pytest.raises(ValueError, match="not packed for such rows"):
+        bench.run(lambda ops, x, b, kv: ops.logits(ops.take(x, b), matrix), x, plain_batch(2, [1]))
+    with pytest.raises(ValueError, match="not packed for looking up rows"):
+        bench.ops.compile(lambda b, kv: bench.ops.embed(b, matrix), bench.kv)
+
+
+@pytest.mark.parametrize(
+    "formats", [("q4_k", "f16", "q6_k", "q5_0"), ("q4_1", "f16", "q4_0", "q4_1"), ("q4_1", "q8_0", "q4_0", "f32")]
+)
+def test_bias_residual_and_mixed_parts(bench: Bench, formats: tuple[str, ...]) -> None:
     rng = np.random.default_rng(7)
-    parts = [random_weight(rng, n, 256, f) for n, f in ((40, "q4_k"), (16, "f16"), (9, "q6_k"), (191, "q5_0"))]
+    parts = [random_weight(rng, n, 256, f) for n, f in zip((40, 16, 9, 191), formats, strict=True)]
     x = rng.standard_normal((11, 256)).astype(np.float32)
     bias = rng.standard_normal(256).astype(np.float32)
     matrix, shift = bench.ops.matrix(parts), bench.ops.vector([vector(bias)])

@@ -141,7 +141,8 @@ def test_bandwidth_ends_with_json(capsys: Capture) -> None:
 def test_plan_states_the_formula(chat_model: str, capsys: Capture) -> None:
     assert main(["plan", chat_model, "--kv-tokens", "2048"]) == 0
     out = capsys.readouterr().out
-    assert "160 bytes a token = 2 · 2 layers · 2 KV heads · 16 · 1 byte, and 4 for the scale of each head" in out
+    formula = "2 · 2 layers · 2 KV heads · 16 · 1.5 bytes (keys 2, values 1), and 4 for the scale of each head"
+    assert f"224 bytes a token = {formula}" in out
     assert "room for 2,048 tokens" in out
     assert "decode floor" in out
 
@@ -159,7 +160,7 @@ def test_plan_in_json(short_model: str, base_model: str, capsys: Capture) -> Non
 
 def test_plan_refuses_what_an_engine_would(chat_model: str, capsys: Capture) -> None:
     assert main(["plan", chat_model, "--kv-dtype", "f8"]) == 2
-    assert "--kv-dtype is 'f8'; allowed: auto, q8, f16, f32" in capsys.readouterr().err
+    assert "--kv-dtype is 'f8'; allowed: auto, k16v8, f16, q8, f32" in capsys.readouterr().err
     assert main(["plan", chat_model, "--kv-tokens", "0"]) == 2
     assert "kv_tokens is 0" in capsys.readouterr().err
 

@@ -219,7 +219,8 @@ def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
     bits = 8 * plan.weight_bytes / plan.parameters
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
     scale = ", and 4 for the scale of each head"
-    each = {"f32": "4 bytes", "f16": "2 bytes", "k16v8": f"2 and 1 bytes{scale}", "q8": f"1 byte{scale}"}[plan.kv_dtype]
+    mean = f"1.5 bytes (keys 2, values 1){scale}"
+    each = {"f32": "4 bytes", "f16": "2 bytes", "k16v8": mean, "q8": f"1 byte{scale}"}[plan.kv_dtype]
     factors = f"2 · {plan.num_layers} layers · {plan.num_kv_heads} KV heads · {plan.head_dim} · {each}"
     fitting = ", or ".join(f"{count:,} of {length:,} tokens" for length, count in plan.requests.items())
     whole = f"{size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache"
