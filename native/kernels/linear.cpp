@@ -441,6 +441,11 @@ template <Format FMT> INLINE F column(const uint8_t* tile, int k) {
     }
 }
 
+// Apart from the products: in one function with them the compiler may keep their sums in memory.
+template <Format FMT> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
+    add_outliers(panel, out, [&](int k) { return column<FMT>(tile, k); });
+}
+
 // No prefetching: the processor's own follows a straight line better than any instruction that was tried.
 template <Format FMT, int R, int STRIDE = R, class Row>
 INLINE void tile_rows(const uint8_t* tile, int64_t k, const Row* x, float* out) {
@@ -503,7 +508,7 @@ template <Format FMT, int R> void call(const uint8_t* tile, int64_t k, const Pan
     } else {
         constexpr int PART = IN_PARTS<FMT, R> ? AT_ONCE : R;
         for (int r = 0; r < R; r += PART) tile_rows<FMT, PART, R>(tile, k, panel.q8 + r, out + r * TILE);
-        add_outliers(panel, out, [&](int k) { return column<FMT>(tile, k); });
+        add_outliers_of<FMT>(tile, panel, out);
     }
 }
 
