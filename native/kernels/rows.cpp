@@ -27,6 +27,14 @@ void norm(const float* x, const float* weight, const float* residual, int n, flo
 
 INLINE float largest(const float* x) { return hmax(max(abs(load(x)), abs(load(x + 16)))); }
 
+// Zero, or not a number if one of a row's is not finite: added to a scale, it tells whoever reads the row.
+INLINE float spoilt(const float* x, int blocks) {
+    F low = zero(), high = zero();
+    for (int i = 0; i < blocks * BLOCK; i += BLOCK)
+        low = fma(load(x + i), zero(), low), high = fma(load(x + i + 16), zero(), high);
+    return hsum(add(low, high));
+}
+
 INLINE void quantize_block(const float* x, float most, QBlock* out) {
     const bool empty = most < 1e-30f;  // a scale this small has no reciprocal
     F inverse = set1(empty ? 0.0f : 127.0f / most);
@@ -60,16 +68,16 @@ void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* out
     }
     float sum = 0.0f;
     for (int b = 0; b < blocks; b++) sum += out[b * stride].d = largest(x + b * BLOCK);
-    const float limit = OUTLYING * sum / static_cast<float>(blocks);
+    const float limit = OUTLYING * sum / static_cast<float>(blocks), spoils = spoilt(x, blocks);
     outliers->count = 0;
     for (int b = 0; b < blocks; b++) {
         QBlock* to = out + b * stride;
         if (to->d > limit) {
             float rest[BLOCK];
             set_apart(x + b * BLOCK, limit, b, blocks, outliers, rest);
-            quantize_block(rest, largest(rest), to);
+            quantize_block(rest, largest(rest) + spoils, to);
         } else {
-            quantize_block(x + b * BLOCK, to->d, to);
+            quantize_block(x + b * BLOCK, to->d + spoils, to);
         }
     }
 }
@@ -112,7 +120,7 @@ void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Out
     // A block's largest magnitude waits in its place until all are known.
     typedef float __attribute__((may_alias)) waiting_t;
     auto largest_at = [&](int b) -> waiting_t& { return *reinterpret_cast<waiting_t*>(&out[b * stride].start); };
-    float sum = 0.0f, most = 0.0f;
+    float sum = spoilt(x, blocks), most = 0.0f;
     for (int b = 0; b < blocks; b++) sum += largest_at(b) = largest(x + b * BLOCK);
     const float limit = OUTLYING * sum / static_cast<float>(blocks);
     outliers->count = 0;
@@ -156,8 +164,9 @@ void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Out
 }
 
 void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
+    const float spoils = spoilt(x, blocks);
     for (int b = 0; b < blocks; b++, x += BLOCK, out += stride) {
-        const float most = largest(x);
+        const float most = largest(x) + spoils;
         const bool empty = most < 1e-30f;
         const F inverse = set1(empty ? 0.0f : 32767.0f / most);
         const I low = round_int(mul(load(x), inverse)), high = round_int(mul(load(x + 16), inverse));

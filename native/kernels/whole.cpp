@@ -13,9 +13,9 @@ constexpr int codes_in_unit(bool min) { return min ? 2 * TILE * 4 : TILE * 4; } 
 
 #if defined(KERNEL_ISA_AVX512)
 
-// One row's products come faster as the compiler likes them.
 INLINE void dot_words(I& c, I a, I b) { asm("vpdpwssd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
 
+// One row's products come faster as the compiler likes them.
 template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {
     const I w = nibble<Q>(codes);
     UNROLL for (int r = 0; r < R; r++) {
@@ -45,7 +45,7 @@ template <int R> INLINE void dot_block(const uint8_t* codes, const WholeBlock* x
 
 template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const WholeBlock* x, int stride, I (&sum)[R]) {
     const uint8_t* codes = unit + codes_in_unit(MIN);
-    I d = iload(unit), m = iload(unit + TILE * 4);
+    I d = iload(unit), m = MIN ? iload(unit + TILE * 4) : izero();
     asm volatile("" : "+v"(d), "+v"(m));  // now, in the order in which they lie
     I first[R], second[R];
     dot_block<R>(codes, x, first);
