@@ -179,8 +179,8 @@ void bind_building(nb::class_<Program>& program) {
             [](Program& self, Given f32, Given q8, const std::string& rows, const Matrix& weight,
                std::optional<Array<float, 1>> bias, Given residual, float softcap, Given out) {
                 check_tiles(weight, rows);
-                self.linear({operand(f32), operand(q8), rows_of(rows)}, &weight, pointer(bias, weight.rows()), operand(residual),
-                            softcap, operand(out));
+                self.linear({operand(f32), operand(q8), rows_of(rows)}, &weight, pointer(bias, weight.rows()),
+                            operand(residual), softcap, operand(out));
             },
             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "rows"_a, "weight"_a,
             "bias"_a.none(), "residual"_a.none(), "softcap"_a, "out"_a)
@@ -228,7 +228,8 @@ void bind_program(nb::module_& m) {
     m.def("address_of", [](Array<uint8_t, 1> data) { return reinterpret_cast<uintptr_t>(data.data()); });
     // Of packed tiles; the same for every instruction set so far.
     m.def("layout_version", [](const std::string& isa) { return (void)kernels_of(isa), LAYOUT_VERSION; }, "isa"_a);
-    m.def("block_row_bytes", [](const std::string& rows, int64_t width) { return row_of_blocks_bytes(rows_of(rows), width); });
+    m.def("block_row_bytes",
+          [](const std::string& rows, int64_t width) { return row_of_blocks_bytes(rows_of(rows), width); });
     nb::class_<Pool>(m, "Pool").def_prop_ro("threads", &Pool::threads);
     m.def("shared_pool", &Pool::shared);
     nb::class_<Arena>(m, "Arena")

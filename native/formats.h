@@ -86,7 +86,8 @@ static_assert(sizeof(FineBlock) == 2 * sizeof(QBlock));
 //   weight = worth · (d / 16 · (code - 8) + m), with d and m rounded; |d| <= 16384, |m| <= 8191
 //   activation = scale · share / 2048 · q
 //   sum += ((d · share + 2¹⁴) >> 15) · Σ (code - 8) · q + m · ((share · Σq + 1024) >> 11), in units of worth · scale
-constexpr int WHOLE_SCALE = 16384, WHOLE_MIN = 8191, WHOLE_UNIT = 1024, WHOLE_SHARE = 2048, MIDDLE_CODE = 8;
+constexpr int WHOLE_SCALE = 16384, WHOLE_MIN = 8191, WHOLE_UNIT = 1024, MIDDLE_CODE = 8;
+constexpr int WHOLE_SHARE_BITS = 11, WHOLE_SHARE = 1 << WHOLE_SHARE_BITS;
 constexpr int WHOLE_BLOCKS = 32;  // so many blocks' sums fit 32 bits
 static_assert(int64_t{WHOLE_BLOCKS} * (int64_t{WHOLE_UNIT} * MIDDLE_CODE * 127 * BLOCK + int64_t{WHOLE_MIN} * 127 * BLOCK) <=
               INT32_MAX);

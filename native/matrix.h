@@ -51,7 +51,9 @@ public:
     void keep_exact() { whole_ = false; }
     // Its 8-bit rows are whole ones (formats.h).
     bool whole() const { return whole_; }
-    Format tile_format(Format format) const { return !whole_ ? format : format == Q4_0 ? W4_0 : format == Q4_1 ? W4_1 : format; }
+    Format tile_format(Format format) const {
+        return !whole_ ? format : format == Q4_0 ? W4_0 : format == Q4_1 ? W4_1 : format;
+    }
     bool wants_f32() const { return wants_f32_; }  // some part takes float32 ones
     int64_t packed_bytes() const;  // of its tiles, when it has them
     const std::vector<TileRef>& tiles() const { return tiles_; }

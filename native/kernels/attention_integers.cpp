@@ -118,7 +118,7 @@ INLINE void find_starts(const int32_t* words, int count, int32_t* starts) {
     I sum = izero();
     int32_t sums[TILE];
     const quad_t ones = QUAD_PARTS == 1 ? 0x01010101 : 0x00010001;
-    for (int j = 0; j < count; j++) dot_values(sum, iload(words + j * MOST), &ones);
+    for (int j = 0; j < count; j++) dot_signed(sum, iload(words + j * MOST), &ones);
     istore(sums, sum);
     for (int i = 0; i < MOST; i++) starts[i] = -KEY_ZERO * sums[i];
 }
@@ -239,7 +239,7 @@ void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, in
                 UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
             UNROLL for (int n = 0; n < N; n++) UNROLL for (int g = 0; g < G; g++) {
                     if constexpr (WIDE) dot_pairs(acc[g][n], k[g], with + n);
-                    else dot_keys(acc[g][n], k[g], with + n);
+                    else dot_unsigned(acc[g][n], k[g], with + n);
                 }
         }
     }
@@ -384,7 +384,7 @@ void weigh_values(const Span& span, int padded, const quad_t* weights, const flo
                     if (N <= 4 && p == 0) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
                     UNROLL for (int n = 0; n < N; n++)
                         UNROLL for (int i = 0; i < C; i++)
-                            dot_values(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS);
+                            dot_signed(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS);
                 }
             }
         UNROLL for (int n = 0; n < N; n++)

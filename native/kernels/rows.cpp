@@ -150,8 +150,8 @@ void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Out
             for (; apart != end && apart->k / BLOCK == b; apart++) rest[apart->k % BLOCK] = 0.0f;
             from = rest;
         }
-        const int sum_of_block = put_bytes(round_int(mul(load(from), scale)), round_int(mul(load(from + 16), scale)), block);
-        sums[b % 2] = (share * sum_of_block + WHOLE_UNIT) >> 11;
+        const I low = round_int(mul(load(from), scale)), high = round_int(mul(load(from + 16), scale));
+        sums[b % 2] = (share * put_bytes(low, high, block) + WHOLE_SHARE / 2) >> WHOLE_SHARE_BITS;
         out[(b - b % 2) * stride].pair[b % 2] = static_cast<int16_t>(share);
         if (b % 2) block.pair[0] = static_cast<int16_t>(sums[0]), block.pair[1] = static_cast<int16_t>(sums[1]);
     }

@@ -59,14 +59,14 @@ INLINE F half_of(I pairs, int upper) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sll_epi32(pairs, _mm_cvtsi32_si128(16 - 16 * upper)), 16));
 }
 // Sixteen quads of bytes are multiplied with one quad in QUAD_PARTS steps: part P of them with what lies at b[P], as
-// store_quads has put it there. Keys are unsigned and theirs are signed, values are signed and theirs are not.
+// store_quads has put it there. Either the sixteen are unsigned (keys) and the one is signed, or the other way (values).
 constexpr int QUAD_PARTS = 1;
 template <int P> INLINE I key_part(I a) { return a; }
 template <int P> INLINE I value_part(I a) { return a; }
-INLINE void dot_keys(I& c, I a, const quad_t* b) {
+INLINE void dot_unsigned(I& c, I a, const quad_t* b) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
 }
-INLINE void dot_values(I& c, I a, const quad_t* b) {
+INLINE void dot_signed(I& c, I a, const quad_t* b) {
     asm("vpdpbusd %1, %2, %0" : "+v"(c) : "v"(a), "v"(_mm512_set1_epi32(*b)));
 }
 INLINE void store_quads(quad_t* p, I a) {
@@ -210,8 +210,8 @@ template <int P> INLINE __m256i key_part(__m256i x) {
 template <int P> INLINE I key_part(I x) { return {key_part<P>(x.a), key_part<P>(x.b)}; }
 template <int P> INLINE __m256i value_part(__m256i x) { return _mm256_srai_epi16(P ? x : _mm256_slli_epi16(x, 8), 8); }
 template <int P> INLINE I value_part(I x) { return {value_part<P>(x.a), value_part<P>(x.b)}; }
-INLINE void dot_keys(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
-INLINE void dot_values(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
+INLINE void dot_unsigned(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
+INLINE void dot_signed(I& z, I x, const quad_t* y) { dot_pairs(z, x, y); }
 INLINE void store_quads(quad_t* p, I x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
     const __m256i apart = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xD8), 0xD8);
@@ -379,12 +379,12 @@ INLINE F half_of(I pairs, int upper) { return to_float(pairs << (16 - 16 * upper
 constexpr int QUAD_PARTS = 1;
 template <int P> INLINE I key_part(I a) { return a; }
 template <int P> INLINE I value_part(I a) { return a; }
-INLINE void dot_keys(I& c, I a, const quad_t* b) {
+INLINE void dot_unsigned(I& c, I a, const quad_t* b) {
     const int32_t q = *b;
     c += (a & 255) * static_cast<int8_t>(q) + (a >> 8 & 255) * static_cast<int8_t>(q >> 8) +
          (a >> 16 & 255) * static_cast<int8_t>(q >> 16) + (a >> 24 & 255) * (q >> 24);
 }
-INLINE void dot_values(I& c, I a, const quad_t* b) {
+INLINE void dot_signed(I& c, I a, const quad_t* b) {
     const int32_t w = *b;
     c += (a << 24 >> 24) * (w & 255) + (a << 16 >> 24) * (w >> 8 & 255) + (a << 8 >> 24) * (w >> 16 & 255) +
          (a >> 24) * (w >> 24 & 255);

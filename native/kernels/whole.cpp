@@ -21,7 +21,7 @@ template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBl
     UNROLL for (int r = 0; r < R; r++) {
         const quad_t* values = reinterpret_cast<const quad_t*>(x[r].q) + Q;
         if constexpr (R == 1) dot[r] = _mm512_dpbusd_epi32(dot[r], w, iset1(*values));
-        else dot_keys(dot[r], w, values);
+        else dot_unsigned(dot[r], w, values);
     }
 }
 

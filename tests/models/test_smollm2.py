@@ -116,7 +116,7 @@ def test_the_native_body_is_closer_to_float32_than_llama_cpp(smollm2, isa, kv_dt
     margin = reference[:, 0] - reference[:, 1]
     assert agrees[margin > 0.2].all()
     # One position of twelve is a near tie in the prose, so arithmetic that is no worse may have less luck there.
-    assert agrees.mean() >= (0.988 if kv_dtype == "k16v8" else 0.97)
+    assert agrees.mean() >= (0.988 if kv_dtype == "k16v8" else 0.98)
 
 
 def test_the_native_body_has_the_greedy_tokens_where_the_margin_is_clear(smollm2) -> None:
