@@ -5,6 +5,14 @@
 
 namespace unspool {
 
+// Memory that will be read, or written, within a microsecond or so.
+inline void ask_to_read(const void* data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(data) + at, 0, 3);
+}
+inline void ask_to_write(const void* data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(data) + at, 1, 3);
+}
+
 // Stretches of memory that a thread will soon read, asked for a few lines at a time between pieces of other work: all
 // at once they would only stand in each other's way.
 class alignas(64) Asking {

@@ -125,8 +125,21 @@ struct Attention : Instruction {
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         for (int64_t i = begin; i < end; i++) {
             if (i == 0) store_shared(program, step, thread);
+            if (i + 1 < units(program, step)) ask_for_queries(program, step, thread, work[static_cast<size_t>(i + 1)]);
             attend(program, step, thread, work[static_cast<size_t>(i)], i < num_whole);
         }
+    }
+
+    void ask_for_queries(const Program& program, const Step& step, int thread, const Piece& piece) const {
+        const Item& item = items[static_cast<size_t>(piece.item)];
+        for (int r = 0; r < item.count; r++)
+            ask_to_read(row_of(program, step, thread, row_at(step, item.first + r)) + piece.head * group() * shape.head_dim,
+                        group() * shape.head_dim * 4);
+    }
+
+    void ask_for_keys(const Program& program, const Step& step, int thread, int64_t row) const {
+        ask_to_read(row_of(program, step, thread, row) + shape.num_heads * shape.head_dim,
+                    2 * shape.num_kv_heads * shape.head_dim * 4);
     }
 
     // Whoever comes first stores the keys of heads that are shared; the others come later than that.
@@ -235,6 +248,7 @@ struct Attention : Instruction {
             turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm,
                  q + n * shape.head_dim);
         }
+        if (out.f32 && split < 0) ask_for_results(program, step, thread, item, head, from, count);
         Looking looking;
         look(program, step, item, from, count, q, looking);
         const KvView kv = program.kv().view(shape.layer, head);
@@ -250,6 +264,14 @@ struct Attention : Instruction {
             program.kernels().merge(looking.queries, s, padded(), part, state);
         }
         put(program, step, thread, item, head, from, count, state);
+    }
+
+    void ask_for_results(const Program& program, const Step& step, int thread, const Item& item, int head, int from, int count) const {
+        const int64_t width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
+        for (int n = 0; n < count; n++) {
+            const int64_t row = item.first + (from + n) / group(), column = (static_cast<int64_t>(head) * group() + (from + n) % group()) * shape.head_dim;
+            ask_to_write(program.floats(out.f32, step, thread) + row * width + column, shape.head_dim * 4);
+        }
     }
 
     float* part_at(const Item& item, int head, int split, int from) {
@@ -306,9 +328,11 @@ struct Store : Instruction {
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int heads = attention->shape.num_kv_heads;
-        for (int64_t i = begin; i < end; i++)
-            attention->store(program, step, thread, program.row_at(attention->qkv, i / heads),
-                             static_cast<int>(i % heads));
+        for (int64_t i = begin; i < end; i++) {
+            const int64_t row = program.row_at(attention->qkv, i / heads), head = i % heads;
+            if (head == 0 && row + 1 < step.rows) attention->ask_for_keys(program, step, thread, row + 1);
+            attention->store(program, step, thread, row, static_cast<int>(head));
+        }
     }
 };
 

@@ -89,6 +89,7 @@ struct Norm : Instruction {
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t r = program.row_at(any(), unit);
             float* row = sink.f32 ? sink.f32 + r * width : spare;
+            if (unit + 1 < end) ask_to_read(in + program.row_at(any(), unit + 1) * width, width * 4);
             program.kernels().norm(in + r * width, weight, add ? add + r * width : nullptr, width, eps, row);
             sink.put(row, r);
         }
@@ -127,6 +128,7 @@ struct Quantize : Instruction {
         const Sink sink(program, step, thread, out, width);
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t r = program.row_at(out.q8, unit);
+            if (unit + 1 < end) ask_to_read(in + program.row_at(out.q8, unit + 1) * width, width * 4);
             sink.put(in + r * width, r);
         }
     }
@@ -141,7 +143,7 @@ const Outliers* list_of(const Outliers* first, int64_t width, int64_t row) {
     return reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) + row * outliers_bytes(width / BLOCK));
 }
 
-// The rows' lists of outliers, each in order of k, become one list of columns in order of k.
+// The rows' lists of outliers, each in order of k, become one. Returns what comes after them.
 uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_t* scratch, Panel& panel) {
     const Outliers* lists[MOST_ROWS];
     int32_t at[MOST_ROWS] = {}, total = 0;
@@ -149,29 +151,35 @@ uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_
         lists[r] = list_of(first, width, r);
         total += lists[r]->count;
     }
-    auto* columns = reinterpret_cast<OutlierColumn*>(scratch);
-    auto* entries = reinterpret_cast<OutlierEntry*>(columns + total);
-    panel.columns = columns, panel.entries = entries;
-    for (int32_t done = 0; done < total; panel.num_columns++, columns++) {
-        *columns = {INT32_MAX, 0};
+    auto* columns = reinterpret_cast<int32_t*>(scratch);
+    auto* values = reinterpret_cast<float*>(columns + total);
+    panel.columns = columns, panel.outliers = values;
+    for (int32_t done = 0; done < total; panel.num_columns++, values += count) {
+        int32_t k = INT32_MAX;
         for (int r = 0; r < count; r++)
-            if (at[r] < lists[r]->count) columns->k = std::min(columns->k, lists[r]->list[at[r]].k);
-        for (int r = 0; r < count; r++)
-            if (at[r] < lists[r]->count && lists[r]->list[at[r]].k == columns->k) {
-                *entries++ = {r, lists[r]->list[at[r]++].value};
-                columns->num_entries++, done++;
-            }
+            if (at[r] < lists[r]->count) k = std::min(k, lists[r]->list[at[r]].k);
+        columns[panel.num_columns] = k;
+        for (int r = 0; r < count; r++) {
+            const bool here = at[r] < lists[r]->count && lists[r]->list[at[r]].k == k;
+            values[r] = here ? lists[r]->list[at[r]].value : 0.0f;
+            at[r] += here, done += here;
+        }
     }
-    return scratch + (total * 16 + 63) / 64 * 64;
+    return scratch + (total * 4 * (1 + count) + 63) / 64 * 64;
 }
+
+// Of one row, where so many are gathered together.
+constexpr int64_t outlier_columns_bytes(int64_t width, int rows) { return width / BLOCK * 4 * (1 + rows); }
 
 // Where rows are many, the lists of each panel are made once, not by every piece of the weights that reads them.
 struct Gathered {
-    const OutlierColumn* columns;
-    const OutlierEntry* entries;
+    const int32_t* columns;
+    const float* outliers;
     int64_t num_columns;
 };
-constexpr int64_t gathered_bytes(int64_t width) { return (sizeof(Gathered) + width / BLOCK * 16 + 63) / 64 * 64; }
+constexpr int64_t gathered_bytes(int64_t width, int rows) {
+    return (sizeof(Gathered) + outlier_columns_bytes(width, rows) + 63) / 64 * 64;
+}
 
 struct Product : Instruction {
     Forms x;
@@ -229,8 +237,9 @@ struct Product : Instruction {
     }
 
     int64_t scratch_bytes(const Kernels& kernels) const {
-        const int64_t most = kernels.row_counts[0], k = weight->columns();
-        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * (k / BLOCK) * 16 + 64 : 0);
+        const int64_t k = weight->columns();
+        const int most = kernels.row_counts[0];
+        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * outlier_columns_bytes(k, most) + 64 : 0);
     }
 
     // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
@@ -251,7 +260,7 @@ struct Product : Instruction {
             }
             if (gathers(program, step)) {
                 const auto* made = reinterpret_cast<const Gathered*>(program.gathered(first));
-                result.columns = made->columns, result.entries = made->entries;
+                result.columns = made->columns, result.outliers = made->outliers;
                 result.num_columns = static_cast<int>(made->num_columns);
             } else {
                 scratch = gather_outliers(row.outliers, k, count, scratch, result);
@@ -342,7 +351,7 @@ struct Gather : Instruction {
             uint8_t* room = program.gathered(r);
             gather_outliers(program.block_row(product->x, step, thread, width, r).outliers, width, panel.rows,
                             room + sizeof(Gathered), panel);
-            *reinterpret_cast<Gathered*>(room) = {panel.columns, panel.entries, panel.num_columns};
+            *reinterpret_cast<Gathered*>(room) = {panel.columns, panel.outliers, panel.num_columns};
         }
     }
 };
@@ -362,9 +371,12 @@ struct Linear : Product {
         sweep(program, step, thread, begin, end, [&](int64_t unit, int64_t first, const Panel& p) {
             const TileRef& tile = tiles[static_cast<size_t>(unit)];
             alignas(64) float part[MOST_ROWS * TILE];
+            const int64_t at = first * width + tile.column;
+            for (int r = 0; r < p.rows; r++) ask_to_write(rows + at + r * width, TILE * 4);
+            if (add && add != rows)
+                for (int r = 0; r < p.rows; r++) ask_to_read(add + at + r * width, TILE * 4);
             multiply(program, tile, p, part);
             if (softcap != 0.0f) program.kernels().softcap(part, p.rows * TILE, softcap);
-            const int64_t at = first * width + tile.column;
             program.kernels().put(part, p.rows, tile.count, bias ? bias + tile.column : nullptr, add ? add + at : nullptr,
                                   rows + at, width);
         });
@@ -386,8 +398,10 @@ struct Gated : Product {
             alignas(64) float gates[MOST_ROWS * TILE], ups[MOST_ROWS * TILE];
             const TileRef& tile = tiles[static_cast<size_t>(unit)];
             multiply(program, tile, p, gates);
+            float* to = rows + first * width + tile.column;
+            for (int r = 0; r < p.rows; r++) ask_to_write(to + r * width, TILE * 4);
             multiply(program, tiles[static_cast<size_t>(half_tiles + unit)], p, ups);
-            program.kernels().gate(gates, ups, p.rows, tile.count, activation, rows + first * width + tile.column, width);
+            program.kernels().gate(gates, ups, p.rows, tile.count, activation, to, width);
         });
     }
 };
@@ -398,7 +412,7 @@ struct Gated : Product {
 void Program::gather_for(const Instruction* product) {
     auto gather = std::make_unique<Gather>();
     gather->product = static_cast<const Product*>(product);
-    want_gathered(gathered_bytes(gather->product->weight->columns()));
+    want_gathered(gathered_bytes(gather->product->weight->columns(), kernels_->row_counts[0]));
     instructions_.push_back(std::move(gather));
 }
 

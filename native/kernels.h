@@ -42,14 +42,6 @@ struct Queries {
     const float* factors;
 };
 
-struct OutlierEntry {
-    int32_t row;
-    float value;
-};
-struct OutlierColumn {
-    int32_t k, num_entries;
-};
-
 constexpr int MOST_ROWS = 16;  // of any kernel's row_counts
 
 // A few rows side by side.
@@ -61,9 +53,9 @@ struct Panel {
     const FineBlock* fine = nullptr;
     const WholeBlock* whole = nullptr;
     float scales[MOST_ROWS] = {};  // of whole rows
-    // Outliers of all rows by their place, which often is the same: a column of weights is read once for all of them.
-    const OutlierColumn* columns = nullptr;
-    const OutlierEntry* entries = nullptr;
+    // The places where a row has an outlier, in order, and [place][rows] what they are, zero where a row has none.
+    const int32_t* columns = nullptr;
+    const float* outliers = nullptr;
     int num_columns = 0;
 };
 

@@ -148,15 +148,39 @@ template <class Each> INLINE void with_rows(int rows, Each each) {
 
 // --- Outliers --------------------------------------------------------------------------------------------------------
 
-// Their products with the 16 weights at their place, which column(k) gives.
-template <class Column> INLINE void add_outliers(const Panel& panel, float* out, Column column) {
-    const OutlierEntry* entry = panel.entries;
-    for (int c = 0; c < panel.num_columns; c++) {
-        const F weights = column(panel.columns[c].k);
-        for (int i = 0; i < panel.columns[c].num_entries; i++, entry++) {
-            float* to = out + entry->row * TILE;
-            store(to, fma(set1(entry->value), weights, load(to)));
+// As many rows at once as the registers hold.
+#if defined(KERNEL_ISA_AVX512)
+constexpr int OUTLYING_ROWS = 12;
+#else
+constexpr int OUTLYING_ROWS = 4;
+#endif
+
+// out[r] += Σ values[c][r] · weights[c]
+template <int R> INLINE void add_products(const float* weights, const float* values, int count, float* out) {
+    constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS;
+    static_assert(R % PART == 0);
+    for (int from = 0; from < R; from += PART) {
+        F sum[PART];
+        UNROLL for (int r = 0; r < PART; r++) sum[r] = load(out + (from + r) * TILE);
+        for (int c = 0; c < count; c++) {
+            const F weight = load(weights + c * TILE);
+            UNROLL for (int r = 0; r < PART; r++) sum[r] = fma(set1(values[c * R + from + r]), weight, sum[r]);
         }
+        UNROLL for (int r = 0; r < PART; r++) store(out + (from + r) * TILE, sum[r]);
+    }
+}
+
+// Outliers times the 16 weights at their place, which column(k) gives, for all rows: most are zero in a row, but to go by
+// those that are not takes branches that nobody can foresee. Sums are never -0, so that zeros change nothing.
+template <class Column> INLINE void add_outliers(const Panel& panel, float* out, Column column) {
+    constexpr int AT_ONCE = 32;
+    alignas(64) float weights[AT_ONCE * TILE];
+    for (int done = 0; done < panel.num_columns; done += AT_ONCE) {
+        const int count = done + AT_ONCE < panel.num_columns ? AT_ONCE : panel.num_columns - done;
+        for (int c = 0; c < count; c++) store(weights + c * TILE, column(panel.columns[done + c]));
+        with_rows(panel.rows, [&](auto rows) {
+            add_products<decltype(rows)::value>(weights, panel.outliers + done * panel.rows, count, out);
+        });
     }
 }
 

@@ -25,7 +25,9 @@ void norm(const float* x, const float* weight, const float* residual, int n, flo
     }
 }
 
-INLINE float largest(const float* x) { return hmax(max(abs(load(x)), abs(load(x + 16)))); }
+// What is not finite is larger than all numbers.
+INLINE float largest(F low, F high) { return hlargest(larger(abs(low), abs(high))); }
+INLINE float largest(const float* x) { return largest(load(x), load(x + 16)); }
 
 // Zero, or not a number if one of a row's is not finite: added to a scale, it tells whoever reads the row.
 INLINE float spoilt(const float* x, int blocks) {
@@ -35,10 +37,11 @@ INLINE float spoilt(const float* x, int blocks) {
     return hsum(add(low, high));
 }
 
+// Without what is larger than `most`, which was set apart.
 INLINE void quantize_block(const float* x, float most, QBlock* out) {
     const bool empty = most < 1e-30f;  // a scale this small has no reciprocal
-    F inverse = set1(empty ? 0.0f : 127.0f / most);
-    I low = round_int(mul(load(x), inverse)), high = round_int(mul(load(x + 16), inverse));
+    const F inverse = set1(empty ? 0.0f : 127.0f / most), limit = set1(most);
+    I low = round_int(mul(at_most(load(x), limit), inverse)), high = round_int(mul(at_most(load(x + 16), limit), inverse));
     store_i8(out->q, low);
     store_i8(out->q + 16, high);
     const int sum_low = sum16(out->q, low), sum_high = sum16(out->q + 16, high);
@@ -49,16 +52,16 @@ INLINE void quantize_block(const float* x, float most, QBlock* out) {
     out->s[1] = static_cast<int16_t>(sum_high);
 }
 
-// The block without what lies above the limit, which is put on the list while there is room.
-INLINE void set_apart(const float* x, float limit, int block, int blocks, Outliers* outliers, float* rest) {
+// Puts what lies above the limit on the list, if there is room for all of it. Returns the largest magnitude that is left.
+INLINE float set_apart(const float* x, float limit, int block, int blocks, Outliers* outliers) {
     const F low = load(x), high = load(x + 16);
-    store(rest, low), store(rest + 16, high);
-    for (uint32_t bits = above(abs(low), limit) | above(abs(high), limit) << 16; bits; bits &= bits - 1) {
+    uint32_t bits = above(abs(low), limit) | above(abs(high), limit) << 16;
+    if (outliers->count + __builtin_popcount(bits) > blocks) return largest(low, high);
+    for (; bits; bits &= bits - 1) {
         const int i = __builtin_ctz(bits);
-        if (outliers->count == blocks) return;
         outliers->list[outliers->count++] = {block * BLOCK + i, x[i]};
-        rest[i] = 0.0f;
     }
+    return largest(at_most(low, set1(limit)), at_most(high, set1(limit)));
 }
 
 void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers) {
@@ -68,37 +71,75 @@ void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* out
     }
     float sum = 0.0f;
     for (int b = 0; b < blocks; b++) sum += out[b * stride].d = largest(x + b * BLOCK);
-    const float limit = OUTLYING * sum / static_cast<float>(blocks), spoils = spoilt(x, blocks);
+    const float limit = OUTLYING * sum / static_cast<float>(blocks), spoils = 0.0f * sum;
     outliers->count = 0;
     for (int b = 0; b < blocks; b++) {
         QBlock* to = out + b * stride;
-        if (to->d > limit) {
-            float rest[BLOCK];
-            set_apart(x + b * BLOCK, limit, b, blocks, outliers, rest);
-            quantize_block(rest, largest(rest) + spoils, to);
-        } else {
-            quantize_block(x + b * BLOCK, to->d + spoils, to);
-        }
+        const float most = to->d > limit ? set_apart(x + b * BLOCK, limit, b, blocks, outliers) : to->d;
+        quantize_block(x + b * BLOCK, most + spoils, to);
     }
 }
 
 // --- Rows whose scales are whole numbers -----------------------------------------------------------------------------
 
-// Puts 32 integers in their place with what a kernel's sum begins with, and gives their sum.
+// What makes shares of magnitudes, and integers where a share is one.
+struct Inverses {
+    float most, unit;
+};
+
+// Two blocks lie `stride` apart in a panel. Their largest magnitudes wait in the first one's place until all are known.
+// A share is rounded up, so that no integer exceeds 127.
 #if defined(KERNEL_ISA_AVX512)
-INLINE int put_bytes(I low, I high, WholeBlock& out) {
-    const __m256i bytes = _mm256_set_m128i(_mm512_cvtsepi32_epi8(high), _mm512_cvtsepi32_epi8(low));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q), bytes);
-    const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
-    const int result = _mm_cvtsi128_si32(sum) - BLOCK * 128;
-    out.start = -MIDDLE_CODE * result;
-    return result;
+
+INLINE void largest_two(const float* first, const float* second, float* out) {
+    const F a = larger(abs(load(first)), abs(load(first + 16))), b = larger(abs(load(second)), abs(load(second + 16)));
+    F both = larger(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    both = larger(both, swap<4>(both)), both = larger(both, swap<2>(both)), both = larger(both, swap<1>(both));
+    out[0] = _mm512_cvtss_f32(both), out[1] = _mm256_cvtss_f32(_mm512_extractf32x8_ps(both, 1));
 }
-#elif defined(KERNEL_ISA_AVX2)
-INLINE int put_bytes(I low, I high, WholeBlock& out) {
+
+// Sixteen integers of each half of a block, still in the order in which packing leaves them.
+INLINE I packed_block(const float* x, F most, F scale) {
+    return _mm512_packs_epi32(round_int(mul(at_most(load(x), most), scale)),
+                              round_int(mul(at_most(load(x + 16), most), scale)));
+}
+
+INLINE void round_two(const float* first, const float* second, Inverses by, WholeBlock* out, int stride) {
+    const __m128 most = _mm_castsi128_ps(_mm_loadu_si64(out->q));
+    const __m128i up = _mm_add_epi32(_mm_cvttps_epi32(_mm_mul_ps(most, _mm_set1_ps(by.most))), _mm_set1_epi32(1));
+    const __m128i share = _mm_min_epi32(up, _mm_set1_epi32(WHOLE_SHARE));
+    const __m128 scale = _mm_div_ps(_mm_set1_ps(by.unit), _mm_cvtepi32_ps(share));
+    const I low = packed_block(first, _mm512_broadcastss_ps(most), _mm512_broadcastss_ps(scale));
+    const I high = packed_block(second, _mm512_broadcastss_ps(_mm_movehdup_ps(most)),
+                                _mm512_broadcastss_ps(_mm_movehdup_ps(scale)));
+    const I quads = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const I bytes = _mm512_permutexvar_epi32(quads, _mm512_packs_epi16(low, high));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->q), _mm512_castsi512_si256(bytes));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[stride].q), _mm512_extracti64x4_epi64(bytes, 1));
+    I wide = _mm512_sad_epu8(_mm512_xor_si512(bytes, _mm512_set1_epi8(-128)), izero());
+    wide = iadd(wide, _mm512_shuffle_i64x2(wide, wide, 0xB1));
+    wide = iadd(wide, _mm512_shuffle_epi32(wide, _MM_PERM_BADC));
+    const __m128i both = _mm_unpacklo_epi32(_mm512_castsi512_si128(wide), _mm512_extracti32x4_epi32(wide, 2));
+    const __m128i sum = _mm_sub_epi32(both, _mm_set1_epi32(BLOCK * 128));
+    const __m128i start = _mm_mullo_epi32(sum, _mm_set1_epi32(-MIDDLE_CODE));
+    const __m128i rounded = _mm_add_epi32(_mm_mullo_epi32(sum, share), _mm_set1_epi32(WHOLE_SHARE / 2));
+    const __m128i scaled = _mm_srai_epi32(rounded, WHOLE_SHARE_BITS);
+    _mm_storeu_si64(&out->start, _mm_unpacklo_epi32(start, _mm_packs_epi32(share, share)));
+    _mm_storeu_si64(&out[stride].start, _mm_unpacklo_epi32(_mm_shuffle_epi32(start, 1), _mm_packs_epi32(scaled, scaled)));
+}
+
+#else
+
+INLINE void largest_two(const float* first, const float* second, float* out) {
+    out[0] = largest(first), out[1] = largest(second);
+}
+
+// Gives the sum of the integers.
+INLINE int round_one(const float* x, float most, float scale, WholeBlock& out) {
+    const F limit = set1(most), by = set1(scale);
+    const I low = round_int(mul(at_most(load(x), limit), by)), high = round_int(mul(at_most(load(x + 16), limit), by));
     store_i8(out.q, low), store_i8(out.q + 16, high);
+#if defined(KERNEL_ISA_AVX2)
     const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(out.q));
     const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(out.q + 16)), one = _mm_set1_epi8(1);
     __m128i sums = _mm_add_epi16(_mm_maddubs_epi16(one, first), _mm_maddubs_epi16(one, second));
@@ -106,61 +147,52 @@ INLINE int put_bytes(I low, I high, WholeBlock& out) {
     sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xB1));
     out.start = _mm_cvtsi128_si32(_mm_mullo_epi16(sums, _mm_set1_epi16(-MIDDLE_CODE)));  // for even and odd pairs
     return static_cast<int16_t>(_mm_extract_epi16(sums, 0)) + static_cast<int16_t>(_mm_extract_epi16(sums, 1));
-}
 #else
-INLINE int put_bytes(I low, I high, WholeBlock& out) {
-    store_i8(out.q, low), store_i8(out.q + 16, high);
-    const int result = isum(low + high);
-    out.start = -MIDDLE_CODE * result;
-    return result;
+    const int sum = isum(low + high);
+    out.start = -MIDDLE_CODE * sum;
+    return sum;
+#endif
 }
+
+INLINE void round_two(const float* first, const float* second, Inverses by, WholeBlock* out, int stride) {
+    float most[2];
+    memcpy(most, out->q, sizeof most);
+    for (int i = 0; i < 2; i++) {
+        const int up = by.most == 0.0f ? 1 : static_cast<int>(most[i] * by.most) + 1;
+        const int share = up < WHOLE_SHARE ? up : WHOLE_SHARE;
+        const int sum = round_one(i ? second : first, most[i], by.unit / static_cast<float>(share), out[i * stride]);
+        out->pair[i] = static_cast<int16_t>(share);
+        out[stride].pair[i] = static_cast<int16_t>((share * sum + WHOLE_SHARE / 2) >> WHOLE_SHARE_BITS);
+    }
+}
+
 #endif
 
+alignas(64) constexpr float NO_BLOCK[BLOCK] = {};  // the second of the last two where there is an odd number
+
 void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Outliers* outliers) {
-    // A block's largest magnitude waits in its place until all are known.
     typedef float __attribute__((may_alias)) waiting_t;
-    auto largest_at = [&](int b) -> waiting_t& { return *reinterpret_cast<waiting_t*>(&out[b * stride].start); };
-    float sum = spoilt(x, blocks), most = 0.0f;
-    for (int b = 0; b < blocks; b++) sum += largest_at(b) = largest(x + b * BLOCK);
+    const auto waiting = [&](int b) { return reinterpret_cast<waiting_t*>(out[b * stride].q); };
+    const auto second = [&](int b) { return b + 1 < blocks ? x + (b + 1) * BLOCK : NO_BLOCK; };
+    float sum = 0.0f, most = 0.0f;
+    for (int b = 0; b < blocks; b += 2) {
+        float two[2];
+        largest_two(x + b * BLOCK, second(b), two);
+        waiting(b)[0] = two[0], waiting(b)[1] = two[1];
+        sum += two[0], sum += two[1];
+    }
     const float limit = OUTLYING * sum / static_cast<float>(blocks);
     outliers->count = 0;
     for (int b = 0; b < blocks; b++) {
-        if (largest_at(b) > limit) {
-            float rest[BLOCK];
-            set_apart(x + b * BLOCK, limit, b, blocks, outliers, rest);
-            largest_at(b) = largest(rest);
-        }
-        most = largest_at(b) > most ? largest_at(b) : most;
+        waiting_t& here = waiting(b & ~1)[b & 1];
+        if (here > limit) here = set_apart(x + b * BLOCK, limit, b, blocks, outliers);
+        most = here > most ? here : most;
     }
     // A scale this small has no reciprocal; what is not a number makes the row none.
     const bool empty = !(most >= 1e-30f && sum < __builtin_inff());
-    const float shares = empty ? 0.0f : WHOLE_SHARE / most, inverse = empty ? 0.0f : 127.0f * WHOLE_SHARE / most;
+    const Inverses by = {empty ? 0.0f : WHOLE_SHARE / most, empty ? 0.0f : 127.0f * WHOLE_SHARE / most};
     outliers->scale = (empty ? 0.0f : most / 127.0f) + 0.0f * sum;
-    const Outlier *apart = outliers->list, *end = apart + outliers->count;
-    int32_t sums[2] = {};
-    for (int b = 0; b < blocks; b++) {
-        WholeBlock& block = out[b * stride];
-        int share = empty ? 1 : static_cast<int>(largest_at(b) * shares) + 1;  // rounded up: 127 is not exceeded
-        share = share > WHOLE_SHARE ? WHOLE_SHARE : share;
-        const F scale = set1(inverse / static_cast<float>(share));
-        float rest[BLOCK];
-        const float* from = x + b * BLOCK;
-        if (apart != end && apart->k / BLOCK == b) {
-            memcpy(rest, from, sizeof rest);
-            for (; apart != end && apart->k / BLOCK == b; apart++) rest[apart->k % BLOCK] = 0.0f;
-            from = rest;
-        }
-        const I low = round_int(mul(load(from), scale)), high = round_int(mul(load(from + 16), scale));
-        sums[b % 2] = (share * put_bytes(low, high, block) + WHOLE_SHARE / 2) >> WHOLE_SHARE_BITS;
-        out[(b - b % 2) * stride].pair[b % 2] = static_cast<int16_t>(share);
-        if (b % 2) block.pair[0] = static_cast<int16_t>(sums[0]), block.pair[1] = static_cast<int16_t>(sums[1]);
-    }
-    if (blocks % 2) {
-        WholeBlock& none = out[blocks * stride];
-        none = {};
-        none.pair[0] = static_cast<int16_t>(sums[0]);
-        out[(blocks - 1) * stride].pair[1] = 0;
-    }
+    for (int b = 0; b < blocks; b += 2) round_two(x + b * BLOCK, second(b), by, out + b * stride, stride);
 }
 
 void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {

@@ -135,6 +135,8 @@ INLINE F where_below(F a, float limit, F below, F otherwise) {
 }
 // A bit for each lane above the limit.
 INLINE uint32_t above(F a, float limit) { return _mm512_cmp_ps_mask(a, set1(limit), _CMP_GT_OQ); }
+// Zero where the magnitude is above the limit, or none.
+INLINE F at_most(F a, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(a), limit, _CMP_LE_OQ), a); }
 INLINE float hsum(F a) { return _mm512_reduce_add_ps(a); }
 INLINE float hmax(F a) { return _mm512_reduce_max_ps(a); }
 
@@ -311,6 +313,11 @@ INLINE uint32_t above(F x, float limit) {
     const int low = _mm256_movemask_ps(_mm256_cmp_ps(x.a, l, _CMP_GT_OQ));
     return static_cast<uint32_t>(low | _mm256_movemask_ps(_mm256_cmp_ps(x.b, l, _CMP_GT_OQ)) << 8);
 }
+INLINE F at_most(F x, F limit) {
+    const F size = abs(x);
+    return {_mm256_and_ps(x.a, _mm256_cmp_ps(size.a, limit.a, _CMP_LE_OQ)),
+            _mm256_and_ps(x.b, _mm256_cmp_ps(size.b, limit.b, _CMP_LE_OQ))};
+}
 INLINE float hsum(F x) {
     __m256 s = _mm256_add_ps(x.a, x.b);
     __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
@@ -474,6 +481,7 @@ INLINE uint32_t above(F a, float limit) {
     for (int i = 0; i < 16; i++) bits |= static_cast<uint32_t>(a[i] > limit) << i;
     return bits;
 }
+INLINE F at_most(F a, F limit) { return abs(a) <= limit ? a : zero(); }
 INLINE float hsum(F a) {
     for (int width = 8; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] += a[i + width];

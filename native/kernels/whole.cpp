@@ -146,7 +146,7 @@ INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, 
         for (int64_t b = done; b < end; b += 2, tile += UNIT, x += 2 * stride) add_pair<MIN, R>(tile, x, stride, sum);
         UNROLL for (int r = 0; r < R; r++) {
             const F part = to_float(sum[r]), scale = mul(worth, set1(scales[r]));
-            store(out + r * TILE, done ? fma(part, scale, load(out + r * TILE)) : mul(part, scale));
+            store(out + r * TILE, fma(part, scale, done ? load(out + r * TILE) : zero()));
         }
     }
 }
