@@ -69,23 +69,21 @@ struct Attention : Instruction {
         const int threads = program.pool().threads();
         const int64_t pieces = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
         const bool apart = threads > 1 && pieces < 4 * threads && group() <= program.kernels().max_queries;
+        int64_t floats = 0, num_apart = 0;
+        for (Item& item : items) {
+            const bool this_apart = apart && item.splits > 1;
+            item.part = this_apart ? floats : -1;
+            num_apart += this_apart;
+            if (this_apart)
+                floats += int64_t{item.splits} * shape.num_kv_heads * item.count * group() * state_floats();
+        }
         work.clear();
         by_part.assign(1, 0);
-        int64_t floats = 0, num_apart = 0;
         const bool parted = program.parts().count > 1 && !narrow() && !apart;
         for (int part = 0; part < (parted ? program.parts().count : 1); part++) {
-            for (size_t i = items.size(); i-- > 0;) {  // the longest last rows first
-                Item& item = items[i];
-                if (parted && program.part_of(item.first) != part) continue;
-                const bool this_apart = apart && item.splits > 1;
-                num_apart += this_apart;
-                item.part = this_apart ? floats : -1;
-                if (this_apart)
-                    floats +=
-                        static_cast<int64_t>(item.splits) * shape.num_kv_heads * item.count * group() * state_floats();
-                for (int head = 0; head < shape.num_kv_heads; head++)
-                    for (int split = this_apart ? 0 : -1; split < (this_apart ? item.splits : 0); split++)
-                        work.push_back({static_cast<int32_t>(i), head, split, 0, item.count * group()});
+            for (size_t end = items.size(), begin; end > 0; end = begin) {
+                for (begin = end - 1; begin > 0 && items[begin - 1].sequence == items[begin].sequence;) begin--;
+                add_pieces(begin, end, [&](int row) { return !parted || program.part_of(row) == part; });
             }
             by_part.push_back(static_cast<int64_t>(work.size()));
         }
@@ -95,6 +93,18 @@ struct Attention : Instruction {
         const size_t counters = items.size() * static_cast<size_t>(shape.num_kv_heads);
         if (num_arrived < counters) arrived = std::make_unique<std::atomic<int>[]>(counters), num_arrived = counters;
         for (size_t i = 0; i < counters; i++) arrived[i].store(0, std::memory_order_relaxed);
+    }
+
+    // One sequence's: a head's keys and values stay in the cache while all rows look at them, the longest first.
+    template <class Wanted> void add_pieces(size_t begin, size_t end, Wanted wanted) {
+        for (int head = 0; head < shape.num_kv_heads; head++)
+            for (size_t i = end; i-- > begin;) {
+                const Item& item = items[i];
+                if (!wanted(item.first)) continue;
+                const bool apart = item.part >= 0;
+                for (int split = apart ? 0 : -1; split < (apart ? item.splits : 0); split++)
+                    work.push_back({static_cast<int32_t>(i), head, split, 0, item.count * group()});
+            }
     }
 
     // Three heads for two threads would be two for one of them: what does not go round is shared out by queries.
@@ -132,9 +142,9 @@ struct Attention : Instruction {
 
     void ask_for_queries(const Program& program, const Step& step, int thread, const Piece& piece) const {
         const Item& item = items[static_cast<size_t>(piece.item)];
+        const int width = group() * shape.head_dim;
         for (int r = 0; r < item.count; r++)
-            ask_to_read(row_of(program, step, thread, row_at(step, item.first + r)) + piece.head * group() * shape.head_dim,
-                        group() * shape.head_dim * 4);
+            ask_to_read(row_of(program, step, thread, row_at(step, item.first + r)) + piece.head * width, width * 4);
     }
 
     void ask_for_keys(const Program& program, const Step& step, int thread, int64_t row) const {
@@ -248,7 +258,8 @@ struct Attention : Instruction {
             turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm,
                  q + n * shape.head_dim);
         }
-        if (out.f32 && split < 0) ask_for_results(program, step, thread, item, head, from, count);
+        for (int n = 0; n < count && out.f32 && split < 0; n++)
+            ask_to_write(result_at(program, step, thread, place_of(item, head, from + n)), shape.head_dim * 4);
         Looking looking;
         look(program, step, item, from, count, q, looking);
         const KvView kv = program.kv().view(shape.layer, head);
@@ -264,14 +275,6 @@ struct Attention : Instruction {
             program.kernels().merge(looking.queries, s, padded(), part, state);
         }
         put(program, step, thread, item, head, from, count, state);
-    }
-
-    void ask_for_results(const Program& program, const Step& step, int thread, const Item& item, int head, int from, int count) const {
-        const int64_t width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
-        for (int n = 0; n < count; n++) {
-            const int64_t row = item.first + (from + n) / group(), column = (static_cast<int64_t>(head) * group() + (from + n) % group()) * shape.head_dim;
-            ask_to_write(program.floats(out.f32, step, thread) + row * width + column, shape.head_dim * 4);
-        }
     }
 
     float* part_at(const Item& item, int head, int split, int from) {
@@ -293,21 +296,30 @@ struct Attention : Instruction {
         }
     }
 
+    struct Place {
+        int64_t row, column;
+    };
+    Place place_of(const Item& item, int head, int query) const {
+        return {item.first + query / group(), (int64_t{head} * group() + query % group()) * shape.head_dim};
+    }
+    int64_t width() const { return int64_t{shape.num_heads} * shape.head_dim; }
+    float* result_at(const Program& program, const Step& step, int thread, Place place) const {
+        return program.floats(out.f32, step, thread) + place.row * width() + place.column;
+    }
+
     void put(const Program& program, const Step& step, int thread, const Item& item, int head, int from, int count,
              float* state) const {
-        const int64_t width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
         for (int n = 0; n < count; n++) {
-            const int64_t row = item.first + (from + n) / group(),
-                          column = (static_cast<int64_t>(head) * group() + (from + n) % group()) * shape.head_dim;
+            const Place place = place_of(item, head, from + n);
             const float* sums = state + n * state_floats();
-            float* values = out.f32 ? program.floats(out.f32, step, thread) + row * width + column : state;
+            float* values = out.f32 ? result_at(program, step, thread, place) : state;
             program.kernels().finish(sums, shape.head_dim, padded(), values);
             if (!out.q8) continue;
-            const BlockRow to = program.block_row(out, step, thread, width, row);
+            const BlockRow to = program.block_row(out, step, thread, width(), place.row);
             // Weighted means of values: none stands out.
-            program.kernels().quantize(values, shape.head_dim / BLOCK, to.coarse() + column / BLOCK * to.stride, to.stride,
-                                       nullptr);
-            if (column == 0) to.outliers->count = 0;
+            program.kernels().quantize(values, shape.head_dim / BLOCK, to.coarse() + place.column / BLOCK * to.stride,
+                                       to.stride, nullptr);
+            if (place.column == 0) to.outliers->count = 0;
         }
     }
 };

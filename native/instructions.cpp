@@ -143,29 +143,35 @@ const Outliers* list_of(const Outliers* first, int64_t width, int64_t row) {
     return reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) + row * outliers_bytes(width / BLOCK));
 }
 
-// The rows' lists of outliers, each in order of k, become one. Returns what comes after them.
-uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_t* scratch, Panel& panel) {
-    const Outliers* lists[MOST_ROWS];
-    int32_t at[MOST_ROWS] = {}, total = 0;
-    for (int r = 0; r < count; r++) {
-        lists[r] = list_of(first, width, r);
-        total += lists[r]->count;
-    }
-    auto* columns = reinterpret_cast<int32_t*>(scratch);
-    auto* values = reinterpret_cast<float*>(columns + total);
-    panel.columns = columns, panel.outliers = values;
-    for (int32_t done = 0; done < total; panel.num_columns++, values += count) {
-        int32_t k = INT32_MAX;
-        for (int r = 0; r < count; r++)
-            if (at[r] < lists[r]->count) k = std::min(k, lists[r]->list[at[r]].k);
-        columns[panel.num_columns] = k;
+// What is needed to gather outliers: a bit for each place, and its column's number.
+constexpr int64_t gathering_bytes(int64_t width) { return ((width + 63) / 64 * 8 + width * 4 + 63) / 64 * 64; }
+
+// The rows' lists of outliers become one. Returns what comes after it in the room.
+uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_t* scratch, uint8_t* room,
+                         Panel& panel) {
+    const int64_t words = (width + 63) / 64;
+    auto* places = reinterpret_cast<uint64_t*>(scratch);
+    auto* number = reinterpret_cast<int32_t*>(places + words);
+    std::fill(places, places + words, 0);
+    const auto each = [&](auto act) {
         for (int r = 0; r < count; r++) {
-            const bool here = at[r] < lists[r]->count && lists[r]->list[at[r]].k == k;
-            values[r] = here ? lists[r]->list[at[r]].value : 0.0f;
-            at[r] += here, done += here;
+            const Outliers* of_row = list_of(first, width, r);
+            for (int i = 0; i < of_row->count; i++) act(r, of_row->list[i]);
         }
-    }
-    return scratch + (total * 4 * (1 + count) + 63) / 64 * 64;
+    };
+    each([&](int, Outlier o) { places[o.k / 64] |= uint64_t{1} << o.k % 64; });
+    auto* columns = reinterpret_cast<int32_t*>(room);
+    for (int64_t word = 0; word < words; word++)
+        for (uint64_t bits = places[word]; bits; bits &= bits - 1) {
+            const auto k = static_cast<int32_t>(word * 64 + __builtin_ctzll(bits));
+            number[k] = panel.num_columns;
+            columns[panel.num_columns++] = k;
+        }
+    auto* values = reinterpret_cast<float*>(columns + panel.num_columns);
+    std::fill(values, values + panel.num_columns * count, 0.0f);
+    each([&](int r, Outlier o) { values[number[o.k] * count + r] = o.value; });
+    panel.columns = columns, panel.outliers = values;
+    return room + (panel.num_columns * 4 * (1 + count) + 63) / 64 * 64;
 }
 
 // Of one row, where so many are gathered together.
@@ -239,7 +245,8 @@ struct Product : Instruction {
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int64_t k = weight->columns();
         const int most = kernels.row_counts[0];
-        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? most * outlier_columns_bytes(k, most) + 64 : 0);
+        const int64_t gathering = gathering_bytes(k) + most * outlier_columns_bytes(k, most) + 64;
+        return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? gathering : 0);
     }
 
     // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
@@ -263,7 +270,8 @@ struct Product : Instruction {
                 result.columns = made->columns, result.outliers = made->outliers;
                 result.num_columns = static_cast<int>(made->num_columns);
             } else {
-                scratch = gather_outliers(row.outliers, k, count, scratch, result);
+                uint8_t* room = scratch + gathering_bytes(k);
+                scratch = gather_outliers(row.outliers, k, count, scratch, room, result);
             }
         }
         if (weight->wants_f32()) {
@@ -350,7 +358,7 @@ struct Gather : Instruction {
             panel.rows = panels.size[static_cast<size_t>(r)];
             uint8_t* room = program.gathered(r);
             gather_outliers(program.block_row(product->x, step, thread, width, r).outliers, width, panel.rows,
-                            room + sizeof(Gathered), panel);
+                            program.scratch(thread), room + sizeof(Gathered), panel);
             *reinterpret_cast<Gathered*>(room) = {panel.columns, panel.outliers, panel.num_columns};
         }
     }

@@ -211,8 +211,8 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
 
 // --- Scores ----------------------------------------------------------------------------------------------------------
 
-// N queries times G sixteens of keys. What comes after them is asked for meanwhile where queries are few: blocks lie
-// far apart, and nothing else would ask in time.
+// N queries times G sixteens of keys. What comes after them is asked for meanwhile: blocks lie far apart, and nothing
+// else would ask in time.
 template <bool WIDE, int N, int G>
 void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, int words, float* out) {
     constexpr int PARTS = WIDE ? 1 : QUAD_PARTS;
@@ -235,7 +235,7 @@ void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, in
                 const I word = iload(at[g] + p * span.key_stride);
                 k[g] = WIDE ? word : part ? key_part<1>(word) : key_part<0>(word);
             }
-            if (N <= 4 && part == 0)
+            if (part == 0)
                 UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
             UNROLL for (int n = 0; n < N; n++) UNROLL for (int g = 0; g < G; g++) {
                     if constexpr (WIDE) dot_pairs(acc[g][n], k[g], with + n);
@@ -381,7 +381,7 @@ void weigh_values(const Span& span, int padded, const quad_t* weights, const flo
                         const I bytes = iload(v + i * 64);
                         value[i] = p ? value_part<1>(bytes) : value_part<0>(bytes);
                     }
-                    if (N <= 4 && p == 0) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
+                    if (p == 0) UNROLL for (int i = 0; i < C; i++) __builtin_prefetch(ahead + i * 64);
                     UNROLL for (int n = 0; n < N; n++)
                         UNROLL for (int i = 0; i < C; i++)
                             dot_signed(acc[i][n], value[i], w + n * (SPLIT / 4) * QUAD_PARTS);

@@ -170,8 +170,9 @@ template <int R> INLINE void add_products(const float* weights, const float* val
     }
 }
 
-// Outliers times the 16 weights at their place, which column(k) gives, for all rows: most are zero in a row, but to go by
-// those that are not takes branches that nobody can foresee. Sums are never -0, so that zeros change nothing.
+// Outliers times the 16 weights at their place, which column(k) gives. All rows of a panel go along, with zeros where
+// they have none: to go by those that have takes branches that nobody can foresee. Sums are never -0, so that a zero
+// changes nothing.
 template <class Column> INLINE void add_outliers(const Panel& panel, float* out, Column column) {
     constexpr int AT_ONCE = 32;
     alignas(64) float weights[AT_ONCE * TILE];

@@ -41,7 +41,8 @@ INLINE float spoilt(const float* x, int blocks) {
 INLINE void quantize_block(const float* x, float most, QBlock* out) {
     const bool empty = most < 1e-30f;  // a scale this small has no reciprocal
     const F inverse = set1(empty ? 0.0f : 127.0f / most), limit = set1(most);
-    I low = round_int(mul(at_most(load(x), limit), inverse)), high = round_int(mul(at_most(load(x + 16), limit), inverse));
+    const I low = round_int(mul(at_most(load(x), limit), inverse));
+    const I high = round_int(mul(at_most(load(x + 16), limit), inverse));
     store_i8(out->q, low);
     store_i8(out->q + 16, high);
     const int sum_low = sum16(out->q, low), sum_high = sum16(out->q + 16, high);
@@ -52,7 +53,7 @@ INLINE void quantize_block(const float* x, float most, QBlock* out) {
     out->s[1] = static_cast<int16_t>(sum_high);
 }
 
-// Puts what lies above the limit on the list, if there is room for all of it. Returns the largest magnitude that is left.
+// Puts what lies above the limit on the list, if there is room for all of it, and gives the largest magnitude left.
 INLINE float set_apart(const float* x, float limit, int block, int blocks, Outliers* outliers) {
     const F low = load(x), high = load(x + 16);
     uint32_t bits = above(abs(low), limit) | above(abs(high), limit) << 16;
@@ -98,10 +99,13 @@ INLINE void largest_two(const float* first, const float* second, float* out) {
     out[0] = _mm512_cvtss_f32(both), out[1] = _mm256_cvtss_f32(_mm512_extractf32x8_ps(both, 1));
 }
 
-// Sixteen integers of each half of a block, still in the order in which packing leaves them.
+// Integers of both halves of a block, still in the order in which packing leaves them.
 INLINE I packed_block(const float* x, F most, F scale) {
-    return _mm512_packs_epi32(round_int(mul(at_most(load(x), most), scale)),
-                              round_int(mul(at_most(load(x + 16), most), scale)));
+    const F low = load(x), high = load(x + 16);
+    const auto rounded = [&](F half) {
+        return round_int(_mm512_maskz_mul_ps(_mm512_cmp_ps_mask(abs(half), most, _CMP_LE_OQ), half, scale));
+    };
+    return _mm512_packs_epi32(rounded(low), rounded(high));
 }
 
 INLINE void round_two(const float* first, const float* second, Inverses by, WholeBlock* out, int stride) {
@@ -124,8 +128,9 @@ INLINE void round_two(const float* first, const float* second, Inverses by, Whol
     const __m128i start = _mm_mullo_epi32(sum, _mm_set1_epi32(-MIDDLE_CODE));
     const __m128i rounded = _mm_add_epi32(_mm_mullo_epi32(sum, share), _mm_set1_epi32(WHOLE_SHARE / 2));
     const __m128i scaled = _mm_srai_epi32(rounded, WHOLE_SHARE_BITS);
-    _mm_storeu_si64(&out->start, _mm_unpacklo_epi32(start, _mm_packs_epi32(share, share)));
-    _mm_storeu_si64(&out[stride].start, _mm_unpacklo_epi32(_mm_shuffle_epi32(start, 1), _mm_packs_epi32(scaled, scaled)));
+    const __m128i shares = _mm_packs_epi32(share, share), sums = _mm_packs_epi32(scaled, scaled);
+    _mm_storeu_si64(&out->start, _mm_unpacklo_epi32(start, shares));
+    _mm_storeu_si64(&out[stride].start, _mm_unpacklo_epi32(_mm_shuffle_epi32(start, 1), sums));
 }
 
 #else

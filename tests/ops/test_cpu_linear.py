@@ -108,6 +108,27 @@ def test_outliers_do_not_spoil_their_block(bench: Bench) -> None:
     assert np.abs(y - wanted).max() < 1.0  # 8 bits of the whole block would be off by tens
 
 
+@pytest.mark.parametrize("format", ["q4_0", "q4_1", "q8_0", "q4_k"])
+def test_rows_with_many_outliers_each_in_another_place(bench: Bench, format: str) -> None:
+    """More columns than are multiplied at once, most of them zero in most rows; and a row with more than there is room
+    for (one a block), of which the last block keeps its own."""
+    rng = np.random.default_rng(14)
+    weight = random_weight(rng, 64, 512, format)
+    x = rng.standard_normal((30, 512)).astype(np.float32)
+    for row in range(30):
+        x[row, (7 * row + 37 * np.arange(6)) % 512] *= 60
+    x[4] = rng.standard_normal(512)
+    x[4, 64:76] = x[4, 480:492] = 300
+    x[5] = 0
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    wanted = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    for row in range(30):
+        assert distance(y[row], wanted[row]) < tolerance(format) or row == 5
+        assert np.array_equal(bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x[row : row + 1])[0], y[row])
+    assert not y[5].any()
+
+
 @pytest.mark.parametrize("format", ["q4_0", "q4_1"])
 @pytest.mark.parametrize("columns", [32, 96, 1024, 1056, 2080])
 def test_whole_scales_of_odd_and_many_blocks(bench: Bench, format: str, columns: int) -> None:
@@ -129,6 +150,7 @@ def test_sets_of_kernels_agree_to_the_bit(format: str) -> None:
     weight = random_weight(rng, 40, 512, format)
     x = rng.standard_normal((29, 512)).astype(np.float32)
     x[:, 100] *= 30
+    x[3, 64:76] = x[3, 480:492] = 300  # more than there is room for
     found = []
     for isa in ISAS:
         bench = Bench(CpuOps(threads=2, isa=isa))
