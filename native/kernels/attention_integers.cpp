@@ -128,7 +128,8 @@ template <bool WIDE> void prepare_as(const KvView& kv, Queries& queries, int32_t
     const int count = queries.count, n = kv.head_dim, words = kv.padded_dim / TILE * WORDS;
     int32_t* starts = room + words * MOST;
     auto* factors = reinterpret_cast<float*>(starts + MOST);
-    float largest[TILE][TILE] = {}, inverse[TILE], worth[TILE];
+    float largest[TILE][TILE], inverse[TILE], worth[TILE];
+    for (int i = count; i < TILE; i++) store(largest[i], zero());
     for (int i = 0; i < count; i++) {
         if (!WIDE) turn(queries.q + i * n, n);
         store(largest[i], largest_of(queries.q + i * n, n));
