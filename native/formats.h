@@ -107,7 +107,7 @@ struct Outlier {
     float value;
 };
 struct Outliers {
-    int32_t count;  // at most one a block, on average
+    int32_t count;  // at most one a block, on average: a block for which there is no room keeps its own
     float scale;    // of whole blocks
     Outlier list[1];
 };
