@@ -258,8 +258,9 @@ struct Attention : Instruction {
             turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm,
                  q + n * shape.head_dim);
         }
-        for (int n = 0; n < count && out.f32 && split < 0; n++)
-            ask_to_write(result_at(program, step, thread, place_of(item, head, from + n)), shape.head_dim * 4);
+        if (out.f32 && split < 0)
+            for (int n = 0; n < count; n++)
+                ask_to_write(result_at(program, step, thread, place_of(item, head, from + n)), shape.head_dim * 4);
         Looking looking;
         look(program, step, item, from, count, q, looking);
         const KvView kv = program.kv().view(shape.layer, head);

@@ -25,17 +25,9 @@ void norm(const float* x, const float* weight, const float* residual, int n, flo
     }
 }
 
-// What is not finite is larger than all numbers.
+// What is not finite is larger than all numbers: it becomes its block's scale, and so tells whoever reads the row.
 INLINE float largest(F low, F high) { return hlargest(larger(abs(low), abs(high))); }
 INLINE float largest(const float* x) { return largest(load(x), load(x + 16)); }
-
-// Zero, or not a number if one of a row's is not finite: added to a scale, it tells whoever reads the row.
-INLINE float spoilt(const float* x, int blocks) {
-    F low = zero(), high = zero();
-    for (int i = 0; i < blocks * BLOCK; i += BLOCK)
-        low = fma(load(x + i), zero(), low), high = fma(load(x + i + 16), zero(), high);
-    return hsum(add(low, high));
-}
 
 // Without what is larger than `most`, which was set apart.
 INLINE void quantize_block(const float* x, float most, QBlock* out) {
@@ -72,12 +64,12 @@ void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* out
     }
     float sum = 0.0f;
     for (int b = 0; b < blocks; b++) sum += out[b * stride].d = largest(x + b * BLOCK);
-    const float limit = OUTLYING * sum / static_cast<float>(blocks), spoils = 0.0f * sum;
+    const float limit = OUTLYING * sum / static_cast<float>(blocks);
     outliers->count = 0;
     for (int b = 0; b < blocks; b++) {
         QBlock* to = out + b * stride;
         const float most = to->d > limit ? set_apart(x + b * BLOCK, limit, b, blocks, outliers) : to->d;
-        quantize_block(x + b * BLOCK, most + spoils, to);
+        quantize_block(x + b * BLOCK, most, to);
     }
 }
 
@@ -101,11 +93,8 @@ INLINE void largest_two(const float* first, const float* second, float* out) {
 
 // Integers of both halves of a block, still in the order in which packing leaves them.
 INLINE I packed_block(const float* x, F most, F scale) {
-    const F low = load(x), high = load(x + 16);
-    const auto rounded = [&](F half) {
-        return round_int(_mm512_maskz_mul_ps(_mm512_cmp_ps_mask(abs(half), most, _CMP_LE_OQ), half, scale));
-    };
-    return _mm512_packs_epi32(rounded(low), rounded(high));
+    return _mm512_packs_epi32(round_int(mul(at_most(load(x), most), scale)),
+                              round_int(mul(at_most(load(x + 16), most), scale)));
 }
 
 INLINE void round_two(const float* first, const float* second, Inverses by, WholeBlock* out, int stride) {
@@ -201,9 +190,8 @@ void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Out
 }
 
 void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
-    const float spoils = spoilt(x, blocks);
     for (int b = 0; b < blocks; b++, x += BLOCK, out += stride) {
-        const float most = largest(x) + spoils;
+        const float most = largest(x);
         const bool empty = most < 1e-30f;
         const F inverse = set1(empty ? 0.0f : 32767.0f / most);
         const I low = round_int(mul(load(x), inverse)), high = round_int(mul(load(x + 16), inverse));

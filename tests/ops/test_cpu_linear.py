@@ -234,7 +234,9 @@ def test_strange_numbers_do_not_crash(bench: Bench, bad: float) -> None:
     x = rng.standard_normal((6, 256)).astype(np.float32)
     x[2, 33] = bad
     for format in FORMATS:
-        matrix = bench.ops.matrix([random_weight(rng, 20, 256, format)])
-        y = bench.run(lambda ops, x, b, kv, m=matrix: ops.linear(x, m), x)
-        assert np.isfinite(y[[0, 1, 3, 4, 5]]).all()
-        assert np.isfinite(bad) or not np.isfinite(y[2]).any()
+        weight = random_weight(rng, 20, 256, format)
+        for product in ("linear", "logits"):  # rows of 8 bits and of 16
+            matrix = bench.ops.matrix([weight])
+            y = bench.run(lambda ops, x, b, kv, m=matrix, p=product: getattr(ops, p)(x, m), x)
+            assert np.isfinite(y[[0, 1, 3, 4, 5]]).all()
+            assert np.isfinite(bad) or not np.isfinite(y[2]).any()
