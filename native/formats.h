@@ -100,8 +100,11 @@ struct WholeBlock {
 };
 static_assert(sizeof(WholeBlock) == 40);
 
-// Activations far larger than the others would take the precision of their whole block: they stay float32, a zero
-// stands in their place, and their products are added one by one after the blocks, in order.
+// Activations far larger than the others would take the precision of their whole block: they are set apart, a zero
+// stands in their place, and their products are added one by one after the blocks, in order. With whole scales they are
+// integers too, in units of their row's own:
+//   weight = worth · 2 · v, with v = (d · (code - 8) + 16 · m + 2⁴) >> 5
+//   sum += v · o; a row's |o| add up to less than 2¹⁸, so that its sum fits 32 bits
 struct Outlier {
     int32_t k;
     float value;
@@ -111,6 +114,8 @@ struct Outliers {
     float scale;    // of whole blocks
     Outlier list[1];
 };
+constexpr int OUTLIER_SHIFT = 5, OUTLIER_MOST = 8191, OUTLIER_SUM = 1 << 18;
+static_assert(int64_t{OUTLIER_SUM} * ((WHOLE_SCALE * MIDDLE_CODE + 16 * WHOLE_MIN) >> OUTLIER_SHIFT) <= INT32_MAX);
 constexpr float OUTLYING = 2.0f;  // how many times the mean of the blocks' largest magnitudes
 
 constexpr int64_t outliers_bytes(int64_t blocks) { return 8 + 8 * blocks; }

@@ -1,6 +1,7 @@
 // What each instruction of a program does, and the units that threads share it by: output features of linear layers,
 // rows of everything else. Attention has a file of its own.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "program.h"
@@ -146,45 +147,65 @@ const Outliers* list_of(const Outliers* first, int64_t width, int64_t row) {
 // What is needed to gather outliers: a bit for each place, and its column's number.
 constexpr int64_t gathering_bytes(int64_t width) { return ((width + 63) / 64 * 8 + width * 4 + 63) / 64 * 64; }
 
+// Outliers of a whole row become integers, as many as their sum leaves room for. What one of them is worth.
+float outlier_unit(const Outliers& of_row) {
+    float most = 0.0f, sum = 0.0f;
+    for (int i = 0; i < of_row.count; i++) {
+        const float size = std::fabs(of_row.list[i].value);
+        most = std::max(most, size), sum += size;
+    }
+    if (most == 0.0f) return 0.0f;
+    return std::max({most / OUTLIER_MOST, sum / static_cast<float>(OUTLIER_SUM - of_row.count - 1), 1e-30f});
+}
+
 // The rows' lists of outliers become one. Returns what comes after it in the room.
-uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, uint8_t* scratch, uint8_t* room,
-                         Panel& panel) {
+uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, bool whole, uint8_t* scratch, uint8_t* room,
+                         OutlierColumns& out) {
     const int64_t words = (width + 63) / 64;
-    auto* places = reinterpret_cast<uint64_t*>(scratch);
-    auto* number = reinterpret_cast<int32_t*>(places + words);
-    std::fill(places, places + words, 0);
+    auto* bits_of = reinterpret_cast<uint64_t*>(scratch);
+    auto* number = reinterpret_cast<int32_t*>(bits_of + words);
+    std::fill(bits_of, bits_of + words, 0);
     const auto each = [&](auto act) {
         for (int r = 0; r < count; r++) {
             const Outliers* of_row = list_of(first, width, r);
             for (int i = 0; i < of_row->count; i++) act(r, of_row->list[i]);
         }
     };
-    each([&](int, Outlier o) { places[o.k / 64] |= uint64_t{1} << o.k % 64; });
-    auto* columns = reinterpret_cast<int32_t*>(room);
+    each([&](int, Outlier o) { bits_of[o.k / 64] |= uint64_t{1} << o.k % 64; });
+    auto* places = reinterpret_cast<int32_t*>(room);
     for (int64_t word = 0; word < words; word++)
-        for (uint64_t bits = places[word]; bits; bits &= bits - 1) {
+        for (uint64_t bits = bits_of[word]; bits; bits &= bits - 1) {
             const auto k = static_cast<int32_t>(word * 64 + __builtin_ctzll(bits));
-            number[k] = panel.num_columns;
-            columns[panel.num_columns++] = k;
+            number[k] = out.count;
+            places[out.count++] = k;
         }
-    auto* values = reinterpret_cast<float*>(columns + panel.num_columns);
-    std::fill(values, values + panel.num_columns * count, 0.0f);
-    each([&](int r, Outlier o) { values[number[o.k] * count + r] = o.value; });
-    panel.columns = columns, panel.outliers = values;
-    return room + (panel.num_columns * 4 * (1 + count) + 63) / 64 * 64;
+    if (whole && out.count % 2) places[out.count++] = 0;  // where nobody has any, as far as this column goes
+    out.places = places;
+    if (!whole) {
+        auto* values = reinterpret_cast<float*>(places + out.count);
+        std::fill(values, values + out.count * count, 0.0f);
+        each([&](int r, Outlier o) { values[number[o.k] * count + r] = o.value; });
+        out.values = values;
+        return room + (out.count * 4 * (1 + count) + 63) / 64 * 64;
+    }
+    auto* units = reinterpret_cast<float*>(places + out.count);
+    auto* pairs = reinterpret_cast<int16_t*>(units + count);
+    for (int r = 0; r < count; r++) units[r] = outlier_unit(*list_of(first, width, r));
+    std::fill(pairs, pairs + out.count * count, int16_t{0});
+    each([&](int r, Outlier o) {
+        const int at = number[o.k];
+        pairs[(at / 2 * count + r) * 2 + at % 2] = static_cast<int16_t>(std::lrintf(o.value / units[r]));
+    });
+    out.units = units, out.pairs = pairs;
+    return reinterpret_cast<uint8_t*>(room) + (out.count * (4 + 2 * count) + 4 * count + 63) / 64 * 64;
 }
 
-// Of one row, where so many are gathered together.
-constexpr int64_t outlier_columns_bytes(int64_t width, int rows) { return width / BLOCK * 4 * (1 + rows); }
+// Of one row, where so many are gathered together: places and floats, or less and units.
+constexpr int64_t outlier_columns_bytes(int64_t width, int rows) { return width / BLOCK * 4 * (1 + rows) + 8 + 4 * rows; }
 
 // Where rows are many, the lists of each panel are made once, not by every piece of the weights that reads them.
-struct Gathered {
-    const int32_t* columns;
-    const float* outliers;
-    int64_t num_columns;
-};
 constexpr int64_t gathered_bytes(int64_t width, int rows) {
-    return (sizeof(Gathered) + outlier_columns_bytes(width, rows) + 63) / 64 * 64;
+    return (static_cast<int64_t>(sizeof(OutlierColumns)) + outlier_columns_bytes(width, rows) + 63) / 64 * 64;
 }
 
 struct Product : Instruction {
@@ -266,12 +287,10 @@ struct Product : Instruction {
                 result.q8 = row.coarse();
             }
             if (gathers(program, step)) {
-                const auto* made = reinterpret_cast<const Gathered*>(program.gathered(first));
-                result.columns = made->columns, result.outliers = made->outliers;
-                result.num_columns = static_cast<int>(made->num_columns);
+                result.outliers = *reinterpret_cast<const OutlierColumns*>(program.gathered(first));
             } else {
                 uint8_t* room = scratch + gathering_bytes(k);
-                scratch = gather_outliers(row.outliers, k, count, scratch, room, result);
+                scratch = gather_outliers(row.outliers, k, count, x.rows == WHOLE, scratch, room, result.outliers);
             }
         }
         if (weight->wants_f32()) {
@@ -354,12 +373,12 @@ struct Gather : Instruction {
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t r = program.row_at(product->x.q8, unit);
             if (panels.first[static_cast<size_t>(r)] != r) continue;
-            Panel panel;
-            panel.rows = panels.size[static_cast<size_t>(r)];
+            OutlierColumns columns;
             uint8_t* room = program.gathered(r);
-            gather_outliers(program.block_row(product->x, step, thread, width, r).outliers, width, panel.rows,
-                            program.scratch(thread), room + sizeof(Gathered), panel);
-            *reinterpret_cast<Gathered*>(room) = {panel.columns, panel.outliers, panel.num_columns};
+            gather_outliers(program.block_row(product->x, step, thread, width, r).outliers, width,
+                            panels.size[static_cast<size_t>(r)], product->x.rows == WHOLE, program.scratch(thread),
+                            room + sizeof columns, columns);
+            *reinterpret_cast<OutlierColumns*>(room) = columns;
         }
     }
 };

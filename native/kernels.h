@@ -44,6 +44,16 @@ struct Queries {
 
 constexpr int MOST_ROWS = 16;  // of any kernel's row_counts
 
+// The places where some row of a panel has an outlier, in order, and what each has there: zero where it has none.
+struct OutlierColumns {
+    int count = 0;
+    const int32_t* places = nullptr;
+    const float* values = nullptr;  // [place][rows]
+    // Of whole rows, which have an even number of places: [pair of places][rows][2], in units of each row's.
+    const int16_t* pairs = nullptr;
+    const float* units = nullptr;  // [rows]
+};
+
 // A few rows side by side.
 struct Panel {
     int rows = 0;
@@ -53,10 +63,7 @@ struct Panel {
     const FineBlock* fine = nullptr;
     const WholeBlock* whole = nullptr;
     float scales[MOST_ROWS] = {};  // of whole rows
-    // The places where a row has an outlier, in order, and [place][rows] what they are, zero where a row has none.
-    const int32_t* columns = nullptr;
-    const float* outliers = nullptr;
-    int num_columns = 0;
+    OutlierColumns outliers;
 };
 
 struct Kernels {

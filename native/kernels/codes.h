@@ -176,11 +176,12 @@ template <int R> INLINE void add_products(const float* weights, const float* val
 template <class Column> INLINE void add_outliers(const Panel& panel, float* out, Column column) {
     constexpr int AT_ONCE = 32;
     alignas(64) float weights[AT_ONCE * TILE];
-    for (int done = 0; done < panel.num_columns; done += AT_ONCE) {
-        const int count = done + AT_ONCE < panel.num_columns ? AT_ONCE : panel.num_columns - done;
-        for (int c = 0; c < count; c++) store(weights + c * TILE, column(panel.columns[done + c]));
+    const OutlierColumns& columns = panel.outliers;
+    for (int done = 0; done < columns.count; done += AT_ONCE) {
+        const int count = done + AT_ONCE < columns.count ? AT_ONCE : columns.count - done;
+        for (int c = 0; c < count; c++) store(weights + c * TILE, column(columns.places[done + c]));
         with_rows(panel.rows, [&](auto rows) {
-            add_products<decltype(rows)::value>(weights, panel.outliers + done * panel.rows, count, out);
+            add_products<decltype(rows)::value>(weights, columns.values + done * panel.rows, count, out);
         });
     }
 }

@@ -151,23 +151,96 @@ INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, 
     }
 }
 
-// The 16 weights at place k of a tile, in units of a sixteenth of their worth.
-template <bool MIN> INLINE F column(const uint8_t* tile, int k) {
+// --- Outliers --------------------------------------------------------------------------------------------------------
+
+// scaled_codes: d · (code - 8) + 16 · m + 2⁴, where d and m are of the first (0) or the second (1) of two blocks.
+// together: two such columns side by side, without their lowest OUTLIER_SHIFT bits.
+constexpr int FACTORS = 16 << 16 | (0x10000 - MIDDLE_CODE), HALF = 1 << (OUTLIER_SHIFT - 1);
+static_assert(WHOLE_SCALE == 16 * WHOLE_UNIT);
+
+#if defined(KERNEL_ISA_AVX512)
+
+struct alignas(64) Words {
+    uint16_t at[2][32];
+    constexpr Words() : at() {
+        for (int second = 0; second < 2; second++)
+            for (int i = 0; i < 32; i++) at[second][i] = static_cast<uint16_t>((i & ~1) + second + (i & 1 ? 32 : 0));
+    }
+};
+constexpr Words BOTH;
+
+INLINE I scaled_codes(I d, I m, unsigned second, I code) {
+    I sum = iset1(HALF);
+    dot_words(sum, _mm512_permutex2var_epi16(d, iload(BOTH.at[second]), m), _mm512_add_epi16(code, iset1(FACTORS)));
+    return sum;
+}
+
+INLINE I together(I first, I second) {
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(first, OUTLIER_SHIFT), ishl<16 - OUTLIER_SHIFT>(second));
+}
+
+#elif defined(KERNEL_ISA_AVX2)
+
+INLINE __m256i scaled_codes(__m256i d, __m256i m, unsigned second, __m256i code) {
+    const __m128i up = _mm_cvtsi32_si128(static_cast<int>(16 - 16 * second));
+    const __m256i low = _mm256_srli_epi32(_mm256_sll_epi32(d, up), 16), high = _mm256_sll_epi32(m, up);
+    const __m256i factors = _mm256_add_epi16(code, _mm256_set1_epi32(FACTORS));
+    const __m256i products = _mm256_madd_epi16(_mm256_blend_epi16(low, high, 0xAA), factors);
+    return _mm256_add_epi32(products, _mm256_set1_epi32(HALF));
+}
+INLINE I scaled_codes(I d, I m, unsigned second, I code) {
+    return {scaled_codes(d.a, m.a, second, code.a), scaled_codes(d.b, m.b, second, code.b)};
+}
+
+INLINE __m256i together(__m256i first, __m256i second) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(first, OUTLIER_SHIFT), _mm256_slli_epi32(second, 16 - OUTLIER_SHIFT), 0xAA);
+}
+INLINE I together(I first, I second) { return {together(first.a, second.a), together(first.b, second.b)}; }
+
+#else
+
+INLINE I scaled_codes(I d, I m, unsigned second, I code) {
+    const unsigned up = 16 - 16 * second;
+    return (d << up >> 16) * (code - MIDDLE_CODE) + (m << up >> 16) * 16 + HALF;
+}
+
+INLINE I together(I first, I second) {
+    return (first >> OUTLIER_SHIFT & 0xFFFF) | (second >> OUTLIER_SHIFT << 16);
+}
+
+#endif
+
+// The 16 weights at place k of a tile.
+template <bool MIN> INLINE I column(const uint8_t* tile, int k) {
     constexpr int UNIT = codes_in_unit(MIN) + 2 * CODE_BYTES;
     const auto place = static_cast<unsigned>(k), b = place / BLOCK, q = place % BLOCK / 4;
     const uint8_t* unit = tile + TILE * 4 + b / 2 * UNIT;
-    const uint8_t* codes = unit + codes_in_unit(MIN) + b % 2 * CODE_BYTES;
-    const F code = to_float(iadd(load_bits(codes + 64 * (q % 4), static_cast<int>(8 * (place % 4) + (q & 4)), 15), -MIDDLE_CODE));
-    const F d = half_of(iload(unit), static_cast<int>(b % 2));
-    if constexpr (!MIN) return mul(d, code);
-    static_assert(WHOLE_SCALE == 16 * WHOLE_UNIT);
-    return fma(d, code, mul(half_of(iload(unit + TILE * 4), static_cast<int>(b % 2)), set1(16.0f)));
+    const uint8_t* codes = unit + codes_in_unit(MIN) + b % 2 * CODE_BYTES + 64 * (q % 4);
+    const I code = load_bits(codes, static_cast<int>(8 * (place % 4) + (q & 4)), 15);
+    return scaled_codes(iload(unit), MIN ? iload(unit + TILE * 4) : izero(), b % 2, code);
 }
 
-// Apart from the products: in one function with them the compiler keeps their sums in memory.
-template <bool MIN> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
-    const F worth = mul(load(reinterpret_cast<const float*>(tile)), set1(1.0f / 16));
-    add_outliers(panel, out, [&](int k) { return mul(worth, column<MIN>(tile, k)); });
+// Outliers times the weights at their places. All rows of a panel go along, with zeros where they have none: to go by
+// those that have takes branches that nobody can foresee. Apart from the products: in one function with them the compiler
+// keeps their sums in memory.
+template <bool MIN, int R> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
+    constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS;
+    static_assert(R % PART == 0);
+    const OutlierColumns& columns = panel.outliers;
+    const F worth = mul(load(reinterpret_cast<const float*>(tile)), set1((1 << OUTLIER_SHIFT) / 16.0f));
+    for (int from = 0; from < R; from += PART) {
+        I sum[PART];
+        UNROLL for (int r = 0; r < PART; r++) sum[r] = izero();
+        for (int c = 0; c < columns.count; c += 2) {
+            const I weights = together(column<MIN>(tile, columns.places[c]), column<MIN>(tile, columns.places[c + 1]));
+            const auto* pairs = reinterpret_cast<const pair_t*>(columns.pairs) + c / 2 * R + from;
+            UNROLL for (int r = 0; r < PART; r++) dot_pairs(sum[r], weights, pairs + r);
+        }
+        UNROLL for (int r = 0; r < PART; r++) {
+            float* to = out + (from + r) * TILE;
+            store(to, fma(to_float(sum[r]), mul(worth, set1(columns.units[from + r])), load(to)));
+        }
+    }
 }
 
 // As many rows at once as the registers hold twice.
@@ -182,7 +255,7 @@ template <bool MIN, int R> void call(const uint8_t* tile, int64_t k, const Panel
     static_assert(R % PART == 0);
     for (int r = 0; r < R; r += PART)
         tile_rows<MIN, PART>(tile, blocks_of(WHOLE, k), panel.whole + r, R, panel.scales + r, out + r * TILE);
-    add_outliers_of<MIN>(tile, panel, out);
+    if (panel.outliers.count) add_outliers_of<MIN, R>(tile, panel, out);
 }
 
 template <bool MIN> void tile_whole(const uint8_t* tile, int64_t k, const Panel& panel, float* out) {
