@@ -13,7 +13,7 @@ from unspool.errors import BackendError, EngineError, RequestError
 from unspool.lazy import np
 from unspool.ops import AttentionSpec, Batch, KVCache
 from unspool.ops.cpu.logits import Logits
-from unspool.ops.cpu.lower import PRODUCTS, Lowering
+from unspool.ops.cpu.lower import PRODUCTS, Lowering, is_last
 from unspool.ops.cpu.record import Graph, Value, narrow
 from unspool.weights.mapping import mapping_of, release, span_of
 
@@ -65,7 +65,10 @@ class CpuMatrix:
         self.native = _native.Matrix([(part.format, part.raw, part.shape[0]) for part in parts], columns.pop())
 
     def keep_exact(self) -> None:
-        """Its tiles are to have the file's own values: rows are looked up in them, or they are the head's."""
+        """Its tiles are to have the file's own values: rows are looked up in them, or logits come straight from them.
+
+        Those that another program has packed stay as they are.
+        """
         if not self.native.packed:
             self.native.keep_exact()
 
@@ -116,7 +119,7 @@ class CpuOps:
         graph = narrow(graph)
         end = graph.nodes.pop()
         for node in graph.nodes:
-            if node.kind == "embed" or node.arguments.get("is_head"):
+            if node.kind == "embed" or is_last(node):
                 node.arguments["weight"].keep_exact()
         self._pack([node.arguments["weight"] for node in graph.nodes if node.kind in PRODUCTS])
         for node in graph.nodes:

@@ -164,12 +164,18 @@ class Lowering:
         program.set_output(output, self.output.width)
 
 
+def is_last(node: Node) -> bool:
+    """Whether a product is computed for wanted rows alone, or makes the logits."""
+    return node.kind in PRODUCTS and (node.out.narrow or node.arguments.get("is_head", False))
+
+
 def rows_wanted(node: Node) -> str:
-    """The head's rows are fine ones, of 16 bits: it reads many weights for few rows, and its rounding would go straight
-    into the logits. Others are of 8 bits; matrices whose scales are whole numbers want them with such scales, too.
+    """What is on its last way to the logits has fine rows, of 16 bits: those of the head and of the last layer, but for
+    its keys and values. Their rounding would go straight into the logits, and only wanted rows come here. Others are of
+    8 bits; matrices whose scales are whole numbers want them with such scales, too.
     """
     weight = node.arguments["weight"]
-    if node.arguments.get("is_head") and not weight.wants_f32:
+    if is_last(node) and not weight.wants_f32 and not weight.whole:
         return "fine"
     return "whole" if weight.whole else "coarse"
 
