@@ -129,6 +129,43 @@ def test_rows_with_many_outliers_each_in_another_place(bench: Bench, format: str
     assert not y[5].any()
 
 
+def test_the_largest_outliers_that_there_is_room_for(bench: Bench) -> None:
+    """Two in every other block, all times the largest weight: the sum is as large as its integers allow."""
+    rng = np.random.default_rng(15)
+    block = np.concatenate([np.frombuffer(np.float16([1, 0]).tobytes(), np.uint8), np.full(16, 255, np.uint8)])
+    weight = Weight("w", "q4_1", (16, 4096), np.tile(block, 16 * 128))
+    assert (weight.dequantize() == 15).all()
+    x = rng.standard_normal((13, 4096)).astype(np.float32)
+    x.reshape(13, 128, 32)[:, ::2, :2] = [1e4, 9e3]
+    x[1] *= -1
+    x[2] *= 1e-36
+    x[3] *= 1e-42
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    wanted = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    for row in (0, 1, 4, 12):
+        assert distance(y[row], wanted[row]) < 2e-4
+    assert np.abs(y[2:4]).max() < 1e-25  # too small to be told from nothing, but numbers
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q4_1", "q8_0", "q4_k", "q6_k"])
+def test_what_only_wanted_rows_need_is_multiplied_in_16_bits(bench: Bench, format: str) -> None:
+    """As in a last layer: its rounding would go straight into the logits."""
+    rng = np.random.default_rng(16)
+    weight = random_weight(rng, 64, 512, format)
+    x = rng.standard_normal((5, 512)).astype(np.float32)
+    matrix, gate = bench.ops.matrix([weight]), bench.ops.matrix([weight])
+    batch = plain_batch(5, [1, 4])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(ops.take(x, b), matrix), x, batch)
+    wanted = x[[1, 4]].astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    assert distance(y, wanted) < 5e-5
+    gated = bench.run(lambda ops, x, b, kv: ops.gated(ops.take(x, b), gate, "silu"), x, batch)
+    silu = wanted[:, :32] / (1 + np.exp(-wanted[:, :32]))
+    assert distance(gated, silu * wanted[:, 32:]) < 2e-4
+    again = bench.run(lambda ops, x, b, kv: ops.linear(x, bench.ops.matrix([weight])), x)[[1, 4]]
+    assert distance(again, wanted) > 5e-4  # what 8 bits have
+
+
 @pytest.mark.parametrize("format", ["q4_0", "q4_1"])
 @pytest.mark.parametrize("columns", [32, 96, 1024, 1056, 2080])
 def test_whole_scales_of_odd_and_many_blocks(bench: Bench, format: str, columns: int) -> None:

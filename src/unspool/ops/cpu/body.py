@@ -35,7 +35,7 @@ class CpuKV:
         )
         self.block_bytes: int = self.native.block_bytes
         shape = f"{config.num_layers}x{config.num_kv_heads}x{config.head_dim}"
-        self.layout = f"cpu-4-{engine.kv_dtype}-{engine.block_size}-{shape}"
+        self.layout = f"cpu-5-{engine.kv_dtype}-{engine.block_size}-{shape}"
 
     def copy_block(self, source: int, target: int) -> None:
         self.native.copy_block(source, target)

@@ -170,12 +170,13 @@ def is_last(node: Node) -> bool:
 
 
 def rows_wanted(node: Node) -> str:
-    """What is on its last way to the logits has fine rows, of 16 bits: those of the head and of the last layer, but for
-    its keys and values. Their rounding would go straight into the logits, and only wanted rows come here. Others are of
-    8 bits; matrices whose scales are whole numbers want them with such scales, too.
+    """What comes last has fine rows, of 16 bits: the head, and of the last layer all but its keys and values. Their
+    rounding would go straight into the logits, and they read their weights for few rows. Others are of 8 bits; matrices
+    whose scales are whole numbers want them with such scales, too. A layer that is another model's last one, too, keeps
+    what it is packed for.
     """
     weight = node.arguments["weight"]
-    if is_last(node) and not weight.wants_f32 and not weight.whole:
+    if is_last(node) and not weight.wants_f32 and (node.arguments.get("is_head") or not weight.whole):
         return "fine"
     return "whole" if weight.whole else "coarse"
 
