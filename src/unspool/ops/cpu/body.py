@@ -13,7 +13,7 @@ from unspool.errors import BackendError, EngineError, RequestError
 from unspool.lazy import np
 from unspool.ops import AttentionSpec, Batch, KVCache
 from unspool.ops.cpu.logits import Logits
-from unspool.ops.cpu.lower import PRODUCTS, Lowering, is_last
+from unspool.ops.cpu.lower import PRODUCTS, Lowering, find_last
 from unspool.ops.cpu.record import Graph, Value, narrow
 from unspool.weights.mapping import mapping_of, release, span_of
 
@@ -118,9 +118,9 @@ class CpuOps:
         graph.add("output", {"x": output}, output.width)
         graph = narrow(graph)
         end = graph.nodes.pop()
-        for node in graph.nodes:
-            if node.kind == "embed" or is_last(node):
-                node.arguments["weight"].keep_exact()
+        for node in [node for node in graph.nodes if node.kind == "embed"] + find_last(graph):
+            node.arguments["is_last"] = node.kind != "embed"
+            node.arguments["weight"].keep_exact()
         self._pack([node.arguments["weight"] for node in graph.nodes if node.kind in PRODUCTS])
         for node in graph.nodes:
             if isinstance(node.arguments.get("weight"), CpuMatrix):

@@ -164,19 +164,27 @@ class Lowering:
         program.set_output(output, self.output.width)
 
 
-def is_last(node: Node) -> bool:
-    """Whether a product is computed for wanted rows alone, or makes the logits."""
-    return node.kind in PRODUCTS and (node.out.narrow or node.arguments.get("is_head", False))
+def find_last(graph: Graph) -> list[Node]:
+    """Heads, and the products that nothing but norms parts from them: what they round goes straight into the logits."""
+    last: list[Node] = []
+    for node in graph.nodes:
+        if node.arguments.get("is_head"):
+            last.append(node)
+            before = node.inputs["x"].node
+            while before.kind in ("norm", "take"):
+                before = before.inputs["x"].node
+            if before.kind in PRODUCTS:
+                last.append(before)
+    return last
 
 
 def rows_wanted(node: Node) -> str:
-    """What comes last has fine rows, of 16 bits: the head, and of the last layer all but its keys and values. Their
-    rounding would go straight into the logits, and they read their weights for few rows. Others are of 8 bits; matrices
-    whose scales are whole numbers want them with such scales, too. A layer that is another model's last one, too, keeps
-    what it is packed for.
+    """A head's rows are fine ones, of 16 bits, and so are those of the product before it (`find_last`): they read many
+    weights for few rows. Others are of 8 bits; matrices whose scales are whole numbers want them with such scales, too.
+    A layer that is the last one of another model, too, keeps what it was packed for.
     """
-    weight = node.arguments["weight"]
-    if is_last(node) and not weight.wants_f32 and (node.arguments.get("is_head") or not weight.whole):
+    weight, is_head = node.arguments["weight"], node.arguments.get("is_head", False)
+    if (is_head or (node.arguments.get("is_last") and not weight.whole)) and not weight.wants_f32:
         return "fine"
     return "whole" if weight.whole else "coarse"
 
