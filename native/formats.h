@@ -116,7 +116,7 @@ struct Outliers {
 };
 constexpr int OUTLIER_SHIFT = 5, OUTLIER_MOST = 8191, OUTLIER_SUM = 1 << 18;
 static_assert(int64_t{OUTLIER_SUM} * ((WHOLE_SCALE * MIDDLE_CODE + 16 * WHOLE_MIN) >> OUTLIER_SHIFT) <= INT32_MAX);
-constexpr float OUTLYING = 1.75f;  // how many times the mean of the blocks' largest magnitudes
+constexpr float OUTLYING = 2.2f;  // how many times the mean of the blocks' largest magnitudes
 
 constexpr int64_t outliers_bytes(int64_t blocks) { return 8 + 8 * blocks; }
 

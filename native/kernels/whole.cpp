@@ -220,27 +220,45 @@ template <bool MIN> INLINE I column(const uint8_t* tile, int k) {
     return scaled_codes(iload(unit), MIN ? iload(unit + TILE * 4) : izero(), b % 2, code);
 }
 
+template <bool MIN> INLINE I two_columns(const uint8_t* tile, const int32_t* places) {
+    return together(column<MIN>(tile, places[0]), column<MIN>(tile, places[1]));
+}
+
 // Outliers times the weights at their places. All rows of a panel go along, with zeros where they have none: to go by
 // those that have takes branches that nobody can foresee. Apart from the products: in one function with them the compiler
 // keeps their sums in memory.
 template <bool MIN, int R> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
-    constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS;
+    constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS, PARTS = R / PART, AT_ONCE = 16;  // of pairs
     static_assert(R % PART == 0);
     const OutlierColumns& columns = panel.outliers;
     const F worth = mul(load(reinterpret_cast<const float*>(tile)), set1((1 << OUTLIER_SHIFT) / 16.0f));
-    for (int from = 0; from < R; from += PART) {
-        I sum[PART];
-        UNROLL for (int r = 0; r < PART; r++) sum[r] = izero();
-        for (int c = 0; c < columns.count; c += 2) {
-            const I weights = together(column<MIN>(tile, columns.places[c]), column<MIN>(tile, columns.places[c + 1]));
-            const auto* pairs = reinterpret_cast<const pair_t*>(columns.pairs) + c / 2 * R + from;
-            UNROLL for (int r = 0; r < PART; r++) dot_pairs(sum[r], weights, pairs + r);
+    const auto* pairs = reinterpret_cast<const pair_t*>(columns.pairs);
+    I sum[PARTS][PART], weights[AT_ONCE];
+    UNROLL for (int p = 0; p < PARTS; p++) UNROLL for (int r = 0; r < PART; r++) sum[p][r] = izero();
+    if constexpr (PARTS == 1) {
+        for (int c = 0; c < columns.count / 2; c++) {
+            const I both = two_columns<MIN>(tile, columns.places + 2 * c);
+            UNROLL for (int r = 0; r < R; r++) dot_pairs(sum[0][r], both, pairs + c * R + r);
         }
-        UNROLL for (int r = 0; r < PART; r++) {
-            float* to = out + (from + r) * TILE;
-            store(to, fma(to_float(sum[r]), mul(worth, set1(columns.units[from + r])), load(to)));
+    } else {  // each column is made once for all parts
+        for (int done = 0; done < columns.count / 2; done += AT_ONCE) {
+            const int count = columns.count / 2 - done < AT_ONCE ? columns.count / 2 - done : AT_ONCE;
+            for (int c = 0; c < count; c++) weights[c] = two_columns<MIN>(tile, columns.places + 2 * (done + c));
+            for (int p = 0; p < PARTS; p++) {
+                I part[PART];
+                UNROLL for (int r = 0; r < PART; r++) part[r] = sum[p][r];
+                for (int c = 0; c < count; c++)
+                    UNROLL for (int r = 0; r < PART; r++)
+                        dot_pairs(part[r], weights[c], pairs + (done + c) * R + p * PART + r);
+                UNROLL for (int r = 0; r < PART; r++) sum[p][r] = part[r];
+            }
         }
     }
+    UNROLL for (int p = 0; p < PARTS; p++) UNROLL for (int r = 0; r < PART; r++) {
+            const int row = p * PART + r;
+            const F scale = mul(worth, set1(columns.units[row]));
+            store(out + row * TILE, fma(to_float(sum[p][r]), scale, load(out + row * TILE)));
+        }
 }
 
 // As many rows at once as the registers hold twice.
