@@ -160,12 +160,12 @@ std::string Program::check(const Step& s) const {
 
 namespace {
 
-// The largest panels first.
-void cut_panels(const int* counts, int64_t rows, Panels& panels) {
-    panels.first.resize(static_cast<size_t>(rows));
-    panels.size.resize(static_cast<size_t>(rows));
-    for (int64_t first = 0; first < rows; counts++)
-        for (; rows - first >= *counts; first += *counts)
+// Rows [from, to), the largest panels first.
+void cut_panels(const int* counts, int64_t from, int64_t to, Panels& panels) {
+    panels.first.resize(static_cast<size_t>(to));
+    panels.size.resize(static_cast<size_t>(to));
+    for (int64_t first = from; first < to; counts++)
+        for (; to - first >= *counts; first += *counts)
             for (int64_t r = first; r < first + *counts; r++) {
                 panels.first[static_cast<size_t>(r)] = static_cast<int32_t>(first);
                 panels.size[static_cast<size_t>(r)] = *counts;
@@ -177,23 +177,23 @@ constexpr int64_t STRETCH = 48;     // rows: whole panels, and keys of tokens th
 
 }  // namespace
 
-// As many parts as threads go round in and rows are enough for.
+// As many parts as threads go round in and rows are enough for. The last rows, too few for a stretch each, are shared
+// out evenly: a panel more for one part would be a wait for the others at every product.
 void Program::part_rows(int64_t rows) {
     const int threads = pool_->threads();
-    parts_.count = 1;
-    for (int count = 2; count <= threads && rows / count >= PART_ROWS; count++)
-        if (threads % count == 0) parts_.count = count;
-    parts_.rows.clear();
-    if (parts_.count == 1) return;
-    // The last rows, too few for a stretch each, go round by panels.
-    const int64_t whole = rows / (STRETCH * parts_.count) * STRETCH * parts_.count;
-    parts_.of.clear(), parts_.begin.assign(1, 0);
-    for (int64_t r = 0; r < rows; r++) {
-        const int64_t first = panels_.first[static_cast<size_t>(r)];
-        const int64_t stretch = first < whole ? first / STRETCH : (first - whole) / kernels_->row_counts[0];
-        parts_.of.push_back(static_cast<int32_t>(stretch % parts_.count));
-    }
-    for (int part = 0; part < parts_.count; part++) {
+    int& count = parts_.count = 1;
+    for (int more = 2; more <= threads && rows / more >= PART_ROWS; more++)
+        if (threads % more == 0) count = more;
+    const int64_t whole = count > 1 ? rows / (STRETCH * count) * STRETCH * count : rows;
+    const auto rest = [&](int part) { return whole + (rows - whole) * part / count; };
+    cut_panels(kernels_->row_counts, 0, whole, panels_);
+    for (int part = 0; part < count; part++) cut_panels(kernels_->row_counts, rest(part), rest(part + 1), panels_);
+    parts_.rows.clear(), parts_.of.clear(), parts_.begin.assign(1, 0);
+    if (count == 1) return;
+    for (int64_t r = 0; r < whole; r++) parts_.of.push_back(static_cast<int32_t>(r / STRETCH % count));
+    for (int part = 0; part < count; part++)
+        parts_.of.insert(parts_.of.end(), static_cast<size_t>(rest(part + 1) - rest(part)), part);
+    for (int part = 0; part < count; part++) {
         for (int64_t r = 0; r < rows; r++)
             if (part_of(r) == part) parts_.rows.push_back(static_cast<int32_t>(r));
         parts_.begin.push_back(static_cast<int64_t>(parts_.rows.size()));
@@ -201,9 +201,8 @@ void Program::part_rows(int64_t rows) {
 }
 
 void Program::study(const Step& step) {
-    cut_panels(kernels_->row_counts, step.rows, panels_);
-    cut_panels(kernels_->row_counts, step.num_logits, narrow_panels_);
     part_rows(step.rows);
+    cut_panels(kernels_->row_counts, 0, step.num_logits, narrow_panels_);
     row_sequence_.resize(static_cast<size_t>(step.rows));
     for (int64_t s = 0; s < step.sequences; s++)
         for (int64_t r = step.starts[s]; r < step.starts[s + 1]; r++)
