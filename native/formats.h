@@ -69,9 +69,9 @@ struct QBlock {
 };
 static_assert(sizeof(QBlock) == 48);
 
-// 32 activations in 16 bits, for the head: it reads many weights for few rows, and its rounding would go straight into
-// the logits. Rows go in panels likewise. Of each four values the second and the third have changed places: kernels
-// multiply by pairs, and get the even and the odd bytes of four codes together.
+// 32 activations in 16 bits, for the head and the product before it: they read many weights for few rows, and their
+// rounding would go straight into the logits. Rows go in panels likewise. Of each four values the second and the third
+// have changed places: kernels multiply by pairs, and get the even and the odd bytes of four codes together.
 struct FineBlock {
     int16_t q[32];
     float d, ds;

@@ -158,20 +158,21 @@ float outlier_unit(const Outliers& of_row) {
     return std::max({most / OUTLIER_MOST, sum / static_cast<float>(OUTLIER_SUM - of_row.count - 1), 1e-30f});
 }
 
+template <class Act> void each_outlier(const Outliers* first, int64_t width, int rows, Act act) {
+    for (int r = 0; r < rows; r++) {
+        const Outliers* of_row = list_of(first, width, r);
+        for (int i = 0; i < of_row->count; i++) act(r, of_row->list[i]);
+    }
+}
+
 // The rows' lists of outliers become one. Returns what comes after it in the room.
-uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, bool whole, uint8_t* scratch, uint8_t* room,
+uint8_t* gather_outliers(const Outliers* first, int64_t width, int rows, bool whole, uint8_t* scratch, uint8_t* room,
                          OutlierColumns& out) {
     const int64_t words = (width + 63) / 64;
     auto* bits_of = reinterpret_cast<uint64_t*>(scratch);
     auto* number = reinterpret_cast<int32_t*>(bits_of + words);
     std::fill(bits_of, bits_of + words, 0);
-    const auto each = [&](auto act) {
-        for (int r = 0; r < count; r++) {
-            const Outliers* of_row = list_of(first, width, r);
-            for (int i = 0; i < of_row->count; i++) act(r, of_row->list[i]);
-        }
-    };
-    each([&](int, Outlier o) { bits_of[o.k / 64] |= uint64_t{1} << o.k % 64; });
+    each_outlier(first, width, rows, [&](int, Outlier o) { bits_of[o.k / 64] |= uint64_t{1} << o.k % 64; });
     auto* places = reinterpret_cast<int32_t*>(room);
     for (int64_t word = 0; word < words; word++)
         for (uint64_t bits = bits_of[word]; bits; bits &= bits - 1) {
@@ -179,25 +180,26 @@ uint8_t* gather_outliers(const Outliers* first, int64_t width, int count, bool w
             number[k] = out.count;
             places[out.count++] = k;
         }
-    if (whole && out.count % 2) places[out.count++] = 0;  // where nobody has any, as far as this column goes
+    if (whole && out.count % 2) places[out.count++] = 0;  // a place where nobody has any, for this column
     out.places = places;
-    if (!whole) {
+    if (whole) {
+        auto* units = reinterpret_cast<float*>(places + out.count);
+        auto* pairs = reinterpret_cast<int16_t*>(units + rows);
+        for (int r = 0; r < rows; r++) units[r] = outlier_unit(*list_of(first, width, r));
+        std::fill(pairs, pairs + out.count * rows, int16_t{0});
+        each_outlier(first, width, rows, [&](int r, Outlier o) {
+            const int at = number[o.k];
+            pairs[(at / 2 * rows + r) * 2 + at % 2] = static_cast<int16_t>(std::lrintf(o.value / units[r]));
+        });
+        out.units = units, out.pairs = pairs;
+    } else {
         auto* values = reinterpret_cast<float*>(places + out.count);
-        std::fill(values, values + out.count * count, 0.0f);
-        each([&](int r, Outlier o) { values[number[o.k] * count + r] = o.value; });
+        std::fill(values, values + out.count * rows, 0.0f);
+        each_outlier(first, width, rows, [&](int r, Outlier o) { values[number[o.k] * rows + r] = o.value; });
         out.values = values;
-        return room + (out.count * 4 * (1 + count) + 63) / 64 * 64;
     }
-    auto* units = reinterpret_cast<float*>(places + out.count);
-    auto* pairs = reinterpret_cast<int16_t*>(units + count);
-    for (int r = 0; r < count; r++) units[r] = outlier_unit(*list_of(first, width, r));
-    std::fill(pairs, pairs + out.count * count, int16_t{0});
-    each([&](int r, Outlier o) {
-        const int at = number[o.k];
-        pairs[(at / 2 * count + r) * 2 + at % 2] = static_cast<int16_t>(std::lrintf(o.value / units[r]));
-    });
-    out.units = units, out.pairs = pairs;
-    return reinterpret_cast<uint8_t*>(room) + (out.count * (4 + 2 * count) + 4 * count + 63) / 64 * 64;
+    const int64_t bytes = out.count * 4 + (whole ? rows * (4 + 2 * out.count) : rows * 4 * out.count);
+    return room + (bytes + 63) / 64 * 64;
 }
 
 // Of one row, where so many are gathered together: places and floats, or less and units.

@@ -176,7 +176,8 @@ INLINE I scaled_codes(I d, I m, unsigned second, I code) {
 }
 
 INLINE I together(I first, I second) {
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(first, OUTLIER_SHIFT), ishl<16 - OUTLIER_SHIFT>(second));
+    const I low = _mm512_srli_epi32(first, OUTLIER_SHIFT);
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, low, ishl<16 - OUTLIER_SHIFT>(second));
 }
 
 #elif defined(KERNEL_ISA_AVX2)
@@ -193,7 +194,8 @@ INLINE I scaled_codes(I d, I m, unsigned second, I code) {
 }
 
 INLINE __m256i together(__m256i first, __m256i second) {
-    return _mm256_blend_epi16(_mm256_srli_epi32(first, OUTLIER_SHIFT), _mm256_slli_epi32(second, 16 - OUTLIER_SHIFT), 0xAA);
+    const __m256i low = _mm256_srli_epi32(first, OUTLIER_SHIFT);
+    return _mm256_blend_epi16(low, _mm256_slli_epi32(second, 16 - OUTLIER_SHIFT), 0xAA);
 }
 INLINE I together(I first, I second) { return {together(first.a, second.a), together(first.b, second.b)}; }
 
@@ -204,9 +206,7 @@ INLINE I scaled_codes(I d, I m, unsigned second, I code) {
     return (d << up >> 16) * (code - MIDDLE_CODE) + (m << up >> 16) * 16 + HALF;
 }
 
-INLINE I together(I first, I second) {
-    return (first >> OUTLIER_SHIFT & 0xFFFF) | (second >> OUTLIER_SHIFT << 16);
-}
+INLINE I together(I first, I second) { return (first >> OUTLIER_SHIFT & 0xFFFF) | (second >> OUTLIER_SHIFT << 16); }
 
 #endif
 
@@ -227,7 +227,8 @@ template <bool MIN> INLINE I two_columns(const uint8_t* tile, const int32_t* pla
 // Outliers times the weights at their places. All rows of a panel go along, with zeros where they have none: to go by
 // those that have takes branches that nobody can foresee. Apart from the products: in one function with them the compiler
 // keeps their sums in memory.
-template <bool MIN, int R> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
+template <bool MIN, int R>
+__attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
     constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS, PARTS = R / PART, AT_ONCE = 16;  // of pairs
     static_assert(R % PART == 0);
     const OutlierColumns& columns = panel.outliers;
