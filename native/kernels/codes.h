@@ -146,44 +146,11 @@ template <class Each> INLINE void with_rows(int rows, Each each) {
     }
 }
 
-// --- Outliers --------------------------------------------------------------------------------------------------------
-
-// As many rows at once as the registers hold.
+// Rows whose outliers are multiplied at once: as many as the registers hold sums of.
 #if defined(KERNEL_ISA_AVX512)
 constexpr int OUTLYING_ROWS = 12;
 #else
 constexpr int OUTLYING_ROWS = 4;
 #endif
-
-// out[r] += Σ values[c][r] · weights[c]
-template <int R> INLINE void add_products(const float* weights, const float* values, int count, float* out) {
-    constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS;
-    static_assert(R % PART == 0);
-    for (int from = 0; from < R; from += PART) {
-        F sum[PART];
-        UNROLL for (int r = 0; r < PART; r++) sum[r] = load(out + (from + r) * TILE);
-        for (int c = 0; c < count; c++) {
-            const F weight = load(weights + c * TILE);
-            UNROLL for (int r = 0; r < PART; r++) sum[r] = fma(set1(values[c * R + from + r]), weight, sum[r]);
-        }
-        UNROLL for (int r = 0; r < PART; r++) store(out + (from + r) * TILE, sum[r]);
-    }
-}
-
-// Outliers times the 16 weights at their place, which column(k) gives. All rows of a panel go along, with zeros where
-// they have none: to go by those that have takes branches that nobody can foresee. Sums are never -0, so that a zero
-// changes nothing.
-template <class Column> INLINE void add_outliers(const Panel& panel, float* out, Column column) {
-    constexpr int AT_ONCE = 32;
-    alignas(64) float weights[AT_ONCE * TILE];
-    const OutlierColumns& columns = panel.outliers;
-    for (int done = 0; done < columns.count; done += AT_ONCE) {
-        const int count = done + AT_ONCE < columns.count ? AT_ONCE : columns.count - done;
-        for (int c = 0; c < count; c++) store(weights + c * TILE, column(columns.places[done + c]));
-        with_rows(panel.rows, [&](auto rows) {
-            add_products<decltype(rows)::value>(weights, columns.values + done * panel.rows, count, out);
-        });
-    }
-}
 
 }  // namespace unspool::KERNEL_ISA

@@ -54,10 +54,6 @@ INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
 }
-// The lower (0) or the upper (1) 16-bit integer of each pair. No branch: which one is anybody's guess.
-INLINE F half_of(I pairs, int upper) {
-    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sll_epi32(pairs, _mm_cvtsi32_si128(16 - 16 * upper)), 16));
-}
 // Sixteen quads of bytes are multiplied with one quad in QUAD_PARTS steps: part P of them with what lies at b[P], as
 // store_quads has put it there. Either the sixteen are unsigned (keys) and the one is signed, or the other way (values).
 constexpr int QUAD_PARTS = 1;
@@ -200,10 +196,6 @@ INLINE void dot_pairs(I& z, I x, const pair_t* y) {
     z.b = _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, pair));
     asm volatile("" : "+x"(z.a), "+x"(z.b));
 }
-INLINE __m256 half8_of(__m256i pairs, int upper) {
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sll_epi32(pairs, _mm_cvtsi32_si128(16 - 16 * upper)), 16));
-}
-INLINE F half_of(I pairs, int upper) { return {half8_of(pairs.a, upper), half8_of(pairs.b, upper)}; }
 // Bytes are widened to pairs of 16 bits first, the even ones and the odd ones: products of bytes would not fit.
 constexpr int QUAD_PARTS = 2;
 template <int P> INLINE __m256i key_part(__m256i x) {
@@ -382,7 +374,6 @@ INLINE I iadd(I a, I b) { return a + b; }
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     c += (a << 16 >> 16) * static_cast<int16_t>(*b) + (a >> 16) * (*b >> 16);
 }
-INLINE F half_of(I pairs, int upper) { return to_float(pairs << (16 - 16 * upper) >> 16); }
 constexpr int QUAD_PARTS = 1;
 template <int P> INLINE I key_part(I a) { return a; }
 template <int P> INLINE I value_part(I a) { return a; }

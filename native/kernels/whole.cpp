@@ -224,9 +224,7 @@ template <bool MIN> INLINE I two_columns(const uint8_t* tile, const int32_t* pla
     return together(column<MIN>(tile, places[0]), column<MIN>(tile, places[1]));
 }
 
-// Outliers times the weights at their places. All rows of a panel go along, with zeros where they have none: to go by
-// those that have takes branches that nobody can foresee. Apart from the products: in one function with them the compiler
-// keeps their sums in memory.
+// All rows of a panel go along, and apart from the products, as in linear.cpp.
 template <bool MIN, int R>
 __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
     constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS, PARTS = R / PART, AT_ONCE = 16;  // of pairs

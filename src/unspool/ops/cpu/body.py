@@ -118,9 +118,11 @@ class CpuOps:
         graph.add("output", {"x": output}, output.width)
         graph = narrow(graph)
         end = graph.nodes.pop()
-        for node in [node for node in graph.nodes if node.kind == "embed"] + find_last(graph):
-            node.arguments["is_last"] = node.kind != "embed"
-            node.arguments["weight"].keep_exact()
+        for node in find_last(graph):
+            node.arguments["is_last"] = True
+        for node in graph.nodes:
+            if node.kind == "embed" or node.arguments.get("is_last"):
+                node.arguments["weight"].keep_exact()
         self._pack([node.arguments["weight"] for node in graph.nodes if node.kind in PRODUCTS])
         for node in graph.nodes:
             if isinstance(node.arguments.get("weight"), CpuMatrix):

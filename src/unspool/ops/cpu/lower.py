@@ -183,8 +183,9 @@ def rows_wanted(node: Node) -> str:
     weights for few rows. Others are of 8 bits; matrices whose scales are whole numbers want them with such scales, too.
     A layer that is the last one of another model, too, keeps what it was packed for.
     """
-    weight, is_head = node.arguments["weight"], node.arguments.get("is_head", False)
-    if (is_head or (node.arguments.get("is_last") and not weight.whole)) and not weight.wants_f32:
+    weight = node.arguments["weight"]
+    keeps = weight.whole and not node.arguments.get("is_head")
+    if node.arguments.get("is_last") and not weight.wants_f32 and not keeps:
         return "fine"
     return "whole" if weight.whole else "coarse"
 
