@@ -1,5 +1,6 @@
 // Attention in a program: which rows and kv heads are looked after together, and in how many pieces.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -36,6 +37,7 @@ struct Attention : Instruction {
     std::vector<float> parts;
     bool store_first = false;
 
+    static bool is_integer(const Program& program) { return program.kv().type == KV_Q8; }
     int group() const { return shape.num_heads / shape.num_kv_heads; }
     int padded() const { return (shape.head_dim + TILE - 1) / TILE * TILE; }
     int64_t state_floats() const { return padded() + TILE; }
@@ -181,12 +183,26 @@ struct Attention : Instruction {
         }
     }
 
-    void turn(const Program& program, int64_t row, const float* head, const float* norm, float* to) const {
-        if (norm) program.kernels().norm(head, norm, nullptr, shape.head_dim, shape.norm_eps, to), head = to;
+    const float* normed(const Program& program, const float* head, const float* norm, float* to) const {
+        if (!norm) return head;
+        program.kernels().norm(head, norm, nullptr, shape.head_dim, shape.norm_eps, to);
+        return to;
+    }
+
+    // Where the cache has integers, in the order of its channels.
+    void turn(const Program& program, int64_t row, const float* head, const float* norm, int kv_head,
+              const std::vector<float> KeyChannels::* times, float* to) const {
+        const bool arranged = is_integer(program);
+        float* turned = arranged ? to + shape.head_dim : to;
+        head = normed(program, head, norm, turned);
         const Program::Rope& rope = program.rope(shape.rope);
         const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
         program.kernels().rotate(head, rope.cos.data() + row * half, rope.sin.data() + row * half,
-                                 static_cast<int>(half), rope.interleaved, shape.head_dim, to);
+                                 static_cast<int>(half), rope.interleaved, shape.head_dim, turned);
+        if (!arranged) return;
+        const KeyChannels& channels = program.kv().channels(shape.layer);
+        program.kernels().arrange(turned, channels.order.data() + kv_head * shape.head_dim,
+                                  (channels.*times).data() + kv_head * shape.head_dim, shape.head_dim, to);
     }
 
     const float* row_of(const Program& program, const Step& step, int thread, int64_t row) const {
@@ -196,7 +212,8 @@ struct Attention : Instruction {
     void store(const Program& program, const Step& step, int thread, int64_t row, int head) const {
         const float* values = row_of(program, step, thread, row);
         float* key = reinterpret_cast<float*>(program.scratch(thread));
-        turn(program, row, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, key);
+        turn(program, row, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, head, &KeyChannels::of_keys,
+             key);
         const KvCache& kv = program.kv();
         program.kernels().store_kv(kv.view(shape.layer, head), step.slots[row] / kv.block_size,
                                    static_cast<int>(step.slots[row] % kv.block_size), key,
@@ -238,7 +255,7 @@ struct Attention : Instruction {
                        step.tables + item.sequence * step.table_width,
                        shape.scale,
                        shape.softcap,
-                       is_integer(program.kv().type),
+                       is_integer(program),
                        nullptr,
                        nullptr,
                        nullptr};
@@ -255,8 +272,8 @@ struct Attention : Instruction {
         for (int n = 0; n < count; n++) {
             const int64_t row = row_at(step, item.first + (from + n) / group());
             const int query_head = head * group() + (from + n) % group();
-            turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm,
-                 q + n * shape.head_dim);
+            turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm, head,
+                 &KeyChannels::of_queries, q + n * shape.head_dim);
         }
         if (out.f32 && split < 0)
             for (int n = 0; n < count; n++)
@@ -325,6 +342,71 @@ struct Attention : Instruction {
     }
 };
 
+// How large the channels of queries and keys are, and so how keys are to be kept (KeyChannels), by a few rows.
+struct Measure : Instruction {
+    Attention* attention;
+
+    bool varies() const override { return true; }
+    int64_t units(const Program& program, const Step&) const override { return program.measures() ? 1 : 0; }
+
+    void run(Program& program, const Step& step, int thread, int64_t, int64_t) override {
+        const AttentionShape& shape = attention->shape;
+        const auto n = static_cast<size_t>(shape.head_dim);
+        KeyChannels channels;
+        for (int head = 0; head < shape.num_kv_heads; head++) {
+            std::vector<double> queries(n), keys(n);
+            for (int64_t row = 0; row < step.rows; row++) {
+                const float* values = attention->row_of(program, step, thread, row);
+                for (int i = 0; i < attention->group(); i++)
+                    add_squares(program, thread, values + (head * attention->group() + i) * shape.head_dim,
+                                shape.q_norm, queries);
+                add_squares(program, thread, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, keys);
+            }
+            pool_pairs(program, queries), pool_pairs(program, keys);
+            add_head(queries, keys, channels);
+        }
+        channels.known = true;
+        program.kv().set_channels(shape.layer, std::move(channels));
+    }
+
+    void add_squares(const Program& program, int thread, const float* head, const float* norm,
+                     std::vector<double>& squares) const {
+        head = attention->normed(program, head, norm, reinterpret_cast<float*>(program.scratch(thread)));
+        for (size_t c = 0; c < squares.size(); c++) squares[c] += double{head[c]} * double{head[c]};
+    }
+
+    // Channels that are rotated into each other are one.
+    void pool_pairs(const Program& program, std::vector<double>& squares) const {
+        const Program::Rope& rope = program.rope(attention->shape.rope);
+        const size_t half = rope.inv_freq.size();
+        for (size_t i = 0; i < half; i++) {
+            const size_t a = rope.interleaved ? 2 * i : i, b = rope.interleaved ? a + 1 : i + half;
+            squares[a] = squares[b] = (squares[a] + squares[b]) / 2;
+        }
+    }
+
+    static void add_head(const std::vector<double>& queries, const std::vector<double>& keys, KeyChannels& channels) {
+        constexpr double MOST_TIMES = 1024.0;
+        std::vector<double> weight(keys.size()), times(keys.size(), 1.0);
+        for (size_t c = 0; c < keys.size(); c++) {
+            weight[c] = queries[c] * keys[c];
+            if (std::isnormal(weight[c]))
+                times[c] = std::clamp(std::sqrt(std::sqrt(queries[c] / keys[c])), 1 / MOST_TIMES, MOST_TIMES);
+            else weight[c] = 0.0;
+        }
+        std::vector<int32_t> order(keys.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+            return weight[static_cast<size_t>(a)] < weight[static_cast<size_t>(b)];
+        });
+        for (int32_t c : order) {
+            channels.order.push_back(c);
+            channels.of_keys.push_back(static_cast<float>(times[static_cast<size_t>(c)]));
+            channels.of_queries.push_back(static_cast<float>(1 / times[static_cast<size_t>(c)]));
+        }
+    }
+};
+
 // Keys and values of all rows, where queries of other rows will look for them.
 struct Store : Instruction {
     Attention* attention;
@@ -355,6 +437,10 @@ void Program::attention(Operand qkv, AttentionShape shape, Forms out) {
     auto attention = std::make_unique<Attention>();
     attention->qkv = qkv, attention->shape = shape, attention->out = out;
     want_scratch(attention->scratch_bytes(*kernels_));
+    layers_.push_back(shape.layer);
+    auto measure = std::make_unique<Measure>();
+    measure->attention = attention.get();
+    instructions_.push_back(std::move(measure));
     auto store = std::make_unique<Store>();
     store->attention = attention.get();
     instructions_.push_back(std::move(store));

@@ -127,15 +127,51 @@ nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t,
             self};
 }
 
+const KeyChannels& channels_of(const KvCache& kv, int layer) {
+    if (kv.type != KV_Q8) throw nb::value_error("keys that are floats are kept as they are");
+    if (layer < 0 || layer >= kv.layers) throw nb::index_error("no such layer");
+    return kv.channels(layer);
+}
+
+KeyChannels checked_channels(const KvCache& kv, std::vector<int32_t> order, std::vector<float> of_keys) {
+    const auto n = static_cast<size_t>(kv.head_dim), size = n * static_cast<size_t>(kv.heads);
+    if (order.size() != size || of_keys.size() != size) throw nb::value_error("a number for each channel of each head");
+    std::vector<float> of_queries;
+    for (size_t head = 0; head < size; head += n) {
+        std::vector<bool> seen(n);
+        for (size_t i = head; i < head + n; i++) {
+            if (order[i] < 0 || order[i] >= kv.head_dim || seen[static_cast<size_t>(order[i])])
+                throw nb::value_error("each channel of a head once");
+            seen[static_cast<size_t>(order[i])] = true;
+            if (!std::isnormal(of_keys[i]) || of_keys[i] < 0) throw nb::value_error("keys are multiplied with what is above 0");
+            of_queries.push_back(1 / of_keys[i]);
+        }
+    }
+    return {std::move(order), std::move(of_keys), std::move(of_queries), true};
+}
+
 void bind_kv(nb::module_& m) {
     nb::class_<KvCache>(m, "KvCache")
         .def("__init__",
              [](KvCache* self, int layers, int heads, int head_dim, int block_size, int64_t blocks,
                 const std::string& type) {
-                 const KvType kind = type == "f16" ? KV_F16 : type == "f32" ? KV_F32 : type == "q8" ? KV_Q8 : KV_K16V8;
+                 const KvType kind = type == "f16" ? KV_F16 : type == "f32" ? KV_F32 : KV_Q8;
                  new (self) KvCache(layers, heads, head_dim, block_size, blocks, kind);
              })
         .def_prop_ro("block_bytes", &KvCache::block_bytes)
+        // How the keys of a layer are kept as integers: [(channels, what keys are multiplied with), …] by head; None until
+        // a program has measured it.
+        .def("channels",
+             [](KvCache& self, int layer) -> nb::object {
+                 const KeyChannels& found = channels_of(self, layer);
+                 if (!found.known) return nb::none();
+                 return nb::make_tuple(found.order, found.of_keys);
+             })
+        .def("set_channels",
+             [](KvCache& self, int layer, std::vector<int32_t> order, std::vector<float> of_keys) {
+                 channels_of(self, layer);
+                 self.set_channels(layer, checked_channels(self, std::move(order), std::move(of_keys)));
+             })
         .def("copy_block",
              [](KvCache& self, int64_t source, int64_t target) {
                  if (source < 0 || target < 0 || source >= self.blocks || target >= self.blocks)

@@ -5,17 +5,22 @@
 namespace unspool {
 
 enum Isa : int { PLAIN, AVX2, AVX512 };
-enum KvType : int { KV_K16V8, KV_Q8, KV_F16, KV_F32 };
-constexpr bool is_integer(KvType type) { return type == KV_K16V8 || type == KV_Q8; }
+enum KvType : int { KV_Q8, KV_F16, KV_F32 };
 enum Activation : int { SILU, GELU_TANH };
 
 constexpr int SPLIT =
     256;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
 
+// Keys that are integers have most channels in 8 bits (narrow) and the others, which matter most to scores, in 16 (wide).
+constexpr int narrow_channels(int head_dim) { return head_dim * 3 / 16 * 4; }
+constexpr int key_words(int head_dim) {
+    return narrow_channels(head_dim) / 4 + (head_dim - narrow_channels(head_dim) + 1) / 2;
+}
+
 // Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
 // Integers lie in words that are multiplied together, followed by a float32 scale for each token: keys
-// [quad of channels][token][4], or [pair of channels][token][2] where they are wide, values
-// [quad of tokens][padded channel][4]; where blocks hold no whole sixteens, both are [token][channel], and are gathered.
+// [quad of narrow channels][token][4], then [pair of wide channels][token][2], values [quad of tokens][padded channel][4];
+// where blocks hold no whole sixteens, both are [token][channel], and are gathered.
 struct KvView {
     const uint8_t* base;  // of this layer and head in block 0
     int64_t block_stride;
@@ -24,11 +29,14 @@ struct KvView {
     int head_dim;
     int padded_dim;  // multiple of 16
     KvType type;
+    // Of keys that are integers: a narrow channel's unit is 2^finer of a wide one's, whose integers are up to the limit.
+    int finer;
+    float limit;
 };
 
 // Queries that look at one kv head of one sequence through one pass over its keys.
 struct Queries {
-    float* q;              // [count][head_dim], rotated; changed by Kernels::prepare
+    const float* q;        // [count][head_dim], rotated; for integers in the order of the keys' channels
     int count;             // at most Kernels::max_queries
     const int32_t* first;  // first key each may see
     const int32_t* last;   // last key each may see: its position
@@ -90,8 +98,9 @@ struct Kernels {
     // The first two halves of n channels; the others stay as they are.
     void (*rotate)(const float* x, const float* cos, const float* sin, int half, bool interleaved, int n, float* out);
 
-    // The key is changed.
-    void (*store_kv)(const KvView& kv, int64_t block, int offset, float* key, const float* value);
+    // out[i] = x[order[i]] · times[i].
+    void (*arrange)(const float* x, const int32_t* order, const float* times, int n, float* out);
+    void (*store_kv)(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
     void (*prepare)(const KvView& kv, Queries& queries, int32_t* room);
     // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, of the keys in one split.
     void (*attend)(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
@@ -102,7 +111,7 @@ struct Kernels {
 // Of Kernels::prepare: words of two channels at least, and two numbers for each query.
 inline constexpr int prepare_room(int head_dim, int max_queries) { return max_queries * ((head_dim + TILE) / 2 + 2); }
 
-// Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys of 16 bits and values of 8, with scales.
+// Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys and values as integers, with scales.
 inline constexpr int attend_scratch_floats(int head_dim, int max_queries) {
     return max_queries * SPLIT * 3 / 2 + (head_dim + TILE) * SPLIT * 3 / 4 + 2 * SPLIT + TILE * 4;
 }

@@ -308,8 +308,40 @@ void Program::work(int thread) {
     }
 }
 
+// Before the first step, a few tokens from all over the vocabulary go through the model: what channels of keys are like
+// hardly depends on which. Their keys go to a cache of their own.
+void Program::measure() {
+    if (has_measured_) return;
+    has_measured_ = true;
+    const auto is_known = [&](int layer) { return kv_->channels(layer).known; };
+    if (!kv_ || kv_->type != KV_Q8 || tables_.empty() || std::all_of(layers_.begin(), layers_.end(), is_known)) return;
+    constexpr int TOKENS = 16;
+    int64_t vocabulary = tables_[0]->rows();
+    for (const Matrix* table : tables_) vocabulary = std::min(vocabulary, table->rows());
+    int32_t ids[TOKENS], positions[TOKENS];
+    int64_t slots[TOKENS];
+    for (int i = 0; i < TOKENS; i++) {
+        ids[i] = static_cast<int32_t>((static_cast<uint64_t>((i + 1) * 2654435761u) * static_cast<uint64_t>(vocabulary)) >> 32);
+        positions[i] = i, slots[i] = i;
+    }
+    const int32_t starts[] = {0, TOKENS}, table[] = {0}, logit_rows[] = {TOKENS - 1};
+    const auto theirs = kv_;
+    kv_ = std::make_shared<KvCache>(kv_->layers, kv_->heads, kv_->head_dim, TOKENS, 1, kv_->type);
+    measures_ = true;
+    run_step({TOKENS, ids, positions, slots, 1, starts, table, 1, 1, logit_rows});
+    measures_ = false;
+    for (int layer : layers_)
+        if (!theirs->channels(layer).known) theirs->set_channels(layer, kv_->channels(layer));
+    kv_ = theirs;
+}
+
 const float* Program::run(const Step& step) {
     std::lock_guard turn(turn_);
+    measure();
+    return run_step(step);
+}
+
+const float* Program::run_step(const Step& step) {
     reserve(step);
     study(step);
     deal(step);

@@ -194,7 +194,8 @@ public:
 
     const Kernels& kernels() const { return *kernels_; }
     const Pool& pool() const { return *pool_; }
-    const KvCache& kv() const { return *kv_; }
+    KvCache& kv() const { return *kv_; }
+    bool measures() const { return measures_; }
     const Rope& rope(int index) const { return ropes_[static_cast<size_t>(index)]; }
     int32_t sequence_of(int64_t row) const { return row_sequence_[static_cast<size_t>(row)]; }
     // Another sequence reads a block that is written in this step: keys are stored before anyone looks.
@@ -202,6 +203,8 @@ public:
 
 private:
     friend struct Turns;
+    void measure();
+    const float* run_step(const Step& step);
     void reserve(const Step& step);
     void study(const Step& step);
     void part_rows(int64_t rows);
@@ -241,6 +244,8 @@ private:
     std::vector<std::unique_ptr<Instruction>> instructions_;
     std::vector<Rope> ropes_;
     std::vector<const Matrix*> tables_;
+    std::vector<int> layers_;                      // with attention
+    bool has_measured_ = false, measures_ = false;  // keys' channels: once, now
     Operand output_;
     int64_t output_width_ = 0;
 

@@ -216,7 +216,7 @@ template <class E> void attend_as(const KvView& kv, const Queries& queries, int 
 }
 
 void attend(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts) {
-    if (is_integer(kv.type)) attend_integers(kv, queries, split, scratch, parts);
+    if (kv.type == KV_Q8) attend_integers(kv, queries, split, scratch, parts);
     else if (kv.type == KV_F16) attend_as<F16Element>(kv, queries, split, scratch, parts);
     else attend_as<F32Element>(kv, queries, split, scratch, parts);
 }
@@ -255,8 +255,8 @@ void finish(const float* state, int head_dim, int padded_dim, float* out) {
 
 // --- Storing ---------------------------------------------------------------------------------------------------------
 
-void store_kv(const KvView& kv, int64_t block, int offset, float* key, const float* value) {
-    if (is_integer(kv.type)) return store_integers(kv, block, offset, key, value);
+void store_kv(const KvView& kv, int64_t block, int offset, const float* key, const float* value) {
+    if (kv.type == KV_Q8) return store_integers(kv, block, offset, key, value);
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
     const int n = kv.head_dim, size = kv.block_size, padded = kv.padded_dim;
@@ -276,10 +276,11 @@ void store_kv(const KvView& kv, int64_t block, int offset, float* key, const flo
 }
 
 void prepare(const KvView& kv, Queries& queries, int32_t* room) {
-    if (is_integer(kv.type)) prepare_integers(kv, queries, room);
+    if (kv.type == KV_Q8) prepare_integers(kv, queries, room);
 }
 
 void fill_attention(Kernels& kernels) {
+    kernels.arrange = arrange;
     kernels.prepare = prepare;
     kernels.max_queries = MOST;
     kernels.store_kv = store_kv;

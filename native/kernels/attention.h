@@ -56,9 +56,10 @@ template <int LARGEST = MOST, class Each> INLINE void in_pieces(int count, Each 
             take_piece<2, LARGEST>(count, done, each) || take_piece<1, LARGEST>(count, done, each);
 }
 
-// With keys and values of 8 bits (attention_integers.cpp).
+// With keys and values that are integers (attention_integers.cpp).
+void arrange(const float* x, const int32_t* order, const float* times, int n, float* out);
 void prepare_integers(const KvView& kv, Queries& queries, int32_t* room);
 void attend_integers(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
-void store_integers(const KvView& kv, int64_t block, int offset, float* key, const float* value);
+void store_integers(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
 
 }  // namespace unspool::KERNEL_ISA

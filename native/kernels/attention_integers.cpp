@@ -1,11 +1,12 @@
-// Attention over keys and values that are integers, each token's with a scale of its own: values of 8 bits, keys of 8 or
-// (wide ones) of 16.
+// Attention over keys and values that are integers, each token's with a scale of its own: values of 8 bits, keys of 8 bits
+// but for a quarter of their channels, which have 16.
 //
 // Products of queries with keys, and of weights with values, are exact integers: their order does not matter, and a
 // weight of zero adds nothing, whatever lies there. So all queries of a pass go over all of its keys together.
 //
-// A few channels of keys are far larger than the rest, which would be left with few of 8 bits. Queries and such keys are
-// both turned by a Hadamard matrix first: their products stay what they were, and large channels are spread over all.
+// A few channels of keys are far larger than the rest, which would be left with few of 8 bits. Which, and how large they
+// are to be in queries and in keys, is known before (KeyChannels in kv.h): narrow channels come first, then wide ones.
+// Sums of narrow products are shifted left to the unit of wide ones, which are added to them: one sum, one scale.
 // Weights of 32 keys have a scale for each query, for one key often has most of the weight.
 #include "kernels/attention.h"
 
@@ -21,19 +22,19 @@ constexpr float LEAST = 1e-35f;  // what makes a scale: smaller ones have no rec
 
 // How many sums of integers fit in the registers, and whether those of floats, one for each of values, do too.
 #if defined(KERNEL_ISA_AVX512)
-constexpr int SCORES = 24, WIDE_SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
+constexpr int SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
 constexpr bool SUMS_FIT = true;
 #elif defined(KERNEL_ISA_AVX2)
-constexpr int SCORES = 4, WIDE_SCORES = 6, VALUES = 4, VALUE_QUERIES = 6;
+constexpr int SCORES = 6, VALUES = 4, VALUE_QUERIES = 6;
 constexpr bool SUMS_FIT = false;
 #else
-constexpr int SCORES = 4, WIDE_SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
+constexpr int SCORES = 4, VALUES = 4, VALUE_QUERIES = 4;
 constexpr bool SUMS_FIT = false;
 #endif
 constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sums ? 2 : 1; }
 
-INLINE bool is_wide(const KvView& kv) { return kv.type == KV_K16V8; }
-INLINE int words_of(const KvView& kv) { return is_wide(kv) ? (kv.head_dim + 1) / 2 : (kv.head_dim + 3) / 4; }  // of a key
+INLINE int words_of(const KvView& kv) { return key_words(kv.head_dim); }
+INLINE int quads_of(const KvView& kv) { return narrow_channels(kv.head_dim) / 4; }  // the first of them
 INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
 INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * words_of(kv) * 4; }
 INLINE int64_t value_scales(const KvView& kv) {
@@ -42,45 +43,13 @@ INLINE int64_t value_scales(const KvView& kv) {
 
 // --- Rows of integers ------------------------------------------------------------------------------------------------
 
-// The largest power of two that divides a head: the channels that are turned together.
-INLINE int turned_together(int head_dim) { return head_dim & -head_dim; }
-
-// Sums and differences of all pairs in blocks of V sixteens, of each sixteen's first.
-template <int V> INLINE void turn_sixteens(float* x, int n) {
-    for (int i = 0; i < n; i += V * TILE) {
-        F v[V];
-        UNROLL for (int j = 0; j < V; j++)
-            v[j] = butterflies<8>(butterflies<4>(butterflies<2>(butterflies<1>(load(x + i + j * TILE)))));
-        UNROLL for (int apart = 1; apart < V; apart *= 2)
-            UNROLL for (int j = 0; j < V; j++) {
-                if (j & apart) continue;
-                const F a = v[j], b = v[j + apart];
-                v[j] = add(a, b), v[j + apart] = sub(a, b);
-            }
-        UNROLL for (int j = 0; j < V; j++) store(x + i + j * TILE, v[j]);
-    }
-}
-
-// x times a Hadamard matrix of plus and minus one, block by block.
-INLINE void turn(float* x, int n) {
-    const int size = turned_together(n);
-    if (size >= 4 * TILE) turn_sixteens<4>(x, n);
-    else if (size == 2 * TILE) turn_sixteens<2>(x, n);
-    else if (size == TILE) turn_sixteens<1>(x, n);
-    else
-        for (int i = 0; i < n; i += TILE) {
-            F v = load_n(x + i, n - i);
-            if (size > 1) v = butterflies<1>(v);
-            if (size > 2) v = butterflies<2>(v);
-            if (size > 4) v = butterflies<4>(v);
-            store_n(x + i, v, n - i);
-        }
-    for (int apart = 4 * TILE; apart < size; apart *= 2)
-        for (int i = 0; i < n; i += TILE) {
-            if (i & apart) continue;
-            const F a = load(x + i), b = load(x + i + apart);
-            store(x + i, add(a, b)), store(x + i + apart, sub(a, b));
-        }
+void arrange(const float* x, const int32_t* order, const float* times, int n, float* out) {
+    int i = 0;
+#if defined(KERNEL_ISA_AVX512)
+    if (n % (2 * TILE) == 0)
+        for (; i < n; i += TILE) store(out + i, mul(pick(x, n, order + i), load(times + i)));
+#endif
+    for (; i < n; i++) out[i] = x[order[i]] * times[i];
 }
 
 // Magnitudes, the largest among them.
@@ -90,21 +59,27 @@ INLINE F largest_of(const float* x, int n) {
     return largest;
 }
 
-// What numbers up to `most` are multiplied with to become integers up to the limit, and what those are worth: not a
-// number where the largest is not finite.
-INLINE F into_integers(F most, float limit) { return where_below(most, LEAST, zero(), div(set1(limit), most)); }
-INLINE F worth_of_integers(F most, float limit) {
-    return where_below(most, LEAST, zero(), add(mul(most, set1(1.0f / limit)), mul(most, zero())));
+// What numbers in this unit are multiplied with to become integers, and what those are worth: not a number where the unit
+// is not finite.
+INLINE F into_integers(F unit) { return where_below(unit, LEAST, zero(), div(set1(1.0f), unit)); }
+INLINE F worth_of_integers(F unit) { return where_below(unit, LEAST, zero(), add(unit, mul(unit, zero()))); }
+
+// The unit of narrow channels such that they and wide ones, which are finer, stay within their limits: among sixteen.
+INLINE F unit_of(const KvView& kv, const float* x) {
+    const int narrow = narrow_channels(kv.head_dim);
+    return larger(mul(largest_of(x, narrow), set1(1.0f / BYTE)),
+                  mul(largest_of(x + narrow, kv.head_dim - narrow), set1(static_cast<float>(1 << kv.finer) / kv.limit)));
 }
 
-// The largest integer that queries and keys become. Wide ones are such that a whole head's products fit 32 bits.
-INLINE float largest_integer(const KvView& kv) {
-    if (!is_wide(kv)) return BYTE;
-    const float fits = floorf(sqrtf(2e9f / static_cast<float>(kv.head_dim)));
-    return fits < 8191.0f ? fits : 8191.0f;
+// Calls put(sixteen integers, the first one's channel, whether they are wide), the narrow ones first.
+template <class Put> INLINE void each_sixteen(const KvView& kv, const float* x, F inverse, Put put) {
+    const int narrow = narrow_channels(kv.head_dim), n = kv.head_dim;
+    for (int c = 0; c < narrow; c += TILE) put(round_int(mul(load_n(x + c, narrow - c), inverse)), c, false);
+    const F finer = mul(inverse, set1(static_cast<float>(1 << kv.finer)));
+    for (int c = narrow; c < n; c += TILE) put(round_int(mul(load_n(x + c, n - c), finer)), c, true);
 }
 
-// Sixteen values of a query in WORDS words of which all queries' lie side by side.
+// Sixteen values of a query in words of which all queries' lie side by side.
 template <bool WIDE> INLINE void put_words(I values, int32_t* to) {
     constexpr int WORDS = WIDE ? TILE / 2 : TILE / 4 * QUAD_PARTS;
     pair_t words[WORDS];
@@ -123,34 +98,25 @@ INLINE void find_starts(const int32_t* words, int count, int32_t* starts) {
     for (int i = 0; i < MOST; i++) starts[i] = -KEY_ZERO * sums[i];
 }
 
-template <bool WIDE> void prepare_as(const KvView& kv, Queries& queries, int32_t* room) {
-    constexpr int WORDS = WIDE ? TILE / 2 : TILE / 4 * QUAD_PARTS;
-    const int count = queries.count, n = kv.head_dim, words = kv.padded_dim / TILE * WORDS;
-    int32_t* starts = room + words * MOST;
+void prepare_integers(const KvView& kv, Queries& queries, int32_t* room) {
+    const int count = queries.count, n = kv.head_dim, quads = quads_of(kv) * QUAD_PARTS;
+    int32_t* starts = room + (quads + words_of(kv) - quads_of(kv)) * MOST;
     auto* factors = reinterpret_cast<float*>(starts + MOST);
-    float largest[TILE][TILE], inverse[TILE], worth[TILE];
-    for (int i = count; i < TILE; i++) store(largest[i], zero());
-    for (int i = 0; i < count; i++) {
-        if (!WIDE) turn(queries.q + i * n, n);
-        store(largest[i], largest_of(queries.q + i * n, n));
-    }
-    const F most = largest_of_rows(largest);
-    const float limit = largest_integer(kv);
-    store(inverse, into_integers(most, limit)), store(worth, worth_of_integers(most, limit));
+    float units[TILE][TILE], inverse[TILE], worth[TILE];
+    for (int i = count; i < TILE; i++) store(units[i], zero());
+    for (int i = 0; i < count; i++) store(units[i], unit_of(kv, queries.q + i * n));
+    const F unit = largest_of_rows(units);
+    store(inverse, into_integers(unit)), store(worth, worth_of_integers(unit));
     for (int i = 0; i < count; i++)
-        for (int c = 0; c < n; c += TILE)
-            put_words<WIDE>(round_int(mul(load_n(queries.q + i * n + c, n - c), set1(inverse[i]))),
-                            room + c / TILE * WORDS * MOST + i);
-    if (WIDE) memset(starts, 0, MOST * 4);
-    else find_starts(room, words, starts);
-    const float scale = WIDE ? queries.scale : queries.scale / static_cast<float>(turned_together(n));
+        each_sixteen(kv, queries.q + i * n, set1(inverse[i]), [&](I integers, int c, bool wide) {
+            if (wide) put_words<true>(integers, room + (quads + (c - quads_of(kv) * 4) / 2) * MOST + i);
+            else put_words<false>(integers, room + c / 4 * QUAD_PARTS * MOST + i);
+        });
+    find_starts(room, quads, starts);
+    // Of the unit of wide ones, in queries and in keys.
+    const float scale = queries.scale / static_cast<float>(1 << 2 * kv.finer);
     for (int i = 0; i < count; i++) factors[i] = worth[i] * scale;
     queries.words = room, queries.starts = starts, queries.factors = factors;
-}
-
-void prepare_integers(const KvView& kv, Queries& queries, int32_t* room) {
-    if (is_wide(kv)) prepare_as<true>(kv, queries, room);
-    else prepare_as<false>(kv, queries, room);
 }
 
 // --- Where the keys of a split lie, by sixteens ----------------------------------------------------------------------
@@ -212,13 +178,19 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
 
 // --- Scores ----------------------------------------------------------------------------------------------------------
 
+// What a pass over keys needs to know of their words: how many there are of narrow and of wide channels, and the shift
+// from the products of the one to those of the other.
+struct Words {
+    int quads, pairs, shift;
+};
+
 // N queries times G sixteens of keys. What comes after them is asked for meanwhile: blocks lie far apart, and nothing
 // else would ask in time.
-template <bool WIDE, int N, int G>
-void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, int words, float* out) {
-    constexpr int PARTS = WIDE ? 1 : QUAD_PARTS;
+template <int N, int G>
+void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, Words words, float* out) {
     const uint8_t *at[G], *ahead[G];
     const int left = span.last - g0 - 1;
+    const int64_t next_key = span.key_stride, next_ahead = g0 + G < span.last ? next_key : 64;
     I acc[G][N];
     UNROLL for (int g = 0; g < G; g++) {
         const int mine = g0 + (g < left ? g : left), next = mine + G;  // the last one again where there are too few
@@ -226,23 +198,30 @@ void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, in
         ahead[g] = next < span.last ? span.keys[next] : span.values[span.first + (g < left ? g : left)];
         UNROLL for (int n = 0; n < N; n++) acc[g][n] = iset1(starts[n]);
     }
-    const int64_t ahead_stride = g0 + G < span.last ? span.key_stride : 64;
-    UNROLL for (int part = 0; part < PARTS; part++) {
-        const pair_t* with = q + part * MOST;
+    UNROLL for (int part = 0; part < QUAD_PARTS; part++) {
+        const quad_t* with = q + part * MOST;
 #pragma GCC unroll 1
-        for (int p = 0; p < words; p++, with += PARTS * MOST) {
+        for (int p = 0; p < words.quads; p++, with += QUAD_PARTS * MOST) {
             I k[G];
             UNROLL for (int g = 0; g < G; g++) {
-                const I word = iload(at[g] + p * span.key_stride);
-                k[g] = WIDE ? word : part ? key_part<1>(word) : key_part<0>(word);
+                const I word = iload(at[g] + p * next_key);
+                k[g] = part ? key_part<1>(word) : key_part<0>(word);
             }
-            if (part == 0)
-                UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * ahead_stride);
-            UNROLL for (int n = 0; n < N; n++) UNROLL for (int g = 0; g < G; g++) {
-                    if constexpr (WIDE) dot_pairs(acc[g][n], k[g], with + n);
-                    else dot_unsigned(acc[g][n], k[g], with + n);
-                }
+            if (part == 0) UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * next_ahead);
+            UNROLL for (int n = 0; n < N; n++)
+                UNROLL for (int g = 0; g < G; g++) dot_unsigned(acc[g][n], k[g], with + n);
         }
+    }
+    UNROLL for (int n = 0; n < N; n++)
+        UNROLL for (int g = 0; g < G; g++) acc[g][n] = ishl(acc[g][n], words.shift);
+    const pair_t* with = q + words.quads * QUAD_PARTS * MOST;
+#pragma GCC unroll 1
+    for (int p = words.quads; p < words.quads + words.pairs; p++, with += MOST) {
+        I k[G];
+        UNROLL for (int g = 0; g < G; g++) k[g] = iload(at[g] + p * next_key);
+        UNROLL for (int g = 0; g < G; g++) __builtin_prefetch(ahead[g] + p * next_ahead);
+        UNROLL for (int n = 0; n < N; n++)
+            UNROLL for (int g = 0; g < G; g++) dot_pairs(acc[g][n], k[g], with + n);
     }
     UNROLL for (int g = 0; g < G; g++) {
         if (g > left) break;
@@ -399,13 +378,13 @@ void weigh_values(const Span& span, int padded, const quad_t* weights, const flo
     UNROLL for (int n = 0; n < N; n++) UNROLL for (int i = 0; i < C; i++) store(part(n, i), sum[i][n]);
 }
 
-template <bool WIDE> void score_all(const KvView& kv, const Queries& queries, const Span& span, float* scores) {
+void score_all(const KvView& kv, const Queries& queries, const Span& span, float* scores) {
+    const Words words = {quads_of(kv), words_of(kv) - quads_of(kv), 2 * kv.finer};
     for (int near = span.first; near < span.last; near += IN_CACHE)
         in_pieces(queries.count, [&](auto number, int done) {
-            constexpr int N = decltype(number)::value, G = fitting(N, WIDE ? WIDE_SCORES : SCORES);
+            constexpr int N = decltype(number)::value, G = fitting(N, SCORES);
             for (int g = near; g < near + IN_CACHE && g < span.last; g += G)
-                score<WIDE, N, G>(span, g, queries.words + done, queries.starts + done, words_of(kv),
-                                  scores + done * SPLIT);
+                score<N, G>(span, g, queries.words + done, queries.starts + done, words, scores + done * SPLIT);
         });
 }
 
@@ -423,8 +402,7 @@ void attend_integers(const KvView& kv, const Queries& queries, int split, float*
     auto* weights = reinterpret_cast<quad_t*>(scratch + count * SPLIT);
     Span span;
     find_span(kv, queries, split, all, scratch + count * SPLIT * 3 / 2, span);
-    if (is_wide(kv)) score_all<true>(kv, queries, span, scores);
-    else score_all<false>(kv, queries, span, scores);
+    score_all(kv, queries, span, scores);
     float units[MOST][CHUNKS];
     find_weights(queries, span, all, split, scores, weights, units, parts + padded, stride);
     in_pieces<VALUE_QUERIES>(count, [&](auto number, int done) {
@@ -448,24 +426,23 @@ INLINE void put_key(I values, bool wide, int count, uint8_t* to, int64_t next) {
     for (int j = 0; j * (wide ? 2 : 4) < count; j++) memcpy(to + j * next, bytes + 4 * j, 4);
 }
 
-void store_integers(const KvView& kv, int64_t block, int offset, float* key, const float* value) {
+void store_integers(const KvView& kv, int64_t block, int offset, const float* key, const float* value) {
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
-    const int n = kv.head_dim, padded = kv.padded_dim;
-    const bool loose = is_loose(kv), wide = is_wide(kv);
-    if (!wide) turn(key, n);
-    const float limit = largest_integer(kv);
-    const F most_key = set1(hlargest(largest_of(key, n))), most_value = set1(hlargest(largest_of(value, n)));
-    const F key_inverse = into_integers(most_key, limit), value_inverse = into_integers(most_value, BYTE);
-    const float key_scale = first(worth_of_integers(most_key, limit));
-    const float value_scale = first(worth_of_integers(most_value, BYTE));
+    const int n = kv.head_dim, narrow = quads_of(kv) * 4, padded = kv.padded_dim;
+    const bool loose = is_loose(kv);
+    const F key_unit = set1(hlargest(unit_of(kv, key)));
+    const F value_unit = set1(hlargest(largest_of(value, n)) * (1.0f / BYTE)), inverse = into_integers(value_unit);
+    const float key_scale = first(worth_of_integers(key_unit)), value_scale = first(worth_of_integers(value_unit));
     uint8_t* k = keys + static_cast<int64_t>(offset) * (loose ? words_of(kv) : 1) * 4;
     const int64_t next = (loose ? 1 : kv.block_size) * 4;
     uint8_t* v = values + static_cast<int64_t>(loose ? offset : offset / 4 * 4) * padded;
+    each_sixteen(kv, key, into_integers(key_unit), [&](I integers, int c, bool wide) {
+        const int end = wide ? n : narrow, word = wide ? quads_of(kv) + (c - narrow) / 2 : c / 4;
+        put_key(integers, wide, end - c < TILE ? end - c : TILE, k + word * next, next);
+    });
     for (int i = 0; i < n; i += TILE) {
-        put_key(round_int(mul(load_n(key + i, n - i), key_inverse)), wide, n - i < TILE ? n - i : TILE,
-                k + i / (wide ? 2 : 4) * next, next);
-        const I integers = round_int(mul(load_n(value + i, n - i), value_inverse));
+        const I integers = round_int(mul(load_n(value + i, n - i), inverse));
         if (loose) store_bytes(v + i, integers);
         else store_of_quads(v + i * 4, offset % 4, integers);
     }

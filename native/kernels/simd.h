@@ -38,6 +38,7 @@ INLINE I as_int(F a) { return _mm512_castps_si512(a); }
 INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 INLINE I iadd(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
 template <int N> INLINE I ishl(I a) { return _mm512_slli_epi32(a, N); }
+INLINE I ishl(I a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
 INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 INLINE I round_int(F a) { return _mm512_cvtps_epi32(a); }
 INLINE int isum(I a) { return _mm512_reduce_add_epi32(a); }
@@ -133,6 +134,15 @@ INLINE F where_below(F a, float limit, F below, F otherwise) {
 INLINE uint32_t above(F a, float limit) { return _mm512_cmp_ps_mask(a, set1(limit), _CMP_GT_OQ); }
 // Zero where the magnitude is above the limit, or none.
 INLINE F at_most(F a, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(a), limit, _CMP_LE_OQ), a); }
+// Of n numbers, a multiple of 32, those at sixteen places.
+INLINE F pick(const float* x, int n, const int32_t* places) {
+    const I at = iload(places);
+    F found = _mm512_permutex2var_ps(load(x), at, load(x + 16));
+    for (int i = 32; i < n; i += 32)
+        found = _mm512_mask_mov_ps(found, _mm512_cmpge_epi32_mask(at, iset1(i)),
+                                   _mm512_permutex2var_ps(load(x + i), at, load(x + i + 16)));
+    return found;
+}
 INLINE float hsum(F a) { return _mm512_reduce_add_ps(a); }
 INLINE float hmax(F a) { return _mm512_reduce_max_ps(a); }
 
@@ -166,6 +176,10 @@ INLINE I iadd(I x, int y) {
     return {_mm256_add_epi32(x.a, _mm256_set1_epi32(y)), _mm256_add_epi32(x.b, _mm256_set1_epi32(y))};
 }
 template <int N> INLINE I ishl(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+INLINE I ishl(I x, int n) {
+    const __m128i by = _mm_cvtsi32_si128(n);
+    return {_mm256_sll_epi32(x.a, by), _mm256_sll_epi32(x.b, by)};
+}
 INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE I round_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 INLINE int isum(I x) {
@@ -348,6 +362,7 @@ INLINE F as_float(I a) { return reinterpret_cast<F>(a); }
 INLINE F abs(F a) { return as_float(as_int(a) & 0x7FFFFFFF); }
 INLINE I iadd(I a, int b) { return a + b; }
 template <int N> INLINE I ishl(I a) { return a << N; }
+INLINE I ishl(I a, int n) { return a << n; }
 INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
 // To nearest, ties to even, for |a| < 2²²: adding 1.5 · 2²³ leaves the integer in the low bits. Others become
 // something.
@@ -543,9 +558,6 @@ INLINE F exp2_of_units(F x) {
     p = fma(p, m, set1(4.5213431085e-01f));
     return as_float(iadd(as_int(p), masked_or(units, -(1 << 23), 0)));
 }
-
-// Lanes whose number has the bit LEN become the difference to their partner LEN away, the others the sum.
-template <int LEN> INLINE F butterflies(F x) { return fma(x, mixed<LEN>(set1(1.0f), set1(-1.0f)), swap<LEN>(x)); }
 
 // Products of 0 to 255, rounded. Added to 1.5 · 2²³ they are in the lowest bits.
 INLINE void store_products(quad_t* p, F x, F y) {

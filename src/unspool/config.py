@@ -73,7 +73,7 @@ class EngineConfig:
     quantize: Literal["none", "fp8", "int8", "int4"] = "none"  # of weights that a file stores in 16 or 32 bits
     block_size: int = 0  # tokens in one KV block; 0: what suits the device
     kv_tokens: int | None = None  # capacity of the KV cache in tokens; None: from free memory
-    kv_dtype: Literal["auto", "k16v8", "f16", "q8", "f32"] = "auto"  # auto: k16v8 on a CPU, else f16
+    kv_dtype: Literal["auto", "q8", "f16", "f32"] = "auto"  # auto: q8 on a CPU, else f16
     gpu_memory: float = 0.9  # the share of a GPU's memory that may be in use, others' and ours, when kv_tokens is None
     step_tokens: int = 0  # tokens computed in one step, over all requests; 0: what suits the device
     chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: what suits the device
@@ -103,5 +103,5 @@ class EngineConfig:
         suiting = SUITED.get(body, SUITED["cpu"])
         changes: dict[str, Any] = {name: value for name, value in suiting.items() if getattr(self, name) == 0}
         if self.kv_dtype == "auto":
-            changes["kv_dtype"] = "k16v8" if body == "cpu" else "f16"
+            changes["kv_dtype"] = "q8" if body == "cpu" else "f16"
         return replace(self, **changes)

@@ -141,16 +141,18 @@ def test_bandwidth_ends_with_json(capsys: Capture) -> None:
 def test_plan_states_the_formula(chat_model: str, capsys: Capture) -> None:
     assert main(["plan", chat_model, "--kv-tokens", "2048"]) == 0
     out = capsys.readouterr().out
-    formula = "2 · 2 layers · 2 KV heads · 16 · 1.5 bytes (keys 2, values 1), and 4 for the scale of each head"
-    assert f"224 bytes a token = {formula}" in out
+    formula = "2 layers · 2 KV heads · (a key of 20, a value of 16, 4 for the scale of each)"
+    assert f"176 bytes a token = {formula}" in out
     assert "room for 2,048 tokens" in out
     assert "decode floor" in out
+    assert main(["plan", chat_model, "--kv-dtype", "f16"]) == 0
+    assert "256 bytes a token = 2 · 2 layers · 2 KV heads · 16 · 2 bytes" in capsys.readouterr().out
 
 
 def test_plan_in_json(short_model: str, base_model: str, capsys: Capture) -> None:
     assert main(["plan", short_model, "--kv-tokens", "256", "--kv-dtype", "q8", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["kv_bytes_per_token"] == 2 * 2 * 2 * (16 + 4)
+    assert plan["kv_bytes_per_token"] == 2 * 2 * (12 + 2 * 4 + 16 + 4 + 4)  # a quarter of a key has 16 bits
     assert plan["requests"] == {"96": 2}
     assert plan["step_bytes"] == plan["weight_bytes"] == sum(plan["weight_formats"].values())
     floor = plan["decode_floor"]["seconds_per_token"]
@@ -160,7 +162,7 @@ def test_plan_in_json(short_model: str, base_model: str, capsys: Capture) -> Non
 
 def test_plan_refuses_what_an_engine_would(chat_model: str, capsys: Capture) -> None:
     assert main(["plan", chat_model, "--kv-dtype", "f8"]) == 2
-    assert "--kv-dtype is 'f8'; allowed: auto, k16v8, f16, q8, f32" in capsys.readouterr().err
+    assert "--kv-dtype is 'f8'; allowed: auto, q8, f16, f32" in capsys.readouterr().err
     assert main(["plan", chat_model, "--kv-tokens", "0"]) == 2
     assert "kv_tokens is 0" in capsys.readouterr().err
 

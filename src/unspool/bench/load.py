@@ -128,7 +128,7 @@ class Bench:
     # Memory ---------------------------------------------------------------------------------------------------------
     def memory(self) -> dict[str, Any]:
         weights = sum(weight.nbytes for weight in self.checkpoint.weights.values())
-        per_token = kv_bytes_per_token(self.checkpoint.config, "k16v8")
+        per_token = kv_bytes_per_token(self.checkpoint.config, "q8")
         before = resident_bytes()
         engine = self.engine()
         loaded = resident_bytes()

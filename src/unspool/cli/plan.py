@@ -40,7 +40,7 @@ class Plan:
     weight_formats: dict[str, int]  # bytes in each format
     step_bytes: int  # read once a step: all but the embedding table, of which a step reads a row a token
     kv_dtype: str
-    kv_bytes_per_token: float
+    kv_bytes_per_token: int
     kv_tokens: int
     kv_bytes: float
     free_bytes: int
@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="as for run: a shape instead of a model")
     parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
     parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
-    parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in k16v8, f16, q8 or f32")
+    parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in q8, f16 or f32")
     parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that read memory")
     parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
     parser.add_argument(
@@ -218,10 +218,13 @@ def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
 
     bits = 8 * plan.weight_bytes / plan.parameters
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
-    scale = ", and 4 for the scale of each head"
-    mean = f"1.5 bytes (keys 2, values 1){scale}"
-    each = {"f32": "4 bytes", "f16": "2 bytes", "k16v8": mean, "q8": f"1 byte{scale}"}[plan.kv_dtype]
-    factors = f"2 · {plan.num_layers} layers · {plan.num_kv_heads} KV heads · {plan.head_dim} · {each}"
+    heads = plan.num_layers * plan.num_kv_heads
+    factors = f"{plan.num_layers} layers · {plan.num_kv_heads} KV heads"
+    if plan.kv_dtype == "q8":
+        key = plan.kv_bytes_per_token // heads - plan.head_dim - 8
+        factors += f" · (a key of {key}, a value of {plan.head_dim}, 4 for the scale of each)"
+    else:
+        factors = f"2 · {factors} · {plan.head_dim} · {4 if plan.kv_dtype == 'f32' else 2} bytes"
     fitting = ", or ".join(f"{count:,} of {length:,} tokens" for length, count in plan.requests.items())
     whole = f"{size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache"
     if plan.workspace_bytes:
@@ -231,7 +234,7 @@ def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
     lines = [
         f"{plan.model}: {plan.architecture}, {plan.num_layers} layers, context {plan.context_length:,}",
         f"weights       {size(plan.weight_bytes)}: {plan.parameters:,} parameters of {bits:.1f} bits ({formats})",
-        f"KV cache      {plan.kv_bytes_per_token:,.0f} bytes a token = {factors}",
+        f"KV cache      {plan.kv_bytes_per_token:,} bytes a token = {factors}",
         f"              room for {plan.kv_tokens:,} tokens, {size(plan.kv_bytes)} when full, {when}",
         f"requests      at once: {fitting}",
         f"memory        {size(plan.free_bytes)} free{_where(plan)}, {whole}{verdict}",

@@ -7,14 +7,17 @@ import os
 from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import RequestError
 
-# Of one number, in the mean of keys and values; integers add a scale (see below).
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "k16v8": 1.5, "q8": 1.0}
 
-
-def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> float:
-    """2 · layers · kv_heads · head_dim · bytes, and for integers a 4-byte scale for each key and value of a head."""
-    heads = 2 * model.num_layers * model.num_kv_heads
-    return heads * (model.head_dim * KV_BYTES[kv_dtype] + (4 if kv_dtype in ("k16v8", "q8") else 0))
+def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> int:
+    """2 · layers · kv_heads · head_dim · bytes of a float. Integers have a byte, a quarter of a key's channels two, and
+    each key and value a scale of 4 bytes.
+    """
+    heads, size = model.num_layers * model.num_kv_heads, model.head_dim
+    if kv_dtype != "q8":
+        return 2 * heads * size * {"f32": 4, "f16": 2}[kv_dtype]
+    narrow = size * 3 // 16 * 4
+    wide = size - narrow
+    return heads * (narrow + 2 * (wide + wide % 2) + size + 8)
 
 
 def num_kv_blocks(model: ModelConfig, config: EngineConfig, room: int | None = None) -> int:

@@ -26,7 +26,7 @@ ISAS = ("avx512", "avx2", "plain")  # best first
 class CpuKV:
     """Keys and values in native memory, which is taken from the system as blocks are first used."""
 
-    def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> None:
+    def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int, isa: str) -> None:
         engine = engine.suited("cpu")
         self.block_size = engine.block_size
         self.num_blocks = num_blocks
@@ -35,7 +35,9 @@ class CpuKV:
         )
         self.block_bytes: int = self.native.block_bytes
         shape = f"{config.num_layers}x{config.num_kv_heads}x{config.head_dim}"
-        self.layout = f"cpu-5-{engine.kv_dtype}-{engine.block_size}-{shape}"
+        # How keys become integers is measured by the model itself, whose last bits are others in other kernels.
+        kind = f"{engine.kv_dtype}-{isa}" if engine.kv_dtype == "q8" else engine.kv_dtype
+        self.layout = f"cpu-6-{kind}-{engine.block_size}-{shape}"
 
     def copy_block(self, source: int, target: int) -> None:
         self.native.copy_block(source, target)
@@ -105,7 +107,7 @@ class CpuOps:
     def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CpuKV:
         if num_blocks < 1:
             raise RequestError(f"a cache of {num_blocks} blocks; it must have at least 1", "kv_tokens")
-        return CpuKV(config, engine, num_blocks)
+        return CpuKV(config, engine, num_blocks, self.isa)
 
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Callable[[Batch], np.ndarray]:
         assert isinstance(kv, CpuKV)
