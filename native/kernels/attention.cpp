@@ -221,30 +221,33 @@ void attend(const KvView& kv, const Queries& queries, int split, float* scratch,
     else attend_as<F32Element>(kv, queries, split, scratch, parts);
 }
 
-INLINE float power_of(bool base2, float x) {
-    float out[16];
-    store(out, base2 ? exp2(set1(x)) : exp(set1(x)));
-    return out[0];
-}
-
+// What is kept of ours and of theirs, in the end: powers of differences from the larger maximum.
 void merge(const Queries& queries, int split, int padded_dim, const float* parts, float* state) {
     const int stride = padded_dim + TILE;
+    bool is_fresh[TILE] = {}, is_seen[TILE] = {};
+    float ours[TILE] = {}, theirs[TILE] = {}, most[TILE];
+    for (int n = 0; n < queries.count; n++) {
+        const Range range = seen(queries, n, split);
+        is_seen[n] = range.low < range.high;
+        is_fresh[n] = static_cast<int64_t>(split) * SPLIT <= queries.first[n];
+        if (is_seen[n]) theirs[n] = parts[n * stride + padded_dim];
+        if (is_seen[n] && !is_fresh[n]) ours[n] = state[n * stride + padded_dim];
+    }
+    const F larger_one = max(load(theirs), load(ours));
+    const auto power = [&](F x) { return queries.base2 ? exp2(x) : exp(x); };
+    store(most, larger_one);
+    store(ours, power(sub(load(ours), larger_one)));
+    store(theirs, power(sub(load(theirs), larger_one)));
     for (int n = 0; n < queries.count; n++, parts += stride, state += stride) {
-        Range range = seen(queries, n, split);
-        if (range.low >= range.high) continue;
-        const bool fresh = static_cast<int64_t>(split) * SPLIT <= queries.first[n];
-        const float ours = state[padded_dim], theirs = parts[padded_dim];
-        const float most = fresh || theirs > ours ? theirs : ours;
-        const float keep_ours = fresh ? 0.0f : power_of(queries.base2, ours - most);
-        const float keep_theirs = fresh ? 1.0f : power_of(queries.base2, theirs - most);
-        if (fresh) {
+        if (!is_seen[n]) continue;
+        if (is_fresh[n]) {
             for (int c = 0; c < stride; c += TILE) store(state + c, load(parts + c));
             continue;
         }
         for (int c = 0; c < padded_dim; c += TILE)
-            store(state + c, fma(load(state + c), set1(keep_ours), mul(load(parts + c), set1(keep_theirs))));
-        state[padded_dim] = most;
-        state[padded_dim + 1] = state[padded_dim + 1] * keep_ours + parts[padded_dim + 1] * keep_theirs;
+            store(state + c, fma(load(state + c), set1(ours[n]), mul(load(parts + c), set1(theirs[n]))));
+        state[padded_dim] = most[n];
+        state[padded_dim + 1] = state[padded_dim + 1] * ours[n] + parts[padded_dim + 1] * theirs[n];
     }
 }
 

@@ -395,9 +395,10 @@ void attend_integers(const KvView& kv, const Queries& queries, int split, float*
         const Range range = seen(queries, n, split);
         if (range.low < range.high) all = {lower(all.low, range.low), higher(all.high, range.high)};
     }
-    for (int n = 0; n < count; n++)
-        for (int c = 0; c < stride; c += TILE) store(parts + n * stride + c, zero());
-    if (all.low >= all.high) return;
+    if (all.low >= all.high) return;  // nobody asks for these parts
+    if (!SUMS_FIT)
+        for (int n = 0; n < count; n++)
+            for (int c = 0; c < padded; c += TILE) store(parts + n * stride + c, zero());
     float* scores = scratch;
     auto* weights = reinterpret_cast<quad_t*>(scratch + count * SPLIT);
     Span span;
