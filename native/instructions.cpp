@@ -227,16 +227,12 @@ struct Product : Instruction {
         }
     }
 
-    // Where rows go in parts, a unit of the program is a part's rows times as many of these as stay in the cache.
+    // Where rows go in parts, a unit of the program is a part's rows times one of these.
     int64_t num_units() const { return static_cast<int64_t>(bytes_before.size()) - 1; }
-    int64_t num_pieces(const Program& program) const {
-        const int64_t cached = units_cached(program);
-        return (num_units() + cached - 1) / cached;
-    }
     Operand input() const { return x.q8 ? x.q8 : x.f32; }
     int64_t units(const Program& program, const Step& step) const override {
         if (rows(program, step) == 0) return 0;
-        return program.parted(input()) ? program.parts().count * num_pieces(program) : num_units();
+        return program.parted(input()) ? program.parts().count * num_units() : num_units();
     }
     virtual int64_t rows(const Program& program, const Step& step) const = 0;
 
@@ -244,17 +240,21 @@ struct Product : Instruction {
     int64_t cut(const Program& program, int64_t units, int thread) const override {
         if (units == 0) return 0;
         if (program.parted(input()))
-            return program.cut_parts(thread, [&](int part) { return part * num_pieces(program); });
+            return program.cut_parts(thread, [&](int part) { return part * num_units(); });
         const int64_t goal = bytes_before.back() * thread / program.pool().threads();
         const auto at = std::lower_bound(bytes_before.begin(), bytes_before.end(), goal);
         return std::min<int64_t>(at - bytes_before.begin(), units);
     }
 
-    // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass by.
+    // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass by;
+    // in parts less and less of it in the end, so that nobody waits for long, nor takes over more rows than it must.
     bool by_halves(const Program& program, const Step& step) const override { return rows(program, step) <= FEW_ROWS; }
     int64_t grain(const Program& program, const Step& step) const override {
         if (program.parted(input())) return 1;
         return rows(program, step) <= FEW_ROWS ? eighth(program) : units_cached(program);
+    }
+    int64_t most(const Program& program, const Step&) const override {
+        return program.parted(input()) ? units_cached(program) : 0;
     }
     int64_t eighth(const Program& program) const { return num_units() / (8 * program.pool().threads()) + 1; }
     int64_t units_cached(const Program& program) const {
@@ -317,13 +317,10 @@ struct Product : Instruction {
     void sweep(Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
         if (!program.parted(input()))
             return sweep_rows(program, step, thread, begin, end, 0, rows(program, step), each);
-        const int64_t pieces = num_pieces(program), cached = units_cached(program);
-        for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t from = unit % pieces * cached, next = from + cached;
-            const int64_t* rows = &program.parts().begin[static_cast<size_t>(unit / pieces)];
-            ask_for(program, thread, next, std::min(next + cached, num_units()), (rows[1] - rows[0]) * cached);
-            sweep_rows(program, step, thread, from, std::min(next, num_units()), rows[0], rows[1], each);
-        }
+        const int64_t count = end - begin, from = begin % num_units(), next = from + count;  // all of one part
+        const int64_t* rows = &program.parts().begin[static_cast<size_t>(begin / num_units())];
+        ask_for(program, thread, next, std::min(next + count, num_units()), (rows[1] - rows[0]) * count);
+        sweep_rows(program, step, thread, from, next, rows[0], rows[1], each);
     }
 
     // The next piece's weights come while this one's are used: every part's threads read all of them, from far away.

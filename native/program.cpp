@@ -251,6 +251,7 @@ void Program::deal(const Step& step) {
             Share& dealt = share(num_shares_, t);
             dealt.instruction = instruction.get(), dealt.units = static_cast<int32_t>(units);
             dealt.grain = static_cast<int32_t>(std::max<int64_t>(1, instruction->grain(*this, step)));
+            dealt.most = std::max(dealt.grain, static_cast<int32_t>(instruction->most(*this, step)));
             dealt.begin = static_cast<int32_t>(instruction->cut(*this, units, t));
             dealt.end = static_cast<int32_t>(t + 1 == threads ? units : instruction->cut(*this, units, t + 1));
             dealt.is_copied = instruction->copied(*this, step);
@@ -275,8 +276,9 @@ int32_t Program::take_part(size_t index, int thread) {
     for (int k = 0; k < threads; k++) {
         Share& owner = share(index, (thread + k) % threads);
         for (int32_t left; (left = owner.end - owner.next.load(std::memory_order_relaxed)) > 0;) {
-            const int32_t own = by_halves_ ? std::max(owner.grain, left / 2) : left;
-            const int32_t count = k == 0 && owner.is_halved ? own : owner.grain;
+            const int32_t half = by_halves_ ? std::max(owner.grain, left / 2) : left;
+            const int32_t own = owner.is_halved ? half : std::clamp(left / 4, owner.grain, owner.most);
+            const int32_t count = k == 0 ? own : owner.grain;
             const int32_t begin = owner.next.fetch_add(count, std::memory_order_relaxed);
             if (begin >= owner.end) break;
             const int32_t end = std::min(owner.end, begin + count);

@@ -96,6 +96,8 @@ struct Instruction {
     virtual int64_t units(const Program&, const Step&) const = 0;
     virtual int64_t grain(const Program&, const Step&) const { return 1; }         // units taken at once, at least
     virtual bool by_halves(const Program&, const Step&) const { return false; }    // of what is left of one's own share
+    // At most, of one's own share, while there is much left of it; 0: the grain.
+    virtual int64_t most(const Program&, const Step&) const { return 0; }
     virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // where a thread's share begins
     // Every thread does all units for itself, into copies of its own, and goes on at once.
     virtual bool copied(const Program&, const Step&) const { return false; }
@@ -216,7 +218,7 @@ private:
     // A cache line of its own: threads that write to one line wait for each other at every piece.
     struct alignas(64) Share {
         Instruction* instruction;
-        int32_t units, grain;
+        int32_t units, grain, most;
         int32_t begin, end;
         bool is_copied, is_halved;
         std::atomic<int32_t> next;  // the first unit that nobody has taken
@@ -224,7 +226,8 @@ private:
 
         // As a share of the same that is begun or done.
         void renew(const Share& like) {
-            instruction = like.instruction, units = like.units, grain = like.grain, begin = like.begin, end = like.end;
+            instruction = like.instruction, units = like.units, grain = like.grain, most = like.most;
+            begin = like.begin, end = like.end;
             is_copied = like.is_copied, is_halved = like.is_halved;
             next.store(begin, std::memory_order_relaxed), done.store(0, std::memory_order_relaxed);
         }
