@@ -212,8 +212,8 @@ struct Attention : Instruction {
     void store(const Program& program, const Step& step, int thread, int64_t row, int head) const {
         const float* values = row_of(program, step, thread, row);
         float* key = reinterpret_cast<float*>(program.scratch(thread));
-        turn(program, row, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, head, &KeyChannels::of_keys,
-             key);
+        turn(program, row, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, head,
+             &KeyChannels::of_keys, key);
         const KvCache& kv = program.kv();
         program.kernels().store_kv(kv.view(shape.layer, head), step.slots[row] / kv.block_size,
                                    static_cast<int>(step.slots[row] % kv.block_size), key,

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -143,7 +144,8 @@ KeyChannels checked_channels(const KvCache& kv, std::vector<int32_t> order, std:
             if (order[i] < 0 || order[i] >= kv.head_dim || seen[static_cast<size_t>(order[i])])
                 throw nb::value_error("each channel of a head once");
             seen[static_cast<size_t>(order[i])] = true;
-            if (!std::isnormal(of_keys[i]) || of_keys[i] < 0) throw nb::value_error("keys are multiplied with what is above 0");
+            if (!std::isnormal(of_keys[i]) || of_keys[i] < 0)
+                throw nb::value_error("keys are multiplied with what is above 0");
             of_queries.push_back(1 / of_keys[i]);
         }
     }
@@ -159,8 +161,8 @@ void bind_kv(nb::module_& m) {
                  new (self) KvCache(layers, heads, head_dim, block_size, blocks, kind);
              })
         .def_prop_ro("block_bytes", &KvCache::block_bytes)
-        // How the keys of a layer are kept as integers: [(channels, what keys are multiplied with), …] by head; None until
-        // a program has measured it.
+        // How the keys of a layer are kept as integers: for each place, head after head, its channel and what keys are
+        // multiplied with there; None until a program has measured it.
         .def("channels",
              [](KvCache& self, int layer) -> nb::object {
                  const KeyChannels& found = channels_of(self, layer);

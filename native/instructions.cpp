@@ -246,8 +246,8 @@ struct Product : Instruction {
         return std::min<int64_t>(at - bytes_before.begin(), units);
     }
 
-    // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass by;
-    // in parts less and less of it in the end, so that nobody waits for long, nor takes over more rows than it must.
+    // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass
+    // by; in parts less and less of it in the end, so that nobody waits for long, nor takes over more than it must.
     bool by_halves(const Program& program, const Step& step) const override { return rows(program, step) <= FEW_ROWS; }
     int64_t grain(const Program& program, const Step& step) const override {
         if (program.parted(input())) return 1;

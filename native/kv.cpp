@@ -31,7 +31,8 @@ KvCache::KvCache(int layers, int heads, int head_dim, int block_size, int64_t bl
     if (type != KV_Q8) return;
     for (finer_ = FINER; finer_ > 0 && narrow_sum(head_dim, finer_) > MOST_SUM / 2; finer_--) continue;
     const int wide = head_dim - narrow_channels(head_dim);
-    limit_ = static_cast<float>(std::min(32767.0, std::floor(std::sqrt((MOST_SUM - narrow_sum(head_dim, finer_)) / wide))));
+    const double fits = std::floor(std::sqrt((MOST_SUM - narrow_sum(head_dim, finer_)) / wide));
+    limit_ = static_cast<float>(std::min(32767.0, fits));
     KeyChannels plain;
     plain.order.resize(static_cast<size_t>(heads * head_dim));
     for (int head = 0; head < heads; head++)

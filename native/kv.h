@@ -12,7 +12,7 @@ namespace unspool {
 // what is large in keys alone is made smaller there and larger in queries, which leaves their products as they are. The
 // channels of all heads, one after the other, in the order in which they are kept.
 struct KeyChannels {
-    std::vector<int32_t> order;  // of the head's own channels
+    std::vector<int32_t> order;              // which of the head's own channels
     std::vector<float> of_keys, of_queries;  // what they are multiplied with
     bool known = false;
 };

@@ -323,7 +323,8 @@ void Program::measure() {
     int32_t ids[TOKENS], positions[TOKENS];
     int64_t slots[TOKENS];
     for (int i = 0; i < TOKENS; i++) {
-        ids[i] = static_cast<int32_t>((static_cast<uint64_t>((i + 1) * 2654435761u) * static_cast<uint64_t>(vocabulary)) >> 32);
+        const uint64_t part = static_cast<uint32_t>(i + 1) * 2654435761u;  // of 2³²: multiples of the golden section
+        ids[i] = static_cast<int32_t>(part * static_cast<uint64_t>(vocabulary) >> 32);
         positions[i] = i, slots[i] = i;
     }
     const int32_t starts[] = {0, TOKENS}, table[] = {0}, logit_rows[] = {TOKENS - 1};
