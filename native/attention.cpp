@@ -1,6 +1,5 @@
 // Attention in a program: which rows and kv heads are looked after together, and in how many pieces.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -363,7 +362,7 @@ struct Measure : Instruction {
                 add_squares(program, thread, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, keys);
             }
             pool_pairs(program, queries), pool_pairs(program, keys);
-            add_head(queries, keys, channels);
+            channels.add_head(queries, keys);
         }
         channels.known = true;
         program.kv().set_channels(shape.layer, std::move(channels));
@@ -382,27 +381,6 @@ struct Measure : Instruction {
         for (size_t i = 0; i < half; i++) {
             const size_t a = rope.interleaved ? 2 * i : i, b = rope.interleaved ? a + 1 : i + half;
             squares[a] = squares[b] = (squares[a] + squares[b]) / 2;
-        }
-    }
-
-    static void add_head(const std::vector<double>& queries, const std::vector<double>& keys, KeyChannels& channels) {
-        constexpr double MOST_TIMES = 1024.0;
-        std::vector<double> weight(keys.size()), times(keys.size(), 1.0);
-        for (size_t c = 0; c < keys.size(); c++) {
-            weight[c] = queries[c] * keys[c];
-            if (std::isnormal(weight[c]))
-                times[c] = std::clamp(std::sqrt(std::sqrt(queries[c] / keys[c])), 1 / MOST_TIMES, MOST_TIMES);
-            else weight[c] = 0.0;
-        }
-        std::vector<int32_t> order(keys.size());
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-            return weight[static_cast<size_t>(a)] < weight[static_cast<size_t>(b)];
-        });
-        for (int32_t c : order) {
-            channels.order.push_back(c);
-            channels.of_keys.push_back(static_cast<float>(times[static_cast<size_t>(c)]));
-            channels.of_queries.push_back(static_cast<float>(1 / times[static_cast<size_t>(c)]));
         }
     }
 };

@@ -15,7 +15,29 @@ constexpr int FINER = 4;            // bits that wide channels are finer by, in 
 
 double narrow_sum(int head_dim, int finer) { return narrow_channels(head_dim) * 127.0 * 128.0 * std::exp2(2 * finer); }
 
+constexpr double MOST_TIMES = 1024.0;  // that a channel is made larger or smaller
+
 }  // namespace
+
+void KeyChannels::add_head(const std::vector<double>& queries, const std::vector<double>& keys) {
+    std::vector<double> weight(keys.size()), times(keys.size(), 1.0);
+    for (size_t c = 0; c < keys.size(); c++) {
+        weight[c] = queries[c] * keys[c];
+        if (std::isnormal(weight[c]))
+            times[c] = std::clamp(std::sqrt(std::sqrt(queries[c] / keys[c])), 1 / MOST_TIMES, MOST_TIMES);
+        else weight[c] = 0.0;
+    }
+    std::vector<int32_t> by_weight(keys.size());
+    std::iota(by_weight.begin(), by_weight.end(), 0);
+    std::stable_sort(by_weight.begin(), by_weight.end(), [&](int32_t a, int32_t b) {
+        return weight[static_cast<size_t>(a)] < weight[static_cast<size_t>(b)];
+    });
+    for (int32_t c : by_weight) {
+        order.push_back(c);
+        of_keys.push_back(static_cast<float>(times[static_cast<size_t>(c)]));
+        of_queries.push_back(static_cast<float>(1 / times[static_cast<size_t>(c)]));
+    }
+}
 
 KvCache::KvCache(int layers, int heads, int head_dim, int block_size, int64_t blocks, KvType type)
     : layers(layers), heads(heads), head_dim(head_dim), block_size(block_size), blocks(blocks), type(type) {

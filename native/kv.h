@@ -15,6 +15,9 @@ struct KeyChannels {
     std::vector<int32_t> order;              // which of the head's own channels
     std::vector<float> of_keys, of_queries;  // what they are multiplied with
     bool known = false;
+
+    // By the squares of a head's channels in queries and in keys.
+    void add_head(const std::vector<double>& queries, const std::vector<double>& keys);
 };
 
 class KvCache {

@@ -313,8 +313,6 @@ void Program::work(int thread) {
 // Before the first step, a few tokens from all over the vocabulary go through the model: what channels of keys are like
 // hardly depends on which. Their keys go to a cache of their own.
 void Program::measure() {
-    if (has_measured_) return;
-    has_measured_ = true;
     const auto is_known = [&](int layer) { return kv_->channels(layer).known; };
     if (!kv_ || kv_->type != KV_Q8 || tables_.empty() || std::all_of(layers_.begin(), layers_.end(), is_known)) return;
     constexpr int TOKENS = 16;

@@ -247,8 +247,8 @@ private:
     std::vector<std::unique_ptr<Instruction>> instructions_;
     std::vector<Rope> ropes_;
     std::vector<const Matrix*> tables_;
-    std::vector<int> layers_;                       // with attention
-    bool has_measured_ = false, measures_ = false;  // keys' channels: once, now
+    std::vector<int> layers_;  // with attention
+    bool measures_ = false;    // the step under way is measure()'s
     Operand output_;
     int64_t output_width_ = 0;
 

@@ -221,11 +221,10 @@ void attend(const KvView& kv, const Queries& queries, int split, float* scratch,
     else attend_as<F32Element>(kv, queries, split, scratch, parts);
 }
 
-// What is kept of ours and of theirs, in the end: powers of differences from the larger maximum.
 void merge(const Queries& queries, int split, int padded_dim, const float* parts, float* state) {
     const int stride = padded_dim + TILE;
     bool is_fresh[TILE] = {}, is_seen[TILE] = {};
-    float ours[TILE] = {}, theirs[TILE] = {}, most[TILE];
+    float ours[TILE] = {}, theirs[TILE] = {}, most[TILE], keep_ours[TILE], keep_theirs[TILE];
     for (int n = 0; n < queries.count; n++) {
         const Range range = seen(queries, n, split);
         is_seen[n] = range.low < range.high;
@@ -233,11 +232,11 @@ void merge(const Queries& queries, int split, int padded_dim, const float* parts
         if (is_seen[n]) theirs[n] = parts[n * stride + padded_dim];
         if (is_seen[n] && !is_fresh[n]) ours[n] = state[n * stride + padded_dim];
     }
-    const F larger_one = max(load(theirs), load(ours));
+    const F maximum = max(load(theirs), load(ours));
     const auto power = [&](F x) { return queries.base2 ? exp2(x) : exp(x); };
-    store(most, larger_one);
-    store(ours, power(sub(load(ours), larger_one)));
-    store(theirs, power(sub(load(theirs), larger_one)));
+    store(most, maximum);
+    store(keep_ours, power(sub(load(ours), maximum)));
+    store(keep_theirs, power(sub(load(theirs), maximum)));
     for (int n = 0; n < queries.count; n++, parts += stride, state += stride) {
         if (!is_seen[n]) continue;
         if (is_fresh[n]) {
@@ -245,9 +244,9 @@ void merge(const Queries& queries, int split, int padded_dim, const float* parts
             continue;
         }
         for (int c = 0; c < padded_dim; c += TILE)
-            store(state + c, fma(load(state + c), set1(ours[n]), mul(load(parts + c), set1(theirs[n]))));
+            store(state + c, fma(load(state + c), set1(keep_ours[n]), mul(load(parts + c), set1(keep_theirs[n]))));
         state[padded_dim] = most[n];
-        state[padded_dim + 1] = state[padded_dim + 1] * ours[n] + parts[padded_dim + 1] * theirs[n];
+        state[padded_dim + 1] = state[padded_dim + 1] * keep_ours[n] + parts[padded_dim + 1] * keep_theirs[n];
     }
 }
 

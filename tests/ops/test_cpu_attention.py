@@ -10,6 +10,7 @@ import pytest
 
 from tests.ops.conftest import ISAS, Bench, distance, make_batch, vector
 from unspool.config import EngineConfig, ModelConfig
+from unspool.engine.sizing import kv_bytes_per_token
 from unspool.ops import AttentionSpec, Batch, Ops, Rope
 from unspool.ops.cpu import CpuOps
 from unspool.ops.reference import ReferenceOps
@@ -272,6 +273,18 @@ def test_channels_are_measured_by_the_model(isa: str) -> None:
     factors = dict(zip(order[:32], of_keys[:32], strict=True))
     assert factors[3] == factors[11] == pytest.approx(0.12, rel=0.5)  # of a size between queries and keys
     assert factors[25] == pytest.approx(1.0, rel=0.5)
+
+
+@pytest.mark.parametrize("kv_dtype", ["q8", "f16", "f32"])
+@pytest.mark.parametrize("dim", [1, 8, 33, 64, 80, 96, 256])
+def test_a_cache_is_as_large_as_plan_says(kv_dtype: str, dim: int) -> None:
+    """But for values that are padded to sixteen, and parts of a block to whole lines of memory."""
+    spec = spec_of(2, 2, dim)
+    said = 64 * kv_bytes_per_token(config_of(spec), kv_dtype)
+    found = bench_for(CpuOps(threads=1), spec, 64, kv_dtype, blocks=1).kv.block_bytes
+    padding = -dim % 16 * {"q8": 1, "f16": 2, "f32": 4}[kv_dtype] * 64
+    heads = TINY.num_layers * spec.num_kv_heads
+    assert said <= found - heads * padding < said + heads * 2 * 64
 
 
 def test_channels_that_cannot_be_are_refused() -> None:

@@ -215,13 +215,13 @@ def as_object(plan: Plan, bandwidth: Bandwidth | Speed | None) -> dict[str, Any]
 
 def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
     from unspool.cli.terminal import human_bytes as size
+    from unspool.engine.sizing import integer_key_bytes
 
     bits = 8 * plan.weight_bytes / plan.parameters
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
-    heads = plan.num_layers * plan.num_kv_heads
     factors = f"{plan.num_layers} layers · {plan.num_kv_heads} KV heads"
     if plan.kv_dtype == "q8":
-        key = plan.kv_bytes_per_token // heads - plan.head_dim - 8
+        key = integer_key_bytes(plan.head_dim)
         factors += f" · (a key of {key}, a value of {plan.head_dim}, 4 for the scale of each)"
     else:
         factors = f"2 · {factors} · {plan.head_dim} · {4 if plan.kv_dtype == 'f32' else 2} bytes"

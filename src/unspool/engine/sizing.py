@@ -9,15 +9,18 @@ from unspool.errors import RequestError
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> int:
-    """2 · layers · kv_heads · head_dim · bytes of a float. Integers have a byte, a quarter of a key's channels two, and
-    each key and value a scale of 4 bytes.
-    """
-    heads, size = model.num_layers * model.num_kv_heads, model.head_dim
-    if kv_dtype != "q8":
-        return 2 * heads * size * {"f32": 4, "f16": 2}[kv_dtype]
-    narrow = size * 3 // 16 * 4
-    wide = size - narrow
-    return heads * (narrow + 2 * (wide + wide % 2) + size + 8)
+    """2 · layers · kv_heads · head_dim · bytes of a float; integers have a scale of 4 bytes for each key and value."""
+    heads = model.num_layers * model.num_kv_heads
+    if kv_dtype == "q8":
+        return heads * (integer_key_bytes(model.head_dim) + model.head_dim + 2 * 4)
+    return 2 * heads * model.head_dim * {"f32": 4, "f16": 2}[kv_dtype]
+
+
+def integer_key_bytes(head_dim: int) -> int:
+    """A byte for most channels, two for a quarter of them (native/kernels.h)."""
+    narrow = head_dim * 3 // 16 * 4
+    wide = head_dim - narrow
+    return narrow + 2 * (wide + wide % 2)
 
 
 def num_kv_blocks(model: ModelConfig, config: EngineConfig, room: int | None = None) -> int:
