@@ -227,12 +227,17 @@ struct Product : Instruction {
         }
     }
 
-    // Where rows go in parts, a unit of the program is a part's rows times one of these.
     int64_t num_units() const { return static_cast<int64_t>(bytes_before.size()) - 1; }
     Operand input() const { return x.q8 ? x.q8 : x.f32; }
+
+    // Where rows go in parts, a unit of the program is a group of these times a panel of rows, group after group of a
+    // part: whoever takes one over from another core reads few of its rows, and weights that it has just used itself.
+    int64_t num_groups() const { return std::min(num_units(), (bytes_before.back() + GROUP_BYTES - 1) / GROUP_BYTES); }
+    int64_t group_at(int64_t group) const { return num_units() * group / num_groups(); }
+
     int64_t units(const Program& program, const Step& step) const override {
         if (rows(program, step) == 0) return 0;
-        return program.parted(input()) ? program.parts().count * num_units() : num_units();
+        return program.parted(input()) ? program.parts().first_panel.back() * num_groups() : num_units();
     }
     virtual int64_t rows(const Program& program, const Step& step) const = 0;
 
@@ -240,21 +245,23 @@ struct Product : Instruction {
     int64_t cut(const Program& program, int64_t units, int thread) const override {
         if (units == 0) return 0;
         if (program.parted(input()))
-            return program.cut_parts(thread, [&](int part) { return part * num_units(); });
+            return program.cut_parts(thread, [&](int part) {
+                return program.parts().first_panel[static_cast<size_t>(part)] * num_groups();
+            });
         const int64_t goal = bytes_before.back() * thread / program.pool().threads();
         const auto at = std::lower_bound(bytes_before.begin(), bytes_before.end(), goal);
         return std::min<int64_t>(at - bytes_before.begin(), units);
     }
 
     // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass
-    // by; in parts less and less of it in the end, so that nobody waits for long, nor takes over more than it must.
+    // by; in parts less and less in the end, so that nobody waits for long, nor takes over more than it must.
     bool by_halves(const Program& program, const Step& step) const override { return rows(program, step) <= FEW_ROWS; }
     int64_t grain(const Program& program, const Step& step) const override {
         if (program.parted(input())) return 1;
         return rows(program, step) <= FEW_ROWS ? eighth(program) : units_cached(program);
     }
     int64_t most(const Program& program, const Step&) const override {
-        return program.parted(input()) ? units_cached(program) : 0;
+        return program.parted(input()) ? program.parts().first_panel[1] : 0;
     }
     int64_t eighth(const Program& program) const { return num_units() / (8 * program.pool().threads()) + 1; }
     int64_t units_cached(const Program& program) const {
@@ -315,43 +322,53 @@ struct Product : Instruction {
     // Calls each(tile or pair of tiles, first row, panel) for all that some units are.
     template <class Each>
     void sweep(Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
-        if (!program.parted(input()))
-            return sweep_rows(program, step, thread, begin, end, 0, rows(program, step), each);
-        const int64_t count = end - begin, from = begin % num_units(), next = from + count;  // all of one part
-        const int64_t* rows = &program.parts().begin[static_cast<size_t>(begin / num_units())];
-        ask_for(program, thread, next, std::min(next + count, num_units()), (rows[1] - rows[0]) * count);
-        sweep_rows(program, step, thread, from, next, rows[0], rows[1], each);
+        if (program.parted(input())) return sweep_part(program, step, thread, begin, end, each);
+        const int64_t count = rows(program, step);
+        const Panels& panels = program.panels(x);
+        if (panels.size[0] == count) {
+            Program::Made& made = program.made(thread);
+            if (made.by != this) made = {this, panel(program, step, thread, 0, static_cast<int>(count))};
+            for (int64_t unit = begin; unit < end; unit++) each(unit, 0, made.panel), program.asking(thread).go_on();
+            return;
+        }
+        for (int64_t first = 0; first < count; first += panels.size[static_cast<size_t>(first)])
+            sweep_panel(program, step, thread, begin, end, first, each);
     }
 
-    // The next piece's weights come while this one's are used: every part's threads read all of them, from far away.
-    void ask_for(Program& program, int thread, int64_t begin, int64_t end, int64_t products) const {
+    template <class Each> void sweep_panel(Program& program, const Step& step, int thread, int64_t begin, int64_t end,
+                                           int64_t first, Each each) const {
+        const Panel p = panel(program, step, thread, first, program.panels(x).size[static_cast<size_t>(first)]);
+        for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), program.asking(thread).go_on();
+    }
+
+    template <class Each>
+    void sweep_part(Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
+        const Parts& parts = program.parts();
+        const auto next = std::upper_bound(parts.first_panel.begin(), parts.first_panel.end(), begin / num_groups());
+        const int32_t* firsts = parts.panels.data() + next[-1];
+        const int64_t count = next[0] - next[-1], before = next[-1] * num_groups();
+        for (int64_t unit = begin - before; unit < end - before;) {
+            const int64_t group = unit / count, from = unit % count, to = std::min(count, from + end - before - unit);
+            ask_for(program, thread, group + 1, from, to, count);
+            for (int64_t p = from; p < to; p++)
+                sweep_panel(program, step, thread, group_at(group), group_at(group + 1), firsts[p], each);
+            unit += to - from;
+        }
+    }
+
+    // The next group's weights come while this one's are used, some with each of `count` panels: every part's threads
+    // read all of them, from far away.
+    void ask_for(Program& program, int thread, int64_t group, int64_t from, int64_t to, int64_t count) const {
         Asking& ahead = program.asking(thread);
         ahead.clear();
-        for (int64_t unit = begin; unit < end; unit++) {
+        if (group == num_groups()) return;
+        const int64_t first = group_at(group), size = group_at(group + 1) - first;
+        for (int64_t unit = first + size * from / count; unit < first + size * to / count; unit++) {
             const auto& tiles = weight->tiles();
             for (size_t i = static_cast<size_t>(unit); i < tiles.size(); i += static_cast<size_t>(num_units()))
                 ahead.add(tiles[i].data, tile_bytes(tiles[i].format, weight->columns()));
         }
-        ahead.pace(products / program.kernels().row_counts[0]);
-    }
-
-    template <class Each> void sweep_rows(Program& program, const Step& step, int thread, int64_t begin, int64_t end,
-                                          int64_t from, int64_t to, Each each) const {
-        const int64_t count = rows(program, step);
-        const Panels& panels = program.panels(x);
-        Asking& ahead = program.asking(thread);
-        if (panels.size[0] == count) {
-            Program::Made& made = program.made(thread);
-            if (made.by != this) made = {this, panel(program, step, thread, 0, static_cast<int>(count))};
-            for (int64_t unit = begin; unit < end; unit++) each(unit, 0, made.panel), ahead.go_on();
-            return;
-        }
-        for (int size = 0; from < to; from += size) {
-            const int64_t first = program.row_at(input(), from);
-            size = panels.size[static_cast<size_t>(first)];
-            const Panel p = panel(program, step, thread, first, size);
-            for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), ahead.go_on();
-        }
+        ahead.pace((to - from) * (group_at(group) - group_at(group - 1)));
     }
 };
 

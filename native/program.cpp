@@ -189,14 +189,19 @@ void Program::part_rows(int64_t rows) {
     cut_panels(kernels_->row_counts, 0, whole, panels_);
     for (int part = 0; part < count; part++) cut_panels(kernels_->row_counts, rest(part), rest(part + 1), panels_);
     parts_.rows.clear(), parts_.of.clear(), parts_.begin.assign(1, 0);
+    parts_.panels.clear(), parts_.first_panel.assign(1, 0);
     if (count == 1) return;
     for (int64_t r = 0; r < whole; r++) parts_.of.push_back(static_cast<int32_t>(r / STRETCH % count));
     for (int part = 0; part < count; part++)
         parts_.of.insert(parts_.of.end(), static_cast<size_t>(rest(part + 1) - rest(part)), part);
     for (int part = 0; part < count; part++) {
         for (int64_t r = 0; r < rows; r++)
-            if (part_of(r) == part) parts_.rows.push_back(static_cast<int32_t>(r));
+            if (part_of(r) == part) {
+                parts_.rows.push_back(static_cast<int32_t>(r));
+                if (panels_.first[static_cast<size_t>(r)] == r) parts_.panels.push_back(static_cast<int32_t>(r));
+            }
         parts_.begin.push_back(static_cast<int64_t>(parts_.rows.size()));
+        parts_.first_panel.push_back(static_cast<int64_t>(parts_.panels.size()));
     }
 }
 

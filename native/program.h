@@ -69,6 +69,8 @@ struct Parts {
     std::vector<int32_t> rows;   // all rows of the step, part after part; empty where there is one
     std::vector<int32_t> of;     // the part of each row, likewise
     std::vector<int64_t> begin;  // of each part in `rows`, and the end
+    std::vector<int32_t> panels;       // the first rows of all panels, part after part
+    std::vector<int64_t> first_panel;  // of each part in `panels`, and the end
 };
 
 // One such row: its blocks lie `stride` apart.
