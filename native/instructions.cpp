@@ -205,9 +205,9 @@ uint8_t* gather_outliers(const Outliers* first, int64_t width, int rows, bool wh
 // Of one row, where so many are gathered together: places and floats, or less and units.
 constexpr int64_t outlier_columns_bytes(int64_t width, int rows) { return width / BLOCK * 4 * (1 + rows) + 8 + 4 * rows; }
 
-// Where rows are many, the lists of each panel are made once, not by every piece of the weights that reads them.
+// Where rows are many, each panel is made once, not by every group of weights that it is multiplied with.
 constexpr int64_t gathered_bytes(int64_t width, int rows) {
-    return (static_cast<int64_t>(sizeof(OutlierColumns)) + outlier_columns_bytes(width, rows) + 63) / 64 * 64;
+    return (static_cast<int64_t>(sizeof(Panel)) + outlier_columns_bytes(width, rows) + 63) / 64 * 64;
 }
 
 struct Product : Instruction {
@@ -271,6 +271,9 @@ struct Product : Instruction {
     bool gathers(const Program& program, const Step& step) const {
         return weight->wants_q8() && x.rows != FINE && rows(program, step) > FEW_ROWS;
     }
+    static Panel& gathered(const Program& program, int64_t first) {
+        return *reinterpret_cast<Panel*>(program.gathered(first));
+    }
 
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int64_t k = weight->columns();
@@ -279,29 +282,31 @@ struct Product : Instruction {
         return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? gathering : 0);
     }
 
+    // Rows [first, first + count) in 8 bits, with their outliers in a room. Returns what comes after them there.
+    uint8_t* add_blocks(const Program& program, const Step& step, int thread, int64_t first, int count, uint8_t* room,
+                        Panel& out) const {
+        const int64_t k = weight->columns();
+        const BlockRow row = program.block_row(x, step, thread, k, first);
+        out.rows = count;
+        if (x.rows == WHOLE) {
+            out.whole = row.whole();
+            for (int r = 0; r < count; r++) out.scales[r] = list_of(row.outliers, k, r)->scale;
+        } else {
+            out.q8 = row.coarse();
+        }
+        return gather_outliers(row.outliers, k, count, x.rows == WHOLE, program.scratch(thread), room, out.outliers);
+    }
+
     // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
     Panel panel(const Program& program, const Step& step, int thread, int64_t first, int count) const {
         Panel result;
         result.rows = count;
         const int64_t k = weight->columns();
         uint8_t* scratch = program.scratch(thread);
-        if (x.rows == FINE) {
-            result.fine = program.block_row(x, step, thread, k, first).fine();
-        } else if (weight->wants_q8()) {
-            const BlockRow row = program.block_row(x, step, thread, k, first);
-            if (x.rows == WHOLE) {
-                result.whole = row.whole();
-                for (int r = 0; r < count; r++) result.scales[r] = list_of(row.outliers, k, r)->scale;
-            } else {
-                result.q8 = row.coarse();
-            }
-            if (gathers(program, step)) {
-                result.outliers = *reinterpret_cast<const OutlierColumns*>(program.gathered(first));
-            } else {
-                uint8_t* room = scratch + gathering_bytes(k);
-                scratch = gather_outliers(row.outliers, k, count, x.rows == WHOLE, scratch, room, result.outliers);
-            }
-        }
+        if (x.rows == FINE) result.fine = program.block_row(x, step, thread, k, first).fine();
+        else if (gathers(program, step)) result = gathered(program, first);
+        else if (weight->wants_q8())
+            scratch = add_blocks(program, step, thread, first, count, scratch + gathering_bytes(k), result);
         if (weight->wants_f32()) {
             const float* rows = program.floats(x.f32, step, thread) + first * k;
             result.f32 = rows;
@@ -337,8 +342,12 @@ struct Product : Instruction {
 
     template <class Each> void sweep_panel(Program& program, const Step& step, int thread, int64_t begin, int64_t end,
                                            int64_t first, Each each) const {
-        const Panel p = panel(program, step, thread, first, program.panels(x).size[static_cast<size_t>(first)]);
-        for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), program.asking(thread).go_on();
+        const auto multiply_with = [&](const Panel& p) {
+            for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), program.asking(thread).go_on();
+        };
+        const int count = program.panels(x).size[static_cast<size_t>(first)];
+        if (gathers(program, step) && !weight->wants_f32()) multiply_with(gathered(program, first));
+        else multiply_with(panel(program, step, thread, first, count));
     }
 
     template <class Each>
@@ -385,16 +394,13 @@ struct Gather : Instruction {
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const Panels& panels = program.panels(product->x);
-        const int64_t width = product->weight->columns();
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t r = program.row_at(product->x.q8, unit);
-            if (panels.first[static_cast<size_t>(r)] != r) continue;
-            OutlierColumns columns;
-            uint8_t* room = program.gathered(r);
-            gather_outliers(program.block_row(product->x, step, thread, width, r).outliers, width,
-                            panels.size[static_cast<size_t>(r)], product->x.rows == WHOLE, program.scratch(thread),
-                            room + sizeof columns, columns);
-            *reinterpret_cast<OutlierColumns*>(room) = columns;
+            const int64_t first = program.row_at(product->x.q8, unit);
+            if (panels.first[static_cast<size_t>(first)] != first) continue;
+            Panel panel;
+            product->add_blocks(program, step, thread, first, panels.size[static_cast<size_t>(first)],
+                                program.gathered(first) + sizeof panel, panel);
+            Product::gathered(program, first) = panel;
         }
     }
 };

@@ -50,6 +50,19 @@ struct Queries {
     const float* factors;
 };
 
+// The first two halves of a head's channels are rotated, by pairs; the others stay as they are.
+struct Rotation {
+    const float *cos, *sin;
+    int half;
+    bool interleaved;
+};
+
+// Channel i comes from order[i], times times[i]; where order is null they stay where and what they are.
+struct Arrangement {
+    const int32_t* order;
+    const float* times;
+};
+
 constexpr int MOST_ROWS = 16;  // of any kernel's row_counts
 
 // The places where some row of a panel has an outlier, in order, and what each has there: zero where it has none.
@@ -95,11 +108,9 @@ struct Kernels {
     // out = add (or null) + bias (or null) + part, likewise; add lies as out does.
     void (*put)(const float* part, int rows, int n, const float* bias, const float* add, float* out, int64_t stride);
     void (*softcap)(float* x, int n, float cap);
-    // The first two halves of n channels; the others stay as they are.
-    void (*rotate)(const float* x, const float* cos, const float* sin, int half, bool interleaved, int n, float* out);
 
-    // out[i] = x[order[i]] · times[i].
-    void (*arrange)(const float* x, const int32_t* order, const float* times, int n, float* out);
+    // A head of n channels, rotated and arranged; there is room behind for as many.
+    void (*turn)(const float* x, const Rotation& by, const Arrangement& as, int n, float* out);
     void (*store_kv)(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
     void (*prepare)(const KvView& kv, Queries& queries, int32_t* room);
     // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, of the keys in one split.

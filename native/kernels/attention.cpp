@@ -282,7 +282,6 @@ void prepare(const KvView& kv, Queries& queries, int32_t* room) {
 }
 
 void fill_attention(Kernels& kernels) {
-    kernels.arrange = arrange;
     kernels.prepare = prepare;
     kernels.max_queries = MOST;
     kernels.store_kv = store_kv;

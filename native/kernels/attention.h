@@ -57,7 +57,6 @@ template <int LARGEST = MOST, class Each> INLINE void in_pieces(int count, Each 
 }
 
 // With keys and values that are integers (attention_integers.cpp).
-void arrange(const float* x, const int32_t* order, const float* times, int n, float* out);
 void prepare_integers(const KvView& kv, Queries& queries, int32_t* room);
 void attend_integers(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
 void store_integers(const KvView& kv, int64_t block, int offset, const float* key, const float* value);

@@ -43,15 +43,6 @@ INLINE int64_t value_scales(const KvView& kv) {
 
 // --- Rows of integers ------------------------------------------------------------------------------------------------
 
-void arrange(const float* x, const int32_t* order, const float* times, int n, float* out) {
-    int i = 0;
-#if defined(KERNEL_ISA_AVX512)
-    if (n % (2 * TILE) == 0)
-        for (; i < n; i += TILE) store(out + i, mul(pick(x, n, order + i), load(times + i)));
-#endif
-    for (; i < n; i++) out[i] = x[order[i]] * times[i];
-}
-
 // Magnitudes, the largest among them.
 INLINE F largest_of(const float* x, int n) {
     F largest = zero();

@@ -246,22 +246,64 @@ void softcap(float* x, int n, float cap) {
     }
 }
 
-void rotate(const float* x, const float* cos, const float* sin, int half, bool interleaved, int n, float* out) {
-    if (interleaved) {
+INLINE void rotate(const float* x, const Rotation& by, int n, float* out) {
+    const int half = by.half;
+    if (by.interleaved) {
         for (int i = 0; i < half; i++) {
             const float a = x[2 * i], b = x[2 * i + 1];
-            out[2 * i] = a * cos[i] - b * sin[i];
-            out[2 * i + 1] = a * sin[i] + b * cos[i];
+            out[2 * i] = a * by.cos[i] - b * by.sin[i];
+            out[2 * i + 1] = a * by.sin[i] + b * by.cos[i];
         }
     } else {
         for (int i = 0; i < half; i += TILE) {
             const F a = load_n(x + i, half - i), b = load_n(x + half + i, half - i);
-            const F c = load_n(cos + i, half - i), s = load_n(sin + i, half - i);
+            const F c = load_n(by.cos + i, half - i), s = load_n(by.sin + i, half - i);
             store_n(out + i, sub(mul(a, c), mul(b, s)), half - i);
             store_n(out + half + i, add(mul(a, s), mul(b, c)), half - i);
         }
     }
     for (int i = 2 * half; i < n; i++) out[i] = x[i];
+}
+
+#if defined(KERNEL_ISA_AVX512)
+
+// Heads of this many channels, all of them rotated, never leave the registers: first all firsts of pairs, then all
+// seconds, whether they were interleaved or not.
+template <int N> INLINE void turn_at_once(const float* x, const Rotation& by, const Arrangement& as, float* out) {
+    constexpr int REGISTERS = N / TILE, HALF = REGISTERS / 2;
+    const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), odd = iadd(even, 1);
+    F turned[REGISTERS];
+    UNROLL for (int i = 0; i < HALF; i++) {
+        const float* second = by.interleaved ? x + (2 * i + 1) * TILE : x + (HALF + i) * TILE;
+        F a = load(by.interleaved ? x + 2 * i * TILE : x + i * TILE), b = load(second);
+        if (by.interleaved) {
+            const F firsts = _mm512_permutex2var_ps(a, even, b);
+            b = _mm512_permutex2var_ps(a, odd, b), a = firsts;
+        }
+        const F c = load(by.cos + i * TILE), s = load(by.sin + i * TILE);
+        turned[i] = sub(mul(a, c), mul(b, s)), turned[HALF + i] = add(mul(a, s), mul(b, c));
+    }
+    UNROLL for (int i = 0; i < REGISTERS; i++) {
+        I at = iload(as.order + i * TILE);
+        if (by.interleaved) {
+            const I second = _mm512_and_si512(at, iset1(1));
+            at = iadd(_mm512_srli_epi32(at, 1), _mm512_mullo_epi32(second, iset1(N / 2)));
+        }
+        store(out + i * TILE, mul(pick(turned, at), load(as.times + i * TILE)));
+    }
+}
+
+#endif
+
+void turn(const float* x, const Rotation& by, const Arrangement& as, int n, float* out) {
+    if (!as.order) return rotate(x, by, n, out);
+#if defined(KERNEL_ISA_AVX512)
+    if (n == 64 && 2 * by.half == n) return turn_at_once<64>(x, by, as, out);
+    if (n == 128 && 2 * by.half == n) return turn_at_once<128>(x, by, as, out);
+#endif
+    float* turned = out + n;
+    rotate(x, by, n, turned);
+    for (int i = 0; i < n; i++) out[i] = turned[as.order[i]] * as.times[i];
 }
 
 void fill_rows(Kernels& kernels) {
@@ -272,7 +314,7 @@ void fill_rows(Kernels& kernels) {
     kernels.gate = gate;
     kernels.put = put;
     kernels.softcap = softcap;
-    kernels.rotate = rotate;
+    kernels.turn = turn;
 }
 
 #define NAME_OF(isa) NAME_OF_(isa)

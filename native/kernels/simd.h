@@ -135,12 +135,11 @@ INLINE uint32_t above(F a, float limit) { return _mm512_cmp_ps_mask(a, set1(limi
 // Zero where the magnitude is above the limit, or none.
 INLINE F at_most(F a, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(a), limit, _CMP_LE_OQ), a); }
 // Of n numbers, a multiple of 32, those at sixteen places.
-INLINE F pick(const float* x, int n, const int32_t* places) {
-    const I at = iload(places);
-    F found = _mm512_permutex2var_ps(load(x), at, load(x + 16));
-    for (int i = 32; i < n; i += 32)
-        found = _mm512_mask_mov_ps(found, _mm512_cmpge_epi32_mask(at, iset1(i)),
-                                   _mm512_permutex2var_ps(load(x + i), at, load(x + i + 16)));
+template <int N> INLINE F pick(const F (&x)[N], I at) {
+    F found = _mm512_permutex2var_ps(x[0], at, x[1]);
+    UNROLL for (int i = 2; i < N; i += 2)
+        found = _mm512_mask_mov_ps(found, _mm512_cmpge_epi32_mask(at, iset1(i * 16)),
+                                   _mm512_permutex2var_ps(x[i], at, x[i + 1]));
     return found;
 }
 INLINE float hsum(F a) { return _mm512_reduce_add_ps(a); }
