@@ -191,7 +191,10 @@ void Program::part_rows(int64_t rows) {
     parts_.rows.clear(), parts_.of.clear(), parts_.begin.assign(1, 0);
     parts_.panels.clear(), parts_.first_panel.assign(1, 0);
     if (count == 1) return;
-    for (int64_t r = 0; r < whole; r++) parts_.of.push_back(static_cast<int32_t>(r / STRETCH % count));
+    for (int64_t r = 0; r < whole; r++) {
+        const int64_t round = r / (STRETCH * count), turn = r / STRETCH % count;
+        parts_.of.push_back(static_cast<int32_t>(round % 2 ? count - 1 - turn : turn));
+    }
     for (int part = 0; part < count; part++)
         parts_.of.insert(parts_.of.end(), static_cast<size_t>(rest(part + 1) - rest(part)), part);
     for (int part = 0; part < count; part++) {

@@ -63,7 +63,8 @@ struct Panels {
 };
 
 // Many rows go in parts that stay with their threads from one instruction to the next: what one core has written,
-// another may fetch slowly. Stretches of rows go round, so that each part has late ones, which attend to more keys.
+// another may fetch slowly. Stretches of rows go round, forth and back, so that each part has late ones, which attend to
+// more keys.
 struct Parts {
     int count = 1;
     std::vector<int32_t> rows;   // all rows of the step, part after part; empty where there is one
