@@ -83,18 +83,31 @@ def test_threads_that_come_late_do_no_harm(shape: ModelConfig, threads: int) -> 
         assert np.array_equal(crowd(batch), alone(batch))
 
 
-@pytest.mark.parametrize("family", ["tiny", "tiny-gemma3", "tiny-wide"])
-def test_parts_of_many_rows_make_no_difference(isa: str, family: str, tiny: Callable[[str, str], Checkpoint]) -> None:
+MANY_WEIGHTS = replace(SHAPES["tiny"], num_layers=1, intermediate_size=12288)  # more than stay in the cache at once
+
+
+@pytest.mark.parametrize(
+    ("shape", "format"),
+    [
+        (SHAPES["tiny"], "q4_1"),
+        (SHAPES["tiny-gemma3"], "q4_1"),
+        (SHAPES["tiny-wide"], "q4_k"),
+        (MANY_WEIGHTS, "q4_1"),
+        (MANY_WEIGHTS, "f16"),
+    ],
+    ids=["tiny", "gemma3", "wide", "many", "many-f16"],
+)
+def test_parts_of_many_rows_make_no_difference(isa: str, shape: ModelConfig, format: str) -> None:
     """From 256 rows on threads keep rows of their own; here two sequences cut across them."""
-    checkpoint = tiny(family, "q4_k" if family == "tiny-wide" else "q4_1")
-    shape = make_batch([(0, 333, range(11)), (5, 190, range(11, 18))], 32)
+    checkpoint = random_checkpoint(shape, format=format)
+    rows = make_batch([(0, 333, range(11)), (5, 190, range(11, 18))], 32)
     seen = with_ids(make_batch([(0, 5, range(11, 18))], 32), np.arange(5))
     ids = np.random.default_rng(3).integers(0, 256, 523)
     whole = None
     for threads in (1, 2, 3, 4):
         step = compiled(CpuOps(threads=threads, isa=isa), checkpoint, EngineConfig().suited("cpu"))
         step(seen)
-        y = np.array(step(with_ids(shape, ids)))
+        y = np.array(step(with_ids(rows, ids)))
         whole = y if whole is None else whole
         assert np.array_equal(y, whole)
 
