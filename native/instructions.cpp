@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "program.h"
 
@@ -342,12 +343,12 @@ struct Product : Instruction {
 
     template <class Each> void sweep_panel(Program& program, const Step& step, int thread, int64_t begin, int64_t end,
                                            int64_t first, Each each) const {
-        const auto multiply_with = [&](const Panel& p) {
-            for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), program.asking(thread).go_on();
-        };
+        std::optional<Panel> made;
+        const bool is_made = gathers(program, step) && !weight->wants_f32();
         const int count = program.panels(x).size[static_cast<size_t>(first)];
-        if (gathers(program, step) && !weight->wants_f32()) multiply_with(gathered(program, first));
-        else multiply_with(panel(program, step, thread, first, count));
+        const Panel& p = is_made ? gathered(program, first) : made.emplace(panel(program, step, thread, first, count));
+        Asking& ahead = program.asking(thread);
+        for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), ahead.go_on();
     }
 
     template <class Each>
