@@ -119,6 +119,10 @@ struct Span {
     const uint8_t* values[SIXTEENS];
     const float* key_scales[SIXTEENS];
     const float* value_scales[SIXTEENS];
+
+    int first_chunk() const { return first / IN_CHUNK; }
+    int last_chunk() const { return (last + IN_CHUNK - 1) / IN_CHUNK; }
+    int chunks() const { return last_chunk() - first_chunk(); }
 };
 
 // Loose tokens are put side by side first.
@@ -260,7 +264,7 @@ INLINE Softmax study(const Queries& queries, const Span& span, int n, int split,
 }
 
 // Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone, not a
-// number where scores are beyond all measure; the largest of each chunk are left among sixteen.
+// number where scores are beyond all measure; the largest of each of the span's chunks are left among sixteen.
 INLINE float softmax(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
     constexpr float UNITS = 1 << 23;
     const float slope = how.slope * UNITS, offset = how.maximum * -UNITS;
@@ -276,66 +280,66 @@ INLINE float softmax(const Span& span, const Softmax& how, float* row, float (*l
         F most = zero();
         for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
             if (g >= span.first && g < span.last) weigh(g, most, false);
-        store(largest[c], most);
+        store(*largest++, most);
     };
     constexpr int KEYS = IN_CHUNK * TILE;
-    const int from = (how.low + KEYS - 1) / KEYS, to = how.high / KEYS;
-    int c = 0;
-    for (; c < from && c < CHUNKS; c++) some(c);
+    const int from = (how.low + KEYS - 1) / KEYS, to = how.high / KEYS, last = span.last_chunk();
+    int c = span.first_chunk();
+    for (; c < from && c < last; c++) some(c);
     for (; c < to; c++) {
         F most = zero();
         UNROLL for (int g = 0; g < IN_CHUNK; g++) weigh(c * IN_CHUNK + g, most, true);
-        store(largest[c], most);
+        store(*largest++, most);
     }
-    for (; c < CHUNKS; c++) some(c);
+    for (; c < last; c++) some(c);
     return hsum(sum) + 0.0f * (slope + offset);
 }
 
 // Weights in 8 bits, each chunk's in a unit of its own. Where nobody looks they are something.
-INLINE void round_weights(const float* row, const float* inverse, quad_t* to) {
-    for (int c = 0; c < CHUNKS; c++) {
-        const F times = set1(inverse[c]);
+INLINE void round_weights(const Span& span, const float* row, const float* inverse, quad_t* to) {
+    for (int c = span.first_chunk(); c < span.last_chunk(); c++) {
+        const F times = set1(*inverse++);
         UNROLL for (int g = c * IN_CHUNK; g < (c + 1) * IN_CHUNK; g++)
             store_products(to + g * (TILE / 4) * QUAD_PARTS, load(row + g * TILE), times);
     }
 }
 
 // Each step is done for all queries before the next: its result comes late, and meanwhile the processor goes on with
-// another's. parts[n] is what follows the sums of values; units[n] those of the query's chunks.
+// another's. parts[n] is what follows the sums of values; units are [query][chunk of the span].
 INLINE void find_weights(const Queries& queries, const Span& span, Range all, int split, float* scores, quad_t* weights,
-                     float (*units)[CHUNKS], float* parts, int stride) {
-    const int count = queries.count;
+                         float* units, float* parts, int stride) {
+    const int count = queries.count, chunks = span.chunks();
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
     const Softmax everyone = {0.0f, 0.0f, static_cast<int>(all.low - start), static_cast<int>(all.high - start)};
     const bool sound = spoilt(span, everyone) == 0.0f;
     Softmax how[MOST];
-    float largest[MOST * CHUNKS][TILE], inverse[MOST][CHUNKS];
+    float largest[MOST * CHUNKS][TILE], inverse[MOST * CHUNKS];
     for (int n = 0; n < count; n++) how[n] = study(queries, span, n, split, scores + n * SPLIT);
     for (int n = 0; n < count; n++) {
-        const float sum = softmax(span, how[n], scores + n * SPLIT, largest + n * CHUNKS);
+        const float sum = softmax(span, how[n], scores + n * SPLIT, largest + n * chunks);
         parts[n * stride] = how[n].maximum;
         parts[n * stride + 1] = sound ? sum : sum + spoilt(span, how[n]);
     }
-    for (int row = count * CHUNKS; row % TILE; row++) store(largest[row], zero());
-    for (int row = 0; row < count * CHUNKS; row += TILE) {
+    for (int row = count * chunks; row % TILE; row++) store(largest[row], zero());
+    for (int row = 0; row < count * chunks; row += TILE) {
         const F most = max(set1(LEAST), largest_of_rows(largest + row));
-        store(inverse[0] + row, div(set1(WEIGHT), most));
-        store(units[0] + row, mul(most, set1(1.0f / WEIGHT)));
+        store(inverse + row, div(set1(WEIGHT), most));
+        store(units + row, mul(most, set1(1.0f / WEIGHT)));
     }
     for (int n = 0; n < count; n++)
-        round_weights(scores + n * SPLIT, inverse[n], weights + n * (SPLIT / 4) * QUAD_PARTS);
+        round_weights(span, scores + n * SPLIT, inverse + n * chunks, weights + n * (SPLIT / 4) * QUAD_PARTS);
 }
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
 // parts[n] += Σ weight · value for C times sixteen channels.
 template <int N, int C>
-void weigh_values(const Span& span, int padded, const quad_t* weights, const float (*units)[CHUNKS], int c, float* parts) {
+void weigh_values(const Span& span, int padded, const quad_t* weights, const float* units, int c, float* parts) {
     constexpr int QUADS = TILE / 4;
     const auto part = [&](int n, int i) { return parts + n * (padded + TILE) + c + i * TILE; };
     F sum[C][N];
     UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) sum[i][n] = zero();
-    for (int g = span.first; g < span.last;) {
+    for (int g = span.first; g < span.last; units++) {
         I acc[C][N];
         UNROLL for (int i = 0; i < C; i++) UNROLL for (int n = 0; n < N; n++) acc[i][n] = izero();
         const int first = g, chunk = g / IN_CHUNK;
@@ -361,7 +365,7 @@ void weigh_values(const Span& span, int padded, const quad_t* weights, const flo
         UNROLL for (int n = 0; n < N; n++)
             UNROLL for (int i = 0; i < C; i++) {
                 const F before = SUMS_FIT ? sum[i][n] : load(part(n, i));
-                sum[i][n] = fma(to_float(acc[i][n]), set1(units[n][chunk]), before);
+                sum[i][n] = fma(to_float(acc[i][n]), set1(units[n * span.chunks()]), before);
                 if (!SUMS_FIT) store(part(n, i), sum[i][n]);
             }
     }
@@ -395,16 +399,16 @@ void attend_integers(const KvView& kv, const Queries& queries, int split, float*
     Span span;
     find_span(kv, queries, split, all, scratch + count * SPLIT * 3 / 2, span);
     score_all(kv, queries, span, scores);
-    float units[MOST][CHUNKS];
+    float units[MOST * CHUNKS];
     find_weights(queries, span, all, split, scores, weights, units, parts + padded, stride);
     in_pieces<VALUE_QUERIES>(count, [&](auto number, int done) {
         constexpr int N = decltype(number)::value, C = fitting(N, VALUES);
         const quad_t* w = weights + done * (SPLIT / 4) * QUAD_PARTS;
         int c = 0;
         for (; c + C * TILE <= padded; c += C * TILE)
-            weigh_values<N, C>(span, padded, w, units + done, c, parts + done * stride);
+            weigh_values<N, C>(span, padded, w, units + done * span.chunks(), c, parts + done * stride);
         if constexpr (C > 1)
-            for (; c < padded; c += TILE) weigh_values<N, 1>(span, padded, w, units + done, c, parts + done * stride);
+            for (; c < padded; c += TILE) weigh_values<N, 1>(span, padded, w, units + done * span.chunks(), c, parts + done * stride);
     });
 }
 
