@@ -63,13 +63,13 @@ struct Panels {
 };
 
 // Many rows go in parts that stay with their threads from one instruction to the next: what one core has written,
-// another may fetch slowly. Stretches of rows go round, forth and back, so that each part has late ones, which attend to
-// more keys.
+// another may fetch slowly. Stretches of rows go forth and back, so that each part has late ones, which attend to more
+// keys.
 struct Parts {
     int count = 1;
-    std::vector<int32_t> rows;   // all rows of the step, part after part; empty where there is one
-    std::vector<int32_t> of;     // the part of each row, likewise
-    std::vector<int64_t> begin;  // of each part in `rows`, and the end
+    std::vector<int32_t> rows;         // all rows of the step, part after part; empty where there is one
+    std::vector<int32_t> of;           // the part of each row, likewise
+    std::vector<int64_t> begin;        // of each part in `rows`, and the end
     std::vector<int32_t> panels;       // the first rows of all panels, part after part
     std::vector<int64_t> first_panel;  // of each part in `panels`, and the end
 };

@@ -404,11 +404,12 @@ void attend_integers(const KvView& kv, const Queries& queries, int split, float*
     in_pieces<VALUE_QUERIES>(count, [&](auto number, int done) {
         constexpr int N = decltype(number)::value, C = fitting(N, VALUES);
         const quad_t* w = weights + done * (SPLIT / 4) * QUAD_PARTS;
+        const float* of_weights = units + done * span.chunks();
+        float* to = parts + done * stride;
         int c = 0;
-        for (; c + C * TILE <= padded; c += C * TILE)
-            weigh_values<N, C>(span, padded, w, units + done * span.chunks(), c, parts + done * stride);
+        for (; c + C * TILE <= padded; c += C * TILE) weigh_values<N, C>(span, padded, w, of_weights, c, to);
         if constexpr (C > 1)
-            for (; c < padded; c += TILE) weigh_values<N, 1>(span, padded, w, units + done * span.chunks(), c, parts + done * stride);
+            for (; c < padded; c += TILE) weigh_values<N, 1>(span, padded, w, of_weights, c, to);
     });
 }
 
