@@ -15,7 +15,6 @@ constexpr int64_t FEW_ROWS = 8;   // taken at once to store
 struct Attention : Instruction {
     Operand qkv;
     AttentionShape shape;
-    int group;  // query heads for each of keys and values
     Forms out;
 
     struct Item {
@@ -38,6 +37,7 @@ struct Attention : Instruction {
     bool store_first = false;
 
     static bool is_integer(const Program& program) { return program.kv().type == KV_Q8; }
+    int group() const { return shape.num_heads / shape.num_kv_heads; }
     int padded() const { return (shape.head_dim + TILE - 1) / TILE * TILE; }
     int64_t state_floats() const { return padded() + TILE; }
 
@@ -55,7 +55,7 @@ struct Attention : Instruction {
     void plan(const Program& program, const Step& step) {
         const int64_t rows = narrow() ? step.num_logits : step.rows;
         // As many rows as fill whole passes of queries.
-        const int most = program.kernels().max_queries / std::gcd(program.kernels().max_queries, group);
+        const int most = program.kernels().max_queries / std::gcd(program.kernels().max_queries, group());
         items.clear();
         for (int64_t r = 0; r < rows;) {
             const int32_t sequence = program.sequence_of(row_at(step, r));
@@ -69,14 +69,14 @@ struct Attention : Instruction {
         store_first = program.shares_fresh_blocks() || narrow() || step.rows != step.sequences;
         const int threads = program.pool().threads();
         const int64_t pieces = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
-        const bool apart = threads > 1 && pieces < 4 * threads && group <= program.kernels().max_queries;
+        const bool apart = threads > 1 && pieces < 4 * threads && group() <= program.kernels().max_queries;
         int64_t floats = 0, num_apart = 0;
         for (Item& item : items) {
             const bool this_apart = apart && item.splits > 1;
             item.part = this_apart ? floats : -1;
             num_apart += this_apart;
             if (this_apart)
-                floats += int64_t{item.splits} * shape.num_kv_heads * item.count * group * state_floats();
+                floats += int64_t{item.splits} * shape.num_kv_heads * item.count * group() * state_floats();
         }
         work.clear();
         by_part.assign(1, 0);
@@ -104,7 +104,7 @@ struct Attention : Instruction {
                 if (!wanted(item.first)) continue;
                 const bool apart = item.part >= 0;
                 for (int split = apart ? 0 : -1; split < (apart ? item.splits : 0); split++)
-                    work.push_back({static_cast<int32_t>(i), head, split, 0, item.count * group});
+                    work.push_back({static_cast<int32_t>(i), head, split, 0, item.count * group()});
             }
     }
 
@@ -143,7 +143,7 @@ struct Attention : Instruction {
 
     void ask_for_queries(const Program& program, const Step& step, int thread, const Piece& piece) const {
         const Item& item = items[static_cast<size_t>(piece.item)];
-        const int width = group * shape.head_dim;
+        const int width = group() * shape.head_dim;
         for (int r = 0; r < item.count; r++)
             ask_to_read(row_of(program, step, thread, row_at(step, item.first + r)) + piece.head * width, width * 4);
     }
@@ -243,7 +243,7 @@ struct Attention : Instruction {
     void look(const Program& program, const Step& step, const Item& item, int from, int count, float* q,
               Looking& out) const {
         for (int n = 0; n < count; n++) {
-            const int32_t position = step.positions[row_at(step, item.first + (from + n) / group)];
+            const int32_t position = step.positions[row_at(step, item.first + (from + n) / group())];
             out.last[n] = position;
             out.first[n] = shape.window ? std::max(0, position + 1 - shape.window) : 0;
         }
@@ -269,8 +269,8 @@ struct Attention : Instruction {
         float* part = scratch + attend_scratch_floats(shape.head_dim, most);
         float* state = part + most * state_floats();
         for (int n = 0; n < count; n++) {
-            const int64_t row = row_at(step, item.first + (from + n) / group);
-            const int query_head = head * group + (from + n) % group;
+            const int64_t row = row_at(step, item.first + (from + n) / group());
+            const int query_head = head * group() + (from + n) % group();
             turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm, head,
                  &KeyChannels::of_queries, q + n * shape.head_dim);
         }
@@ -296,13 +296,13 @@ struct Attention : Instruction {
     }
 
     float* part_at(const Item& item, int head, int split, int from) {
-        const int64_t queries = item.count * group;
+        const int64_t queries = item.count * group();
         return parts.data() + item.part +
                ((static_cast<int64_t>(head) * item.splits + split) * queries + from) * state_floats();
     }
 
     void merge_apart(Program& program, const Step& step, int thread, const Item& item, int head) {
-        const int most = program.kernels().max_queries, queries = item.count * group;
+        const int most = program.kernels().max_queries, queries = item.count * group();
         float* state = reinterpret_cast<float*>(program.scratch(thread));
         for (int from = 0; from < queries; from += most) {
             const int count = std::min(most, queries - from);
@@ -318,7 +318,7 @@ struct Attention : Instruction {
         int64_t row, column;
     };
     Place place_of(const Item& item, int head, int query) const {
-        return {item.first + query / group, (int64_t{head} * group + query % group) * shape.head_dim};
+        return {item.first + query / group(), (int64_t{head} * group() + query % group()) * shape.head_dim};
     }
     int64_t width() const { return int64_t{shape.num_heads} * shape.head_dim; }
     float* result_at(const Program& program, const Step& step, int thread, Place place) const {
@@ -357,8 +357,8 @@ struct Measure : Instruction {
             std::vector<double> queries(n), keys(n);
             for (int64_t row = 0; row < step.rows; row++) {
                 const float* values = attention->row_of(program, step, thread, row);
-                for (int i = 0; i < attention->group; i++)
-                    add_squares(program, thread, values + (head * attention->group + i) * shape.head_dim,
+                for (int i = 0; i < attention->group(); i++)
+                    add_squares(program, thread, values + (head * attention->group() + i) * shape.head_dim,
                                 shape.q_norm, queries);
                 add_squares(program, thread, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, keys);
             }
@@ -415,7 +415,6 @@ struct Store : Instruction {
 void Program::attention(Operand qkv, AttentionShape shape, Forms out) {
     auto attention = std::make_unique<Attention>();
     attention->qkv = qkv, attention->shape = shape, attention->out = out;
-    attention->group = shape.num_heads / shape.num_kv_heads;
     want_scratch(attention->scratch_bytes(*kernels_));
     layers_.push_back(shape.layer);
     auto measure = std::make_unique<Measure>();

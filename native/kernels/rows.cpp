@@ -298,8 +298,11 @@ template <int N> INLINE void turn_at_once(const float* x, const Rotation& by, co
 void turn(const float* x, const Rotation& by, const Arrangement& as, int n, float* out) {
     if (!as.order) return rotate(x, by, n, out);
 #if defined(KERNEL_ISA_AVX512)
-    if (n == 64 && 2 * by.half == n) return turn_at_once<64>(x, by, as, out);
-    if (n == 128 && 2 * by.half == n) return turn_at_once<128>(x, by, as, out);
+    if (2 * by.half == n) {
+        if (n == 64) return turn_at_once<64>(x, by, as, out);
+        if (n == 128) return turn_at_once<128>(x, by, as, out);
+        if (n == 256) return turn_at_once<256>(x, by, as, out);
+    }
 #endif
     float* turned = out + n;
     rotate(x, by, n, turned);

@@ -134,7 +134,7 @@ INLINE F where_below(F a, float limit, F below, F otherwise) {
 INLINE uint32_t above(F a, float limit) { return _mm512_cmp_ps_mask(a, set1(limit), _CMP_GT_OQ); }
 // Zero where the magnitude is above the limit, or none.
 INLINE F at_most(F a, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(a), limit, _CMP_LE_OQ), a); }
-// Of n numbers, a multiple of 32, those at sixteen places.
+// Of all numbers, those at sixteen places.
 template <int N> INLINE F pick(const F (&x)[N], I at) {
     F found = _mm512_permutex2var_ps(x[0], at, x[1]);
     UNROLL for (int i = 2; i < N; i += 2)
