@@ -14,6 +14,7 @@ import pytest
 from unspool.bench import bandwidth, cpu, quiet
 from unspool.bench.export import export
 from unspool.bench.peer import Process
+from unspool.bench.peers import exact_openvino
 from unspool.weights.checkpoint import Checkpoint
 
 KNOWN = cpu.rows(64)
@@ -194,3 +195,46 @@ def test_export_is_what_the_weights_are_worth(tmp_path: Path, tiny: Callable[...
         for name, weight in checkpoint.weights.items():
             assert np.array_equal(arrays[name], weight.dequantize())
     assert json.loads((tmp_path / "config.json").read_text())["num_layers"] == checkpoint.config.num_layers
+    assert (tmp_path / "model.gguf").is_symlink() == (checkpoint.path.suffix == ".gguf")
+
+
+def blocks(rng: np.random.Generator, rows: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales, zero points that are no codes, and the weight they make."""
+    codes = rng.integers(0, 16, (rows, count, 32), dtype=np.uint8)
+    scales = rng.uniform(0.01, 0.02, (rows, count, 1)).astype(np.float16)
+    points = rng.uniform(-2, 18, (rows, count, 1))
+    weight = (scales.astype(np.float64) * (codes - points)).astype(np.float32).reshape(rows, -1)
+    return codes, scales, points, weight
+
+
+def test_zero_points_are_those_that_the_weights_stand_for() -> None:
+    codes, scales, points, weight = blocks(np.random.default_rng(1), 8, 3)
+    assert exact_openvino.zero_points(codes, scales, weight) == pytest.approx(points, abs=1e-4)
+    assert exact_openvino.zero_points(codes, scales, weight[::-1]) is None
+    scales[0, 0] = 0
+    empty = weight.copy()
+    empty[0, :32] = 0
+    assert exact_openvino.zero_points(codes, scales, empty) == pytest.approx(np.where(scales == 0, 0, points), abs=1e-4)
+    empty[0, :32] = 0.1
+    with pytest.raises(ValueError, match="a minimum but no scale"):
+        exact_openvino.zero_points(codes, scales, empty)
+
+
+def test_a_weight_is_found_among_those_of_its_shape_in_the_order_of_either_rotation() -> None:
+    rng = np.random.default_rng(2)
+    codes, scales, points, weight = blocks(rng, 8, 2)
+    side_by_side = weight.reshape(2, 2, 2, 64).swapaxes(1, 2).reshape(8, 64)  # two heads of four channels
+    others = {"other": blocks(rng, 8, 2)[3], "wide": blocks(rng, 8, 4)[3]}
+    for order in (weight, side_by_side):
+        name, found = exact_openvino.find(codes, scales, {**others, "this": order}, head_dim=4)
+        assert name == "this"
+        assert found == pytest.approx(points, abs=1e-4)
+    with pytest.raises(ValueError, match="8 x 64"):
+        exact_openvino.find(codes, scales, others, head_dim=4)
+
+
+def test_four_bit_codes_are_unpacked_the_lower_half_of_a_byte_first() -> None:
+    class Constant:
+        data, shape = np.array([0x21, 0x43, 0x05], np.uint8), (5,)
+
+    assert exact_openvino.unpacked(Constant()).tolist() == [1, 2, 3, 4, 5]

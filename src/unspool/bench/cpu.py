@@ -14,7 +14,8 @@ many of them proves nothing. Our decoding's share of the memory's bandwidth is f
 three passes of mere reading, 32 tokens, three passes again. A share is of the fastest pass beside it, and the median
 turn counts, for a host may move a guest's cores, and with them the bandwidth, from one second to the next. The share
 of the fastest read in the whole run is told as well. `--isa` sets our kernels and CTranslate2's; the others cannot be
-told. The last line is JSON.
+told. OpenVINO rounds the minima of a file's blocks when it reads them (docs/speed.md); `openvino-exact` is its graph
+with the file's own minima, so that it runs the same weights. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -89,18 +90,26 @@ class Peer:
     driver: str
     packages: tuple[str, ...]
     note: str = ""
-    converts: bool = False  # its driver, run with a source and a target, writes its own format
+    converter: str = ""  # a script that, run with a source and a target, writes the peer's own format
     environ: dict[str, dict[str, str]] = field(default_factory=dict)  # by isa
 
 
 PEERS = {
     "llama.cpp": Peer("llama_cpp", ("llama-cpp-python", "numpy"), "compiles llama.cpp: about 20 minutes on two cores"),
     "ctranslate2": Peer(
-        "ctranslate2", ("ctranslate2", "numpy"), converts=True, environ={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}}
+        "ctranslate2",
+        ("ctranslate2", "numpy"),
+        converter="via_ctranslate2",
+        environ={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}},
     ),
-    "openvino": Peer("openvino", ("openvino-genai", "numpy")),  # told to keep to AVX2, it fails to make its kernels
+    # Told to keep to AVX2, it fails to make its kernels.
+    "openvino": Peer("openvino", ("openvino-genai", "numpy")),
+    "openvino-exact": Peer("openvino", ("openvino-genai", "numpy"), converter="exact_openvino"),
     "onnxruntime": Peer(
-        "onnxruntime", ("onnxruntime-genai", "onnx-ir", "torch", "transformers", "numpy"), "with torch", converts=True
+        "onnxruntime",
+        ("onnxruntime-genai", "onnx-ir", "torch", "transformers", "numpy"),
+        "with torch",
+        converter="via_onnxruntime",
     ),
 }
 
@@ -136,7 +145,7 @@ def engines(checkpoint: Checkpoint, options: argparse.Namespace, root: Path) -> 
     for name in dict.fromkeys(options.peer):
         peer = PEERS[name]
         python = Path(pythons.get(name) or environment(root, peer.packages[0], peer.packages, peer.note))
-        model = converted(peer, python, checkpoint, root) if peer.converts else checkpoint.path
+        model = converted(name, peer, python, checkpoint, root) if peer.converter else checkpoint.path
         environ = peer.environ.get(options.isa, {})
         found.append(Engine(name, python, peer.driver, {**told, "model": str(model)}, environ))
     return found
@@ -149,16 +158,16 @@ def start_prompt(checkpoint: Checkpoint) -> tuple[str, list[int]]:
     return tokenizer.decode(ids), ids
 
 
-def converted(peer: Peer, python: Path, checkpoint: Checkpoint, root: Path) -> Path:
+def converted(name: str, peer: Peer, python: Path, checkpoint: Checkpoint, root: Path) -> Path:
     """The model in the peer's own format, made once."""
     from unspool.bench.export import export
 
-    target = root / "bench" / "models" / f"{checkpoint.name}-{checkpoint.fingerprint[:12]}-{peer.driver}"
+    target = root / "bench" / "models" / f"{checkpoint.name}-{checkpoint.fingerprint[:12]}-{name}"
     if not (target / "complete").exists():
         print(f"making {target} (once)", file=sys.stderr)
         with TemporaryDirectory() as folder:
             export(checkpoint, Path(folder))
-            command = [str(python), str(DRIVERS / f"via_{peer.driver}.py"), folder, str(target)]
+            command = [str(python), str(DRIVERS / f"{peer.converter}.py"), folder, str(target)]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.returncode:
                 raise RuntimeError(f"{command!r} ended with status {done.returncode}\n{done.stdout[-2000:]}")
@@ -312,11 +321,12 @@ def bytes_per_token(checkpoint: Checkpoint) -> int:
 def table(record: Record, known: dict[str, Row]) -> Iterator[str]:
     medians, ratios = record.medians(), record.ratios(known)
     names = list(record.versions)
-    yield f"{'':<26}{'':>9}" + "".join(f"{name:>12}" + 9 * " " * (name != OURS) for name in names).rstrip()
+    width = max(11, *map(len, names)) + 1
+    yield f"{'':<26}{'':>9}" + "".join(f"{name:>{width}}" + 9 * " " * (name != OURS) for name in names).rstrip()
     for row, values in medians.items():
         digits = 2 if known[row].unit == "s" else 1
         cells = [
-            f"{values[name]:>12.{digits}f}" + (f" ({ratios[row][name]:5.2f}×)" if name != OURS else "")
+            f"{values[name]:>{width}.{digits}f}" + (f" ({ratios[row][name]:5.2f}×)" if name != OURS else "")
             for name in names
         ]
         yield f"{known[row].title:<26}{known[row].unit:>9}" + "".join(cells)
@@ -344,7 +354,7 @@ def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
 
 def tell(record: Record, known: dict[str, Row], size: int) -> None:
     for name, version in record.versions.items():
-        print(f"{name:<12} {version}")
+        print(f"{name:<14} {version}")
     print("\n".join(table(record, known)))
     limit, share = record.ceiling, record.share_of_ceiling(size)
     line = f"a token reads {size / 1e6:.1f} MB of weights; the fastest read of memory was {limit / 1e9:.1f} GB/s"

@@ -12,8 +12,12 @@ from unspool.weights.checkpoint import Checkpoint
 
 
 def export(checkpoint: Checkpoint, folder: Path) -> None:
-    """config.json has ModelConfig's fields; weights.npz the dequantized tensors by GGUF's names."""
+    """config.json has ModelConfig's fields, weights.npz the dequantized tensors by GGUF's names; where there is a
+    model.gguf, it leads to the file itself.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if checkpoint.path.suffix == ".gguf":
+        (folder / "model.gguf").symlink_to(checkpoint.path.resolve())
     (folder / "config.json").write_text(json.dumps(asdict(checkpoint.config)))
     arrays = {name: weight.dequantize().astype(np.float32) for name, weight in checkpoint.weights.items()}
     np.savez(folder / "weights.npz", **arrays)  # type: ignore[arg-type]  # numpy's stub knows allow_pickle alone
