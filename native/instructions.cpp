@@ -11,14 +11,18 @@ namespace unspool {
 
 namespace {
 
-// Where the forms of an activation's rows go.
+// Where the forms of an activation's rows go: some at a time, where they lie one after another.
 struct Sink {
     const Program& program;
     const Step& step;
     const int thread;
     const Forms& forms;
     const int64_t width;
-    float* f32;
+    float *f32, *spare;  // the second: scratch for as many rows, and behind them for what becomes of them
+
+    static int64_t scratch_bytes(int64_t width) {
+        return ROWS_TOGETHER * 4 * (width + magnitudes_room(static_cast<int>(width / BLOCK))) + 64;
+    }
 
     Sink(const Program& program, const Step& step, int thread, const Forms& forms, int64_t width)
         : program(program),
@@ -26,17 +30,37 @@ struct Sink {
           thread(thread),
           forms(forms),
           width(width),
-          f32(forms.f32 ? program.floats(forms.f32, step, thread) : nullptr) {}
+          f32(forms.f32 ? program.floats(forms.f32, step, thread) : nullptr),
+          spare(reinterpret_cast<float*>(program.scratch(thread))) {}
 
-    void put(const float* row, int64_t index) const {
-        if (f32 && f32 + index * width != row) memcpy(f32 + index * width, row, static_cast<size_t>(width) * 4);
+    // How many rows from a unit on, of those before `end`, lie one after another in one panel.
+    int together(Operand of, int64_t unit, int64_t end) const {
+        const auto& panels = program.panels(forms).first;
+        const int64_t first = program.row_at(of, unit);
+        int count = 1;
+        while (count < ROWS_TOGETHER && unit + count < end && program.row_at(of, unit + count) == first + count &&
+               panels[static_cast<size_t>(first + count)] == panels[static_cast<size_t>(first)])
+            count++;
+        return count;
+    }
+
+    void put(const float* rows, int64_t first, int count) const {
+        if (f32 && f32 + first * width != rows)
+            memcpy(f32 + first * width, rows, static_cast<size_t>(count * width) * 4);
         if (!forms.q8) return;
         const Kernels& kernels = program.kernels();
         const int blocks = static_cast<int>(width / BLOCK);
-        const BlockRow out = program.block_row(forms, step, thread, width, index);
-        if (forms.rows == FINE) kernels.quantize_fine(row, blocks, out.fine(), out.stride);
-        else if (forms.rows == WHOLE) kernels.quantize_whole(row, blocks, out.whole(), out.stride, out.outliers);
-        else kernels.quantize(row, blocks, out.coarse(), out.stride, out.outliers);
+        if (forms.rows == WHOLE) {
+            const BlockRow out = program.block_row(forms, step, thread, width, first);
+            return kernels.quantize_whole(rows, count, blocks, out.whole(), out.stride, out.outliers,
+                                          spare + ROWS_TOGETHER * width);
+        }
+        for (int r = 0; r < count; r++) {
+            const BlockRow out = program.block_row(forms, step, thread, width, first + r);
+            const float* row = rows + r * width;
+            if (forms.rows == FINE) kernels.quantize_fine(row, blocks, out.fine(), out.stride);
+            else kernels.quantize(row, blocks, out.coarse(), out.stride, out.outliers);
+        }
     }
 };
 
@@ -87,13 +111,16 @@ struct Norm : Instruction {
         const float* in = program.floats(x, step, thread);
         const float* add = residual ? program.floats(residual, step, thread) : nullptr;
         const Sink sink(program, step, thread, out, width);
-        float* spare = reinterpret_cast<float*>(program.scratch(thread));
-        for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t r = program.row_at(any(), unit);
-            float* row = sink.f32 ? sink.f32 + r * width : spare;
-            if (unit + 1 < end) ask_to_read(in + program.row_at(any(), unit + 1) * width, width * 4);
-            program.kernels().norm(in + r * width, weight, add ? add + r * width : nullptr, width, eps, row);
-            sink.put(row, r);
+        for (int64_t unit = begin, count; unit < end; unit += count) {
+            count = sink.together(any(), unit, end);
+            const int64_t first = program.row_at(any(), unit);
+            float* rows = sink.f32 ? sink.f32 + first * width : sink.spare;
+            for (int64_t r = 0; r < count; r++) {
+                const int64_t at = (first + r) * width, next = unit + r + 1;
+                if (next < end) ask_to_read(in + program.row_at(any(), next) * width, width * 4);
+                program.kernels().norm(in + at, weight, add ? add + at : nullptr, width, eps, rows + r * width);
+            }
+            sink.put(rows, first, static_cast<int>(count));
         }
     }
 };
@@ -109,7 +136,7 @@ struct Take : Instruction {
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
-        for (int64_t r = begin; r < end; r++) sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r);
+        for (int64_t r = begin; r < end; r++) sink.put(in + static_cast<int64_t>(step.logit_rows[r]) * width, r, 1);
     }
 };
 
@@ -128,10 +155,11 @@ struct Quantize : Instruction {
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* in = program.floats(x, step, thread);
         const Sink sink(program, step, thread, out, width);
-        for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t r = program.row_at(out.q8, unit);
-            if (unit + 1 < end) ask_to_read(in + program.row_at(out.q8, unit + 1) * width, width * 4);
-            sink.put(in + r * width, r);
+        for (int64_t unit = begin, count; unit < end; unit += count) {
+            count = sink.together(out.q8, unit, end);
+            const int64_t first = program.row_at(out.q8, unit), next = unit + count;
+            if (next < end) ask_to_read(in + program.row_at(out.q8, next) * width, count * width * 4);
+            sink.put(in + first * width, first, static_cast<int>(count));
         }
     }
 };
@@ -477,7 +505,7 @@ void Program::norm(Operand x, const float* weight, int width, float eps, Operand
     auto norm = std::make_unique<Norm>();
     norm->x = x, norm->weight = weight, norm->width = width, norm->eps = eps, norm->residual = residual,
     norm->out = out;
-    want_scratch(width * 4 + 64);
+    want_scratch(Sink::scratch_bytes(width));
     instructions_.push_back(std::move(norm));
 }
 
@@ -504,14 +532,14 @@ void Program::gated(Forms x, const Matrix* weight, Activation activation, Operan
 void Program::take(Operand x, int width, Forms out) {
     auto take = std::make_unique<Take>();
     take->x = x, take->width = width, take->out = out;
-    want_scratch(width * 4 + 64);
+    want_scratch(Sink::scratch_bytes(width));
     instructions_.push_back(std::move(take));
 }
 
 void Program::quantize(Operand x, int width, Forms out) {
     auto quantize = std::make_unique<Quantize>();
     quantize->x = x, quantize->out = out, quantize->width = width;
-    want_scratch(width * 4 + 64);
+    want_scratch(Sink::scratch_bytes(width));
     instructions_.push_back(std::move(quantize));
 }
 

@@ -101,7 +101,9 @@ struct Kernels {
     // Blocks go to out[0], out[stride], …; where outliers is null nothing is set apart.
     void (*quantize)(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers);
     void (*quantize_fine)(const float* x, int blocks, FineBlock* out, int stride);
-    void (*quantize_whole)(const float* x, int blocks, WholeBlock* out, int stride, Outliers* outliers);
+    // Rows of one panel that lie one after another, at most ROWS_TOGETHER; `room` has room for their magnitudes.
+    void (*quantize_whole)(const float* x, int rows, int blocks, WholeBlock* out, int stride, Outliers* outliers,
+                           float* room);
     // Rows of n (at most 16) values, 16 apart, to rows that lie a stride apart.
     void (*gate)(const float* gate, const float* up, int rows, int n, Activation activation, float* out,
                  int64_t stride);
@@ -118,6 +120,10 @@ struct Kernels {
     void (*merge)(const Queries& queries, int split, int padded_dim, const float* parts, float* state);
     void (*finish)(const float* state, int head_dim, int padded_dim, float* out);
 };
+
+// Of Kernels::quantize_whole: a number for each block of a row, up to whole sixteens.
+constexpr int ROWS_TOGETHER = 4;
+constexpr int magnitudes_room(int blocks) { return (blocks + TILE - 1) / TILE * TILE; }
 
 // Of Kernels::prepare: words of two channels at least, and two numbers for each query.
 inline constexpr int prepare_room(int head_dim, int max_queries) { return max_queries * ((head_dim + TILE) / 2 + 2); }

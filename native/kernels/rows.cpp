@@ -80,53 +80,108 @@ struct Inverses {
     float most, unit;
 };
 
-// Two blocks lie `stride` apart in a panel. Their largest magnitudes wait in the first one's place until all are known.
-// A share is rounded up, so that no integer exceeds 127.
+// Blocks go by twos, which lie `stride` apart in a panel. A share is rounded up, so that no integer exceeds 127.
+alignas(64) constexpr float NO_BLOCK[BLOCK] = {};  // the second of the last two where there is an odd number
+INLINE const float* second_of(const float* x, int count) { return count > 1 ? x + BLOCK : NO_BLOCK; }
+
 #if defined(KERNEL_ISA_AVX512)
 
-INLINE void largest_two(const float* first, const float* second, float* out) {
-    const F a = larger(abs(load(first)), abs(load(first + 16))), b = larger(abs(load(second)), abs(load(second + 16)));
-    F both = larger(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
-    both = larger(both, swap<4>(both)), both = larger(both, swap<2>(both)), both = larger(both, swap<1>(both));
-    out[0] = _mm512_cvtss_f32(both), out[1] = _mm256_cvtss_f32(_mm512_extractf32x8_ps(both, 1));
+constexpr int AT_ONCE = 16;  // blocks: a lane for each
+
+template <int FIRST, int SECOND> INLINE F larger_quarters(F a, F b) {
+    return larger(_mm512_shuffle_f32x4(a, b, FIRST), _mm512_shuffle_f32x4(a, b, SECOND));
+}
+template <int FIRST, int SECOND> INLINE F larger_lanes(F a, F b) {
+    return larger(_mm512_shuffle_ps(a, b, FIRST), _mm512_shuffle_ps(a, b, SECOND));
+}
+
+// Lane i is the largest magnitude of the i-th of sixteen blocks.
+INLINE F largest_of_blocks(const float* x) {
+    F m[16];
+    UNROLL for (int i = 0; i < 16; i++) m[i] = larger(abs(load(x + i * BLOCK)), abs(load(x + i * BLOCK + 16)));
+    UNROLL for (int i = 0; i < 8; i++) m[i] = larger_quarters<0x44, 0xEE>(m[2 * i], m[2 * i + 1]);
+    UNROLL for (int i = 0; i < 4; i++) m[i] = larger_quarters<0x88, 0xDD>(m[2 * i], m[2 * i + 1]);
+    UNROLL for (int i = 0; i < 2; i++) m[i] = larger_lanes<0x44, 0xEE>(m[2 * i], m[2 * i + 1]);
+    const I lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_ps(lanes, larger_lanes<0x88, 0xDD>(m[0], m[1]));
 }
 
 // Integers of both halves of a block, still in the order in which packing leaves them.
 INLINE I packed_block(const float* x, F most, F scale) {
-    return _mm512_packs_epi32(round_int(mul(at_most(load(x), most), scale)),
-                              round_int(mul(at_most(load(x + 16), most), scale)));
+    const F low = load(x), high = load(x + 16);
+    const auto kept = [&](F value) { return _mm512_cmp_ps_mask(abs(value), most, _CMP_LE_OQ); };
+    return _mm512_packs_epi32(round_int(_mm512_maskz_mul_ps(kept(low), low, scale)),
+                              round_int(_mm512_maskz_mul_ps(kept(high), high, scale)));
 }
 
-INLINE void round_two(const float* first, const float* second, Inverses by, WholeBlock* out, int stride) {
-    const __m128 most = _mm_castsi128_ps(_mm_loadu_si64(out->q));
-    const __m128i up = _mm_add_epi32(_mm_cvttps_epi32(_mm_mul_ps(most, _mm_set1_ps(by.most))), _mm_set1_epi32(1));
-    const __m128i share = _mm_min_epi32(up, _mm_set1_epi32(WHOLE_SHARE));
-    const __m128 scale = _mm_div_ps(_mm_set1_ps(by.unit), _mm_cvtepi32_ps(share));
-    const I low = packed_block(first, _mm512_broadcastss_ps(most), _mm512_broadcastss_ps(scale));
-    const I high = packed_block(second, _mm512_broadcastss_ps(_mm_movehdup_ps(most)),
-                                _mm512_broadcastss_ps(_mm_movehdup_ps(scale)));
+// Of two blocks, the second's behind the first's.
+INLINE I packed_blocks(const float* first, const float* second, const float* most, const float* scale) {
     const I quads = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const I bytes = _mm512_permutexvar_epi32(quads, _mm512_packs_epi16(low, high));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->q), _mm512_castsi512_si256(bytes));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[stride].q), _mm512_extracti64x4_epi64(bytes, 1));
-    I wide = _mm512_sad_epu8(_mm512_xor_si512(bytes, _mm512_set1_epi8(-128)), izero());
-    wide = iadd(wide, _mm512_shuffle_i64x2(wide, wide, 0xB1));
-    wide = iadd(wide, _mm512_shuffle_epi32(wide, _MM_PERM_BADC));
-    const __m128i both = _mm_unpacklo_epi32(_mm512_castsi512_si128(wide), _mm512_extracti32x4_epi32(wide, 2));
-    const __m128i sum = _mm_sub_epi32(both, _mm_set1_epi32(BLOCK * 128));
-    const __m128i start = _mm_mullo_epi32(sum, _mm_set1_epi32(-MIDDLE_CODE));
-    const __m128i rounded = _mm_add_epi32(_mm_mullo_epi32(sum, share), _mm_set1_epi32(WHOLE_SHARE / 2));
-    const __m128i scaled = _mm_srai_epi32(rounded, WHOLE_SHARE_BITS);
-    const __m128i shares = _mm_packs_epi32(share, share), sums = _mm_packs_epi32(scaled, scaled);
-    _mm_storeu_si64(&out->start, _mm_unpacklo_epi32(start, shares));
-    _mm_storeu_si64(&out[stride].start, _mm_unpacklo_epi32(_mm_shuffle_epi32(start, 1), sums));
+    return _mm512_permutexvar_epi32(quads, _mm512_packs_epi16(packed_block(first, set1(most[0]), set1(scale[0])),
+                                                              packed_block(second, set1(most[1]), set1(scale[1]))));
+}
+
+// Lane i is the sum of the i-th of sixteen blocks. They come by twos: four 64-bit lanes make up the sum of each, with 128
+// added to every integer.
+INLINE I sums_of(const I (&twos)[8]) {
+    I four[4], eight[2];
+    UNROLL for (int i = 0; i < 4; i++) four[i] = _mm512_or_si512(twos[2 * i], _mm512_slli_epi64(twos[2 * i + 1], 32));
+    UNROLL for (int i = 0; i < 2; i++)
+        eight[i] = iadd(_mm512_unpacklo_epi64(four[2 * i], four[2 * i + 1]),
+                        _mm512_unpackhi_epi64(four[2 * i], four[2 * i + 1]));
+    const I sums = iadd(_mm512_shuffle_i64x2(eight[0], eight[1], 0x88), _mm512_shuffle_i64x2(eight[0], eight[1], 0xDD));
+    const I order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    return iadd(_mm512_permutexvar_epi32(order, sums), -BLOCK * 128);
+}
+
+// The compiler would rather take single numbers from registers than read them where they were stored.
+INLINE void settle() { asm volatile("" ::: "memory"); }
+
+template <bool ALL> INLINE void round_some(const float* x, const float* most, int count, Inverses by, WholeBlock* out,
+                                           int stride) {
+    const I up = iadd(truncated(mul(load(most), set1(by.most))), 1), share = _mm512_min_epi32(up, iset1(WHOLE_SHARE));
+    alignas(64) float scale[AT_ONCE];
+    store(scale, div(set1(by.unit), to_float(share)));
+    settle();
+    I twos[AT_ONCE / 2];
+    UNROLL for (int i = 0; i < AT_ONCE / 2; i++) {
+        twos[i] = izero();
+        if (!ALL && 2 * i >= count) continue;
+        const float* first = x + 2 * i * BLOCK;
+        const I bytes = packed_blocks(first, second_of(first, ALL ? 2 : count - 2 * i), most + 2 * i, scale + 2 * i);
+        WholeBlock* to = out + 2 * i * stride;
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to->q), _mm512_castsi512_si256(bytes));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to[stride].q), _mm512_extracti64x4_epi64(bytes, 1));
+        twos[i] = _mm512_sad_epu8(_mm512_xor_si512(bytes, _mm512_set1_epi8(-128)), izero());
+    }
+    const I sum = sums_of(twos), start = _mm512_mullo_epi32(sum, iset1(-MIDDLE_CODE));
+    const I scaled = _mm512_srai_epi32(iadd(_mm512_mullo_epi32(sum, share), WHOLE_SHARE / 2), WHOLE_SHARE_BITS);
+    // Even blocks have both shares, odd ones both sums.
+    const I shares = _mm512_mask_blend_epi16(0xAAAAAAAA, share, ishl<16>(_mm512_shuffle_epi32(share, _MM_PERM_CDAB)));
+    const I sums = _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_shuffle_epi32(scaled, _MM_PERM_CDAB), ishl<16>(scaled));
+    const I pair = _mm512_mask_blend_epi32(0xAAAA, shares, sums);
+    alignas(64) int64_t ends[2][AT_ONCE / 2];  // of blocks 0, 1, 4, 5, …; of the others
+    _mm512_store_si512(ends[0], _mm512_unpacklo_epi32(start, pair));
+    _mm512_store_si512(ends[1], _mm512_unpackhi_epi32(start, pair));
+    settle();
+    UNROLL for (int i = 0; i < AT_ONCE; i++)
+        if (ALL || i < count + count % 2) memcpy(&out[i * stride].start, &ends[i / 2 % 2][i / 4 * 2 + i % 2], 8);
+}
+
+INLINE void find_largest(const float* x, int blocks, float* most) {
+    int b = 0;
+    for (; b + AT_ONCE <= blocks; b += AT_ONCE) store(most + b, largest_of_blocks(x + b * BLOCK));
+    for (; b < blocks; b++) most[b] = largest(x + b * BLOCK);
+}
+
+INLINE void round_row(const float* x, const float* most, int blocks, Inverses by, WholeBlock* out, int stride) {
+    int b = 0;
+    for (; b + AT_ONCE <= blocks; b += AT_ONCE)
+        round_some<true>(x + b * BLOCK, most + b, AT_ONCE, by, out + b * stride, stride);
+    if (b < blocks) round_some<false>(x + b * BLOCK, most + b, blocks - b, by, out + b * stride, stride);
 }
 
 #else
-
-INLINE void largest_two(const float* first, const float* second, float* out) {
-    out[0] = largest(first), out[1] = largest(second);
-}
 
 // Gives the sum of the integers.
 INLINE int round_one(const float* x, float most, float scale, WholeBlock& out) {
@@ -148,45 +203,64 @@ INLINE int round_one(const float* x, float most, float scale, WholeBlock& out) {
 #endif
 }
 
-INLINE void round_two(const float* first, const float* second, Inverses by, WholeBlock* out, int stride) {
-    float most[2];
-    memcpy(most, out->q, sizeof most);
-    for (int i = 0; i < 2; i++) {
-        const int up = by.most == 0.0f ? 1 : static_cast<int>(most[i] * by.most) + 1;
-        const int share = up < WHOLE_SHARE ? up : WHOLE_SHARE;
-        const int sum = round_one(i ? second : first, most[i], by.unit / static_cast<float>(share), out[i * stride]);
-        out->pair[i] = static_cast<int16_t>(share);
-        out[stride].pair[i] = static_cast<int16_t>((share * sum + WHOLE_SHARE / 2) >> WHOLE_SHARE_BITS);
-    }
+INLINE void find_largest(const float* x, int blocks, float* most) {
+    for (int b = 0; b < blocks; b++) most[b] = largest(x + b * BLOCK);
+}
+
+INLINE void round_row(const float* x, const float* most, int blocks, Inverses by, WholeBlock* out, int stride) {
+    for (int b = 0; b < blocks; b += 2, x += 2 * BLOCK, out += 2 * stride)
+        for (int i = 0; i < 2; i++) {
+            const int up = by.most == 0.0f ? 1 : static_cast<int>(most[b + i] * by.most) + 1;
+            const int share = up < WHOLE_SHARE ? up : WHOLE_SHARE;
+            const float* block = i ? second_of(x, blocks - b) : x;
+            const int sum = round_one(block, most[b + i], by.unit / static_cast<float>(share), out[i * stride]);
+            out->pair[i] = static_cast<int16_t>(share);
+            out[stride].pair[i] = static_cast<int16_t>((share * sum + WHOLE_SHARE / 2) >> WHOLE_SHARE_BITS);
+        }
 }
 
 #endif
 
-alignas(64) constexpr float NO_BLOCK[BLOCK] = {};  // the second of the last two where there is an odd number
-
-void quantize_whole(const float* x, int blocks, WholeBlock* out, int stride, Outliers* outliers) {
-    typedef float __attribute__((may_alias)) waiting_t;
-    const auto waiting = [&](int b) { return reinterpret_cast<waiting_t*>(out[b * stride].q); };
-    const auto second = [&](int b) { return b + 1 < blocks ? x + (b + 1) * BLOCK : NO_BLOCK; };
-    float sum = 0.0f, most = 0.0f;
-    for (int b = 0; b < blocks; b += 2) {
-        float two[2];
-        largest_two(x + b * BLOCK, second(b), two);
-        waiting(b)[0] = two[0], waiting(b)[1] = two[1];
-        sum += two[0], sum += two[1];
-    }
-    const float limit = OUTLYING * sum / static_cast<float>(blocks);
+// Sets apart what lies above the limit, and gives the largest magnitude that is left of the row.
+INLINE float set_apart_of_row(const float* x, float* most, float limit, int blocks, Outliers* outliers) {
     outliers->count = 0;
-    for (int b = 0; b < blocks; b++) {
-        waiting_t& here = waiting(b & ~1)[b & 1];
-        if (here > limit) here = set_apart(x + b * BLOCK, limit, b, blocks, outliers);
-        most = here > most ? here : most;
+    F top = zero();
+    for (int b = 0; b < blocks; b += TILE) {
+        for (uint32_t bits = above(load(most + b), limit); bits; bits &= bits - 1) {
+            const int at = b + __builtin_ctz(bits);
+            most[at] = set_apart(x + at * BLOCK, limit, at, blocks, outliers);
+        }
+        top = larger(top, load(most + b));
     }
-    // A scale this small has no reciprocal; what is not a number makes the row none.
-    const bool empty = !(most >= 1e-30f && sum < __builtin_inff());
-    const Inverses by = {empty ? 0.0f : WHOLE_SHARE / most, empty ? 0.0f : 127.0f * WHOLE_SHARE / most};
-    outliers->scale = (empty ? 0.0f : most / 127.0f) + 0.0f * sum;
-    for (int b = 0; b < blocks; b += 2) round_two(x + b * BLOCK, second(b), by, out + b * stride, stride);
+    return hlargest(top);
+}
+
+// Every stage is done for all rows before the next: each ends with a few numbers that the next one waits for.
+void quantize_whole(const float* x, int rows, int blocks, WholeBlock* out, int stride, Outliers* outliers, float* room) {
+    const int width = blocks * BLOCK, padded = magnitudes_room(blocks);
+    float sum[ROWS_TOGETHER], most[ROWS_TOGETHER];
+    const auto list = [&](int r) {
+        return reinterpret_cast<Outliers*>(reinterpret_cast<uint8_t*>(outliers) + r * outliers_bytes(blocks));
+    };
+    for (int r = 0; r < rows; r++) {
+        find_largest(x + r * width, blocks, room + r * padded);
+        for (int b = blocks; b < padded; b++) room[r * padded + b] = 0.0f;
+    }
+    for (int r = 0; r < rows; r++) {
+        sum[r] = 0.0f;
+        for (int b = 0; b < blocks; b++) sum[r] += room[r * padded + b];
+    }
+    for (int r = 0; r < rows; r++) {
+        const float limit = OUTLYING * sum[r] / static_cast<float>(blocks);
+        most[r] = set_apart_of_row(x + r * width, room + r * padded, limit, blocks, list(r));
+    }
+    for (int r = 0; r < rows; r++) {
+        // A scale this small has no reciprocal; what is not a number makes the row none.
+        const bool empty = !(most[r] >= 1e-30f && sum[r] < __builtin_inff());
+        const Inverses by = {empty ? 0.0f : WHOLE_SHARE / most[r], empty ? 0.0f : 127.0f * WHOLE_SHARE / most[r]};
+        list(r)->scale = (empty ? 0.0f : most[r] / 127.0f) + 0.0f * sum[r];
+        round_row(x + r * width, room + r * padded, blocks, by, out + r, stride);
+    }
 }
 
 void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
