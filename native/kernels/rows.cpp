@@ -224,15 +224,19 @@ INLINE void round_row(const float* x, const float* most, int blocks, Inverses by
 // Sets apart what lies above the limit, and gives the largest magnitude that is left of the row.
 INLINE float set_apart_of_row(const float* x, float* most, float limit, int blocks, Outliers* outliers) {
     outliers->count = 0;
-    F top = zero();
+    F below = zero();
+    float left = 0.0f;
     for (int b = 0; b < blocks; b += TILE) {
-        for (uint32_t bits = above(load(most + b), limit); bits; bits &= bits - 1) {
+        const F here = load(most + b);
+        below = larger(below, at_most(here, set1(limit)));
+        for (uint32_t bits = above(here, limit); bits; bits &= bits - 1) {
             const int at = b + __builtin_ctz(bits);
             most[at] = set_apart(x + at * BLOCK, limit, at, blocks, outliers);
+            left = most[at] > left ? most[at] : left;
         }
-        top = larger(top, load(most + b));
     }
-    return hlargest(top);
+    const float largest_below = hlargest(below);
+    return largest_below > left ? largest_below : left;
 }
 
 // Every stage is done for all rows before the next: each ends with a few numbers that the next one waits for.
