@@ -121,8 +121,8 @@ INLINE I packed_blocks(const float* first, const float* second, const float* mos
                                                               packed_block(second, set1(most[1]), set1(scale[1]))));
 }
 
-// Lane i is the sum of the i-th of sixteen blocks. They come by twos: four 64-bit lanes make up the sum of each, with 128
-// added to every integer.
+// Lane i is the sum of the i-th of sixteen blocks. They come by twos: four 64-bit lanes make up the sum of each, with
+// 128 added to every integer.
 INLINE I sums_of(const I (&twos)[8]) {
     I four[4], eight[2];
     UNROLL for (int i = 0; i < 4; i++) four[i] = _mm512_or_si512(twos[2 * i], _mm512_slli_epi64(twos[2 * i + 1], 32));
@@ -240,7 +240,8 @@ INLINE float set_apart_of_row(const float* x, float* most, float limit, int bloc
 }
 
 // Every stage is done for all rows before the next: each ends with a few numbers that the next one waits for.
-void quantize_whole(const float* x, int rows, int blocks, WholeBlock* out, int stride, Outliers* outliers, float* room) {
+void quantize_whole(const float* x, int rows, int blocks, WholeBlock* out, int stride, Outliers* outliers,
+                    float* room) {
     const int width = blocks * BLOCK, padded = magnitudes_room(blocks);
     float sum[ROWS_TOGETHER], most[ROWS_TOGETHER];
     const auto list = [&](int r) {

@@ -208,6 +208,28 @@ def test_sets_of_kernels_agree_to_the_bit(format: str) -> None:
     assert all(distance(y, fused[0]) < 2e-6 for y in found)
 
 
+@pytest.mark.skipif(len(ISAS) < 3, reason="one set of kernels with fused operations at most")
+@pytest.mark.parametrize("columns", [32, 480, 544, 576, 1056])
+def test_rows_of_8_bits_are_the_same_in_sixteens_of_blocks_and_one_by_one(columns: int) -> None:
+    """AVX-512 takes 16 blocks and 4 rows at once. Among them are rows of zeros, of a NaN, and of outliers alone."""
+    rng = np.random.default_rng(14)
+    weight = random_weight(rng, 20, columns, "q4_1")
+    x = rng.standard_normal((17, columns)).astype(np.float32)
+    x[rng.random(x.shape) < 0.01] *= 20
+    x[1], x[2, columns // 2], x[6, ::32] = 0, np.nan, 1e4
+    found = []
+    for isa in ("avx512", "avx2"):
+        bench = Bench(CpuOps(threads=2, isa=isa))
+        matrix = bench.ops.matrix([weight])
+        found.append(bench.run(lambda ops, x, b, kv, m=matrix: ops.linear(x, m), x))
+        alone = bench.run(lambda ops, x, b, kv, m=matrix: ops.linear(x, m), x[5:6])
+        assert np.array_equal(alone[0], found[-1][5])
+    assert np.array_equal(found[0], found[1], equal_nan=True)
+    assert (found[0][1] == 0).all()
+    assert np.isnan(found[0][2]).all()
+    assert np.isfinite(np.delete(found[0], 2, axis=0)).all()
+
+
 @pytest.mark.parametrize("format", ["q4_0", "q4_1"])
 def test_scales_without_measure(bench: Bench, format: str) -> None:
     """A row of weights without a scale, or with one that is no number, is none; its neighbours are as they were."""
