@@ -365,8 +365,8 @@ template <int N> INLINE void turn_at_once(const float* x, const Rotation& by, co
     UNROLL for (int i = 0; i < REGISTERS; i++) {
         I at = iload(as.order + i * TILE);
         if (by.interleaved) {
-            const I second = _mm512_and_si512(at, iset1(1));
-            at = iadd(_mm512_srli_epi32(at, 1), _mm512_mullo_epi32(second, iset1(N / 2)));
+            const I is_second = _mm512_slli_epi32(_mm512_and_si512(at, iset1(1)), __builtin_ctz(N / 2));
+            at = iadd(_mm512_srli_epi32(at, 1), is_second);
         }
         store(out + i * TILE, mul(pick(turned, at), load(as.times + i * TILE)));
     }
