@@ -130,8 +130,11 @@ def test_pip_failures_say_what_to_do(fake: Fake, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_pip_says_needs_no_disk(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full one would keep nothing of it; and it may be more than a pipe holds."""
-    pip_that(monkeypatch, "print('x' * 300_000); raise SystemExit('ERROR: [Errno 28] No space left on device')")
+    """A full one would keep nothing of it; it may be more than a pipe holds, and what matters at a long line's end."""
+    script = (
+        "import sys; sys.stderr.write('x' * 300_000); raise SystemExit('ERROR: [Errno 28] No space left on device')"
+    )
+    pip_that(monkeypatch, script)
     written: list[list[str]] = []
     with pytest.raises(ModelError, match="No space left on device; free some space"):
         fake.fetch(lambda *_: written.append([str(path) for path in fake.cache.rglob("*") if path.is_file()]))

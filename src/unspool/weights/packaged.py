@@ -156,7 +156,7 @@ def _why(package: Package, log: str) -> str:
     if "No module named pip" in log:
         advice = f"install it with `{sys.executable} -m ensurepip`"
     elif "No space left" in log:
-        last = next(line for line in lines if "No space left" in line)
+        last = next(line for line in lines if "No space left" in line)[-300:]  # a line may begin with other output
         advice = "free some space and try again"
     else:
         last = next((line for line in reversed(lines) if line.startswith("ERROR")), last)
