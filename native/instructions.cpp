@@ -18,7 +18,7 @@ struct Sink {
     const int thread;
     const Forms& forms;
     const int64_t width;
-    float *f32, *spare;  // the second: scratch for as many rows, and behind them for what becomes of them
+    float *f32, *spare;  // spare: scratch for ROWS_TOGETHER rows, and behind them for their blocks' magnitudes
 
     static int64_t scratch_bytes(int64_t width) {
         return ROWS_TOGETHER * 4 * (width + magnitudes_room(static_cast<int>(width / BLOCK))) + 64;

@@ -353,8 +353,9 @@ def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
 
 
 def tell(record: Record, known: dict[str, Row], size: int) -> None:
+    longest = max(map(len, record.versions))
     for name, version in record.versions.items():
-        print(f"{name:<14} {version}")
+        print(f"{name:<{longest}} {version}")
     print("\n".join(table(record, known)))
     limit, share = record.ceiling, record.share_of_ceiling(size)
     line = f"a token reads {size / 1e6:.1f} MB of weights; the fastest read of memory was {limit / 1e9:.1f} GB/s"
