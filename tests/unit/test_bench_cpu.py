@@ -15,6 +15,7 @@ from unspool.bench import bandwidth, cpu, quiet
 from unspool.bench.export import export
 from unspool.bench.peer import Process
 from unspool.bench.peers import exact_openvino
+from unspool.errors import BackendError
 from unspool.weights.checkpoint import Checkpoint
 
 KNOWN = cpu.rows(64)
@@ -182,7 +183,7 @@ def test_there_is_room_for_the_widest_row() -> None:
 def test_a_process_that_fails_says_why() -> None:
     with (
         Process([sys.executable, "-c", "raise SystemExit('no such engine')"]) as process,
-        pytest.raises(RuntimeError, match="no such engine"),
+        pytest.raises(BackendError, match="no such engine"),
     ):
         process.answer()
 

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.bench import bandwidth
 from unspool.bench.peer import Process, environment
 from unspool.bench.quiet import Watch
+from unspool.errors import BackendError
 
 if TYPE_CHECKING:
     from unspool.weights.checkpoint import Checkpoint
@@ -170,7 +171,7 @@ def converted(name: str, peer: Peer, python: Path, checkpoint: Checkpoint, root:
             command = [str(python), str(DRIVERS / f"{peer.converter}.py"), folder, str(target)]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.returncode:
-                raise RuntimeError(f"{command!r} ended with status {done.returncode}\n{done.stdout[-2000:]}")
+                raise BackendError(f"{command!r} ended with status {done.returncode}\n{done.stdout[-2000:].strip()}")
         (target / "complete").touch()
     return target
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from unspool.errors import BackendError
+
 
 def environment(root: Path, name: str, packages: Sequence[str], note: str = "") -> Path:
     """The Python of an environment under the cache directory `root`; made with `packages` if it is not there."""
@@ -49,7 +51,7 @@ class Process:
             status = self._process.wait()
             self._errors.seek(0)
             tail = self._errors.read()[-2000:]
-            raise RuntimeError(f"{self._process.args!r} ended with status {status}\n{tail}")
+            raise BackendError(f"{self._process.args!r} ended with status {status}\n{tail}")
         return json.loads(line)
 
     def close(self) -> None:

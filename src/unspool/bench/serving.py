@@ -32,6 +32,7 @@ from typing import Any
 from unspool.bench import clients
 from unspool.bench.clients import Round, Sample
 from unspool.bench.quiet import Watch
+from unspool.errors import BackendError
 
 QUIET_CORES, TRIES = 0.15, 3  # a turn that others disturbed more than this is made again, so many times at most
 SETTLE_SECONDS = 0.1  # in which the threads of the engine before go to sleep
@@ -109,13 +110,13 @@ class Server:
 
         for _ in range(6000):
             if self._process.poll() is not None:
-                raise RuntimeError(f"{self.name} ended with status {self._process.returncode}")
+                raise BackendError(f"{self.name} ended with status {self._process.returncode}")
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1):
                     return
             except OSError:
                 time.sleep(0.02)
-        raise RuntimeError(f"{self.name} did not start within two minutes")
+        raise BackendError(f"{self.name} did not start within two minutes")
 
     def drive(self, load: Load, salt: str) -> Round:
         return clients.drive(self.port, load.bodies(salt, self.more), load.clients)
