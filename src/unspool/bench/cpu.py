@@ -13,9 +13,11 @@ kept more than 0.15 cores busy is made again, twice at most; how many were distu
 many of them proves nothing. Our decoding's share of the memory's bandwidth is found in turns of a tenth of a second:
 three passes of mere reading, 32 tokens, three passes again. A share is of the fastest pass beside it, and the median
 turn counts, for a host may move a guest's cores, and with them the bandwidth, from one second to the next. The share
-of the fastest read in the whole run is told as well. `--isa` sets our kernels and CTranslate2's; the others cannot be
-told. OpenVINO rounds the minima of a file's blocks when it reads them (docs/speed.md); `openvino-exact` is its graph
-with the file's own minima, so that it runs the same weights. The last line is JSON.
+of the fastest read in the whole run is told as well. `--isa avx2` keeps all engines to AVX2, even where the processor
+has more: CTranslate2 is told, llama.cpp compiled for it, and the others are made to believe it (narrow.py; it takes
+objdump and a compiler). Those of `--peer-python` are left as they are, and any other `--isa` is for our kernels alone.
+OpenVINO rounds the minima of a file's blocks when it reads them (docs/speed.md); `openvino-exact` is its graph with the
+file's own minima, so that it runs the same weights. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -36,6 +39,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from unspool.bench import bandwidth
+from unspool.bench.narrow import has_more_than_avx2, libraries, narrow
 from unspool.bench.peer import Process, environment
 from unspool.bench.quiet import Watch
 from unspool.errors import BackendError
@@ -92,18 +96,25 @@ class Peer:
     packages: tuple[str, ...]
     note: str = ""
     converter: str = ""  # a script that, run with a source and a target, writes the peer's own format
-    environ: dict[str, dict[str, str]] = field(default_factory=dict)  # by isa
+    # What keeps it to AVX2, while it runs or while it is built; where there is neither, its libraries are changed.
+    told_avx2: dict[str, str] = field(default_factory=dict)
+    built_avx2: dict[str, str] = field(default_factory=dict)
 
 
 PEERS = {
-    "llama.cpp": Peer("llama_cpp", ("llama-cpp-python", "numpy"), "compiles llama.cpp: about 20 minutes on two cores"),
+    "llama.cpp": Peer(
+        "llama_cpp",
+        ("llama-cpp-python", "numpy"),
+        "compiles llama.cpp: about 20 minutes on two cores",
+        built_avx2={"CMAKE_ARGS": "-DGGML_NATIVE=OFF"},  # for AVX2 and what comes with it, then
+    ),
     "ctranslate2": Peer(
         "ctranslate2",
         ("ctranslate2", "numpy"),
         converter="via_ctranslate2",
-        environ={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}},
+        told_avx2={"CT2_FORCE_CPU_ISA": "AVX2"},
     ),
-    # Told to keep to AVX2, it fails to make its kernels.
+    # Told to keep to AVX2 (ONEDNN_MAX_CPU_ISA), it fails to make its kernels.
     "openvino": Peer("openvino", ("openvino-genai", "numpy")),
     "openvino-exact": Peer("openvino", ("openvino-genai", "numpy"), converter="exact_openvino"),
     "onnxruntime": Peer(
@@ -143,13 +154,37 @@ def engines(checkpoint: Checkpoint, options: argparse.Namespace, root: Path) -> 
     told = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
     found = [Engine(OURS, Path(sys.executable), "unspool", told)]
     pythons = dict(part.split("=", 1) for part in options.peer_python)
+    is_narrow = options.isa == "avx2" and has_more_than_avx2()
     for name in dict.fromkeys(options.peer):
-        peer = PEERS[name]
-        python = Path(pythons.get(name) or environment(root, peer.packages[0], peer.packages, peer.note))
+        peer, given = PEERS[name], pythons.get(name)
+        python = Path(given) if given else peer_python(peer, root, is_narrow)
         model = converted(name, peer, python, checkpoint, root) if peer.converter else checkpoint.path
-        environ = peer.environ.get(options.isa, {})
-        found.append(Engine(name, python, peer.driver, {**told, "model": str(model)}, environ))
+        environ = peer.told_avx2 if is_narrow else {}
+        engine = Engine(name, python, peer.driver, {**told, "model": str(model)}, environ)
+        has_a_way = peer.told_avx2 or peer.built_avx2
+        found.append(kept_to_avx2(engine, root) if is_narrow and not given and not has_a_way else engine)
     return found
+
+
+def peer_python(peer: Peer, root: Path, is_narrow: bool) -> Path:
+    name = peer.packages[0]
+    if is_narrow and peer.built_avx2:
+        return environment(root, f"{name}-avx2", peer.packages, peer.note, peer.built_avx2)
+    return environment(root, name, peer.packages, peer.note)
+
+
+def kept_to_avx2(engine: Engine, root: Path) -> Engine:
+    """The engine in a copy of its environment, made once, that believes to be on a processor without AVX-512."""
+    home = engine.python.parents[1]
+    target = root / "bench" / f"{home.name}-avx2"
+    done = target / "narrowed"
+    if not done.exists():
+        print(f"making {target} (once; its libraries are searched for cpuid)", file=sys.stderr)
+        with engine.started(_room([rows(1)["start"]])) as (process, _, _):
+            asking = libraries(process.pid, home)
+        shutil.rmtree(target, ignore_errors=True)
+        done.write_text(str(narrow(home, asking, target)))
+    return replace(engine, python=target / "bin" / "python", environ={"LD_PRELOAD": done.read_text()})
 
 
 def start_prompt(checkpoint: Checkpoint) -> tuple[str, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,14 +15,19 @@ from typing import IO, Any, Self
 from unspool.errors import BackendError
 
 
-def environment(root: Path, name: str, packages: Sequence[str], note: str = "") -> Path:
-    """The Python of an environment under the cache directory `root`; made with `packages` if it is not there."""
+def environment(
+    root: Path, name: str, packages: Sequence[str], note: str = "", building: Mapping[str, str] | None = None
+) -> Path:
+    """The Python of an environment under the cache directory `root`; made with `packages` if it is not there.
+    `building`: variables for packages that are built in their own way, and so not taken from what was built before.
+    """
     home = root / "bench" / name
     python = home / "bin" / "python"
     if not (home / "complete").exists():
         print(f"making {home} (once{note and f'; {note}'})", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", *(["--no-cache-dir"] if building else []), *packages]
+        subprocess.run(install, check=True, env={**os.environ, **(building or {})})
         (home / "complete").touch()
     return python
 
