@@ -199,7 +199,8 @@ void bind_building(nb::class_<Program>& program) {
         .def(
             "embed",
             [](Program& self, const Matrix& table, float scale, Given out) {
-                if (table.packed() && table.whole()) throw nb::value_error("a matrix is not packed for looking up rows");
+                if (table.packed() && table.whole())
+                    throw nb::value_error("a matrix is not packed for looking up rows");
                 self.embed(&table, scale, operand(out));
             },
             nb::keep_alive<1, 2>())

@@ -78,7 +78,8 @@ void bind_text(nb::module_& m) {
                 new (self) ScoredPieces(tokens, scores.data(), std::move(plain),
                                         bytes.value_or(std::vector<int32_t>()), unknown);
             },
-            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(), "unknown"_a)
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(),
+            "unknown"_a)
         .def("encode", [](const ScoredPieces& self, std::string_view text) {
             Scratch scratch;
             std::vector<int32_t> ids;

@@ -6,7 +6,11 @@
 namespace unspool {
 
 // Files have all but the last two: what Q4_0 and Q4_1 are packed to for rows of 8 bits.
-enum Format : int { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, W4_0, W4_1, NUM_FORMATS };
+// clang-format off
+enum Format : int {
+    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, W4_0, W4_1, NUM_FORMATS
+};
+// clang-format on
 
 constexpr int TILE = 16;   // output features in a tile: one per lane
 constexpr int BLOCK = 32;  // activations that share a scale
@@ -80,22 +84,23 @@ struct FineBlock {
 };
 static_assert(sizeof(FineBlock) == 2 * sizeof(QBlock));
 
-// Whole numbers for scales. Of a tile's row and of a row of activations the largest scale is a float; a block's is a share
-// of it in 16384ths and in 2048ths. Their product, in 1024ths, is rounded to 16 bits, and so are a block's products,
-// counted from the middle code: two blocks go side by side, and are scaled and added up by one instruction.
+// Whole numbers for scales. Of a tile's row and of a row of activations the largest scale is a float; a block's is a
+// share of it in 16384ths and in 2048ths. Their product, in 1024ths, is rounded to 16 bits, and so are a block's
+// products, counted from the middle code: two blocks go side by side, and are scaled and added up by one instruction.
 //   weight = worth · (d / 16 · (code - 8) + m), with d and m rounded; |d| <= 16384, |m| <= 8191
 //   activation = scale · share / 2048 · q
 //   sum += ((d · share + 2¹⁴) >> 15) · Σ (code - 8) · q + m · ((share · Σq + 1024) >> 11), in units of worth · scale
 constexpr int WHOLE_SCALE = 16384, WHOLE_MIN = 8191, WHOLE_UNIT = 1024, MIDDLE_CODE = 8;
 constexpr int WHOLE_SHARE_BITS = 11, WHOLE_SHARE = 1 << WHOLE_SHARE_BITS;
 constexpr int WHOLE_BLOCKS = 32;  // so many blocks' sums fit 32 bits
-static_assert(int64_t{WHOLE_BLOCKS} * (int64_t{WHOLE_UNIT} * MIDDLE_CODE * 127 * BLOCK + int64_t{WHOLE_MIN} * 127 * BLOCK) <=
+static_assert(int64_t{WHOLE_BLOCKS} *
+                  (int64_t{WHOLE_UNIT} * MIDDLE_CODE * 127 * BLOCK + int64_t{WHOLE_MIN} * 127 * BLOCK) <=
               INT32_MAX);
 
 // 32 activations for such weights. Panels have an even number of blocks; the scale of a row is beside its outliers.
 struct WholeBlock {
     int8_t q[32];
-    int32_t start;    // what a kernel's sum begins with, so that codes count from the middle one: -8 · Σq in its own way
+    int32_t start;  // what a kernel's sum begins with, so that codes count from the middle one: -8 · Σq in its own way
     int16_t pair[2];  // in an even block its share and the next one's, in an odd block the sums (share · Σq …) of both
 };
 static_assert(sizeof(WholeBlock) == 40);
@@ -129,7 +134,8 @@ constexpr int64_t block_bytes(Rows rows) {
     return rows == COARSE ? sizeof(QBlock) : rows == FINE ? sizeof(FineBlock) : sizeof(WholeBlock);
 }
 constexpr int64_t row_of_blocks_bytes(Rows rows, int64_t width) {
-    return (blocks_of(rows, width) * block_bytes(rows) + (rows == FINE ? 0 : outliers_bytes(width / BLOCK)) + 63) / 64 * 64;
+    const int64_t outliers = rows == FINE ? 0 : outliers_bytes(width / BLOCK);
+    return (blocks_of(rows, width) * block_bytes(rows) + outliers + 63) / 64 * 64;
 }
 
 }  // namespace unspool

@@ -164,13 +164,13 @@ struct Quantize : Instruction {
     }
 };
 
-// --- Products
-// ---------------------------------------------------------------------------------------------------------
+// --- Products --------------------------------------------------------------------------------------------------------
 
 constexpr int64_t GROUP_BYTES = 256 << 10;  // of weights that stay in the cache while rows pass by
 
 const Outliers* list_of(const Outliers* first, int64_t width, int64_t row) {
-    return reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) + row * outliers_bytes(width / BLOCK));
+    return reinterpret_cast<const Outliers*>(reinterpret_cast<const uint8_t*>(first) +
+                                             row * outliers_bytes(width / BLOCK));
 }
 
 // What is needed to gather outliers: a bit for each place, and its column's number.
@@ -232,7 +232,9 @@ uint8_t* gather_outliers(const Outliers* first, int64_t width, int rows, bool wh
 }
 
 // Of one row, where so many are gathered together: places and floats, or less and units.
-constexpr int64_t outlier_columns_bytes(int64_t width, int rows) { return width / BLOCK * 4 * (1 + rows) + 8 + 4 * rows; }
+constexpr int64_t outlier_columns_bytes(int64_t width, int rows) {
+    return width / BLOCK * 4 * (1 + rows) + 8 + 4 * rows;
+}
 
 // Where rows are many, each panel is made once, not by every group of weights that it is multiplied with.
 constexpr int64_t gathered_bytes(int64_t width, int rows) {
@@ -455,8 +457,8 @@ struct Linear : Product {
                 for (int r = 0; r < p.rows; r++) ask_to_read(add + at + r * width, TILE * 4);
             multiply(program, tile, p, part);
             if (softcap != 0.0f) program.kernels().softcap(part, p.rows * TILE, softcap);
-            program.kernels().put(part, p.rows, tile.count, bias ? bias + tile.column : nullptr, add ? add + at : nullptr,
-                                  rows + at, width);
+            program.kernels().put(part, p.rows, tile.count, bias ? bias + tile.column : nullptr,
+                                  add ? add + at : nullptr, rows + at, width);
         });
     }
 };

@@ -11,7 +11,7 @@ enum Activation : int { SILU, GELU_TANH };
 constexpr int SPLIT =
     256;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
 
-// Keys that are integers have most channels in 8 bits (narrow) and the others, which matter most to scores, in 16 (wide).
+// Keys that are integers have most channels in 8 bits (narrow), and those that matter most to scores in 16 (wide).
 constexpr int narrow_channels(int head_dim) { return head_dim * 3 / 16 * 4; }
 constexpr int key_words(int head_dim) {
     return narrow_channels(head_dim) / 4 + (head_dim - narrow_channels(head_dim) + 1) / 2;
@@ -19,8 +19,8 @@ constexpr int key_words(int head_dim) {
 
 // Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
 // Integers lie in words that are multiplied together, followed by a float32 scale for each token: keys
-// [quad of narrow channels][token][4], then [pair of wide channels][token][2], values [quad of tokens][padded channel][4];
-// where blocks hold no whole sixteens, both are [token][channel], and are gathered.
+// [quad of narrow channels][token][4], then [pair of wide channels][token][2], values [quad of tokens][padded
+// channel][4]; where blocks hold no whole sixteens, both are [token][channel], and are gathered.
 struct KvView {
     const uint8_t* base;  // of this layer and head in block 0
     int64_t block_stride;
@@ -29,7 +29,7 @@ struct KvView {
     int head_dim;
     int padded_dim;  // multiple of 16
     KvType type;
-    // Of keys that are integers: a narrow channel's unit is 2^finer of a wide one's, whose integers are up to the limit.
+    // Of keys that are integers: a narrow channel's unit is 2^finer of a wide one's; wide integers are up to the limit.
     int finer;
     float limit;
 };
@@ -44,7 +44,7 @@ struct Queries {
     float scale;
     float softcap;  // 0: none
     bool base2;     // maxima and weights are powers of 2, not of e
-    // For integers, by Kernels::prepare: [words of channels][max_queries], what sums begin with, what a product is worth.
+    // For integers, by Kernels::prepare: [words of channels][max_queries], what sums begin with, a product's worth.
     const int32_t* words;
     const int32_t* starts;
     const float* factors;

@@ -354,7 +354,8 @@ void pack_whole_tile(const uint8_t* source, int64_t source_stride, int count, in
     memcpy(tile, worth, sizeof worth);
     auto rounded = [](float x) { return static_cast<int16_t>(static_cast<int32_t>(x + (x < 0 ? -0.5f : 0.5f))); };
     for (size_t b = 0; b < scales.size(); b++) {
-        int16_t* to_scales = reinterpret_cast<int16_t*>(tile + tile_head_bytes(s) + unit_offset(s, static_cast<int64_t>(b)));
+        int16_t* to_scales =
+            reinterpret_cast<int16_t*>(tile + tile_head_bytes(s) + unit_offset(s, static_cast<int64_t>(b)));
         for (int lane = 0; lane < TILE; lane++) {
             const Scales& at = scales[b];
             const float by = scale[lane];  // zero where numbers are strange, which are then left out
@@ -444,12 +445,14 @@ Matrix::Matrix(std::vector<Part> parts, int64_t columns) : parts_(std::move(part
         (SCHEMES[part.format].bits ? wants_q8_ : wants_f32_) = true;
     }
     whole_ = wants_q8_;
-    for (const Part& part : parts_) whole_ &= SCHEMES[part.format].bits == 0 || part.format == Q4_0 || part.format == Q4_1;
+    for (const Part& part : parts_)
+        whole_ &= SCHEMES[part.format].bits == 0 || part.format == Q4_0 || part.format == Q4_1;
 }
 
 int64_t Matrix::packed_bytes() const {
     int64_t bytes = 0;
-    for (const Part& part : parts_) bytes += (part.rows + TILE - 1) / TILE * tile_bytes(tile_format(part.format), columns_);
+    for (const Part& part : parts_)
+        bytes += (part.rows + TILE - 1) / TILE * tile_bytes(tile_format(part.format), columns_);
     return bytes;
 }
 

@@ -217,8 +217,8 @@ private:
     void work(int thread);
     void gather_for(const Instruction* product);
 
-    // All that a thread needs to know of one instruction of a step: its own share, and how much of anyone's it has done.
-    // A cache line of its own: threads that write to one line wait for each other at every piece.
+    // All that a thread needs to know of one instruction of a step: its own share, and how much of anyone's it has
+    // done. A cache line of its own: threads that write to one line wait for each other at every piece.
     struct alignas(64) Share {
         Instruction* instruction;
         int32_t units, grain, most;

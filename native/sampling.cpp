@@ -78,7 +78,8 @@ Ranked<Key> last_within(std::vector<Ranked<Key>>& items, int64_t target) {
 // The same for many items, of which only those in the bucket where the target is reached are ever compared.
 // `distance` sorts them roughly: it never falls where `key` rises.
 template <typename Key, typename KeyOf, typename DistanceOf>
-Ranked<Key> last_within(int64_t count, const int32_t* ids, const int64_t* weights, int64_t target, KeyOf key, DistanceOf distance) {
+Ranked<Key> last_within(int64_t count, const int32_t* ids, const int64_t* weights, int64_t target, KeyOf key,
+                        DistanceOf distance) {
     constexpr int BUCKETS = 1024, PER_UNIT = 32;
     constexpr double END = static_cast<double>(BUCKETS - 1) / PER_UNIT;
     auto bucket_of = [&](int64_t i) { return static_cast<int>(std::min<double>(distance(i), END) * PER_UNIT); };
@@ -409,7 +410,8 @@ class Sampling {
     }
 
     // What logprobs.py tells of a row: (max, total weight, the token's rank, the best ids).
-    std::tuple<float, int64_t, int64_t, std::vector<int32_t>> describe(Floats logits, int64_t token, int64_t count) const {
+    std::tuple<float, int64_t, int64_t, std::vector<int32_t>> describe(Floats logits, int64_t token,
+                                                                       int64_t count) const {
         auto n = static_cast<int64_t>(logits.shape(0));
         if (token < 0 || token >= n || count < 0) throw std::invalid_argument("the row has no such token");
         nb::gil_scoped_release release;

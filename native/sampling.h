@@ -21,7 +21,8 @@ struct SamplingKernels {
     int64_t (*moment)(const float* row, int64_t n, float max);
     void (*weigh)(const float* row, int64_t n, float max, int64_t* weights);
     // Appends the indices (from first on) and values with x - base >= floor, in order; returns how many.
-    int64_t (*collect)(const float* row, int64_t n, int32_t first, float base, float floor, int32_t* ids, float* values);
+    int64_t (*collect)(const float* row, int64_t n, int32_t first, float base, float floor, int32_t* ids,
+                       float* values);
     // How many rank before a token: larger, or equal and earlier.
     int64_t (*count_better)(const float* row, int64_t n, int64_t token);
     // The noise of tokens ids[0 .. n), or of first + 0 … n - 1 where ids is null; n is a multiple of 16.

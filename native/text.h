@@ -8,7 +8,8 @@
 
 namespace unspool {
 
-// Where a hash's entry is looked for first in a table of any size. The hash's upper half is left for telling entries apart.
+// Where a hash's entry is looked for first in a table of any size. The hash's upper half is left for telling entries
+// apart.
 template <class Entry> size_t slot_in(const std::vector<Entry>& table, uint64_t hash) {
     return static_cast<size_t>((hash & UINT32_MAX) * table.size() >> 32);
 }

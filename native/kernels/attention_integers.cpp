@@ -1,12 +1,12 @@
-// Attention over keys and values that are integers, each token's with a scale of its own: values of 8 bits, keys of 8 bits
-// but for a quarter of their channels, which have 16.
+// Attention over keys and values that are integers, each token's with a scale of its own: values of 8 bits, keys of 8
+// bits but for a quarter of their channels, which have 16.
 //
 // Products of queries with keys, and of weights with values, are exact integers: their order does not matter, and a
 // weight of zero adds nothing, whatever lies there. So all queries of a pass go over all of its keys together.
 //
-// A few channels of keys are far larger than the rest, which would be left with few of 8 bits. Which, and how large they
-// are to be in queries and in keys, is known before (KeyChannels in kv.h): narrow channels come first, then wide ones.
-// Sums of narrow products are shifted left to the unit of wide ones, which are added to them: one sum, one scale.
+// A few channels of keys are far larger than the rest, which would be left with few of 8 bits. Which, and how large
+// they are to be in queries and in keys, is known before (KeyChannels in kv.h): narrow channels come first, then wide
+// ones. Sums of narrow products are shifted left to the unit of wide ones, which are added to them: one sum, one scale.
 // Weights of 32 keys have a scale for each query, for one key often has most of the weight.
 #include "kernels/attention.h"
 
@@ -50,16 +50,17 @@ INLINE F largest_of(const float* x, int n) {
     return largest;
 }
 
-// What numbers in this unit are multiplied with to become integers, and what those are worth: not a number where the unit
-// is not finite.
+// What numbers in this unit are multiplied with to become integers, and what those are worth: not a number where the
+// unit is not finite.
 INLINE F into_integers(F unit) { return where_below(unit, LEAST, zero(), div(set1(1.0f), unit)); }
 INLINE F worth_of_integers(F unit) { return where_below(unit, LEAST, zero(), add(unit, mul(unit, zero()))); }
 
 // The unit of narrow channels such that they and wide ones, which are finer, stay within their limits: among sixteen.
 INLINE F unit_of(const KvView& kv, const float* x) {
     const int narrow = narrow_channels(kv.head_dim);
-    return larger(mul(largest_of(x, narrow), set1(1.0f / BYTE)),
-                  mul(largest_of(x + narrow, kv.head_dim - narrow), set1(static_cast<float>(1 << kv.finer) / kv.limit)));
+    return larger(
+        mul(largest_of(x, narrow), set1(1.0f / BYTE)),
+        mul(largest_of(x + narrow, kv.head_dim - narrow), set1(static_cast<float>(1 << kv.finer) / kv.limit)));
 }
 
 // Calls put(sixteen integers, the first one's channel, whether they are wide), the narrow ones first.

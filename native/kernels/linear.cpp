@@ -249,7 +249,8 @@ INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, 
 
 // Both halves of a tile at once: four of a row's values are then broadcast once for 16 output features, not twice. It
 // takes sums for all rows twice, so it is for codes whose sums need no widening on the way.
-template <Format FMT, int R> constexpr bool TOGETHER = SCHEMES[FMT].group == 32 && SCHEMES[FMT].bits == 4 && R >= 3 && R <= 4;
+template <Format FMT, int R> constexpr bool TOGETHER =
+    SCHEMES[FMT].group == 32 && SCHEMES[FMT].bits == 4 && R >= 3 && R <= 4;
 
 template <int BITS, int Q, int R>
 INLINE void dot_quad_twice(const uint8_t* c, const QBlock* x, VI (&low)[R], VI (&high)[R]) {
@@ -379,8 +380,8 @@ template <Format FMT, int G> INLINE V min_of(const uint8_t* scales, V dmin, int 
     else return vload_f16(reinterpret_cast<const uint16_t*>(scales) + TILE + half * LANES);
 }
 
-template <Format FMT, int R>
-INLINE void add_block_many(const uint8_t* scales, V d0, V d1, V m0, V m1, const uint8_t* c, const QBlock* x, float* out) {
+template <Format FMT, int R> INLINE void add_block_many(const uint8_t* scales, V d0, V d1, V m0, V m1, const uint8_t* c,
+                                                        const QBlock* x, float* out) {
     constexpr Scheme S = SCHEMES[FMT];
     VI codes[8][2];
     take_quads<S.bits, 0>(c, codes), take_quads<S.bits, 1>(c, codes), take_quads<S.bits, 2>(c, codes);
@@ -473,7 +474,8 @@ template <class Column> INLINE void add_outliers(const Panel& panel, float* out,
 }
 
 // Apart from the products: in one function with them the compiler may keep their sums in memory.
-template <Format FMT> __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
+template <Format FMT>
+__attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
     add_outliers(panel, out, [&](int k) { return column<FMT>(tile, k); });
 }
 

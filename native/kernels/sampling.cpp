@@ -138,7 +138,8 @@ int64_t argmax(const float* row, int64_t n) {
     for (int64_t start = 0; start < whole; start += CHUNK) {
         F a = splat(MINUS_INFINITY), b = a, c = a, d = a;
         for (int64_t i = start; i < start + CHUNK; i += 4 * WIDTH) {
-            F w = load(row + i), x = load(row + i + WIDTH), y = load(row + i + 2 * WIDTH), z = load(row + i + 3 * WIDTH);
+            F w = load(row + i), x = load(row + i + WIDTH), y = load(row + i + 2 * WIDTH),
+              z = load(row + i + 3 * WIDTH);
             nan |= (w != w) | (x != x) | (y != y) | (z != z);
             a = larger(w, a), b = larger(x, b), c = larger(y, c), d = larger(z, d);
         }

@@ -56,7 +56,8 @@ INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
 }
 // Sixteen quads of bytes are multiplied with one quad in QUAD_PARTS steps: part P of them with what lies at b[P], as
-// store_quads has put it there. Either the sixteen are unsigned (keys) and the one is signed, or the other way (values).
+// store_quads has put it there. Either the sixteen are unsigned (keys) and the one is signed, or the other way
+// (values).
 constexpr int QUAD_PARTS = 1;
 template <int P> INLINE I key_part(I a) { return a; }
 template <int P> INLINE I value_part(I a) { return a; }

@@ -71,8 +71,8 @@ template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBl
     UNROLL for (int r = 0; r < R; r++) asm volatile("" : "+x"(dot[r].a), "+x"(dot[r].b)::"memory");
 }
 
-// Sums of even and odd pairs of a quad's products lie side by side, and each may run over on the way: the middle code is
-// taken off both, and what comes out fits. Both are multiplied by the same scale.
+// Sums of even and odd pairs of a quad's products lie side by side, and each may run over on the way: the middle code
+// is taken off both, and what comes out fits. Both are multiplied by the same scale.
 template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const WholeBlock* x, int stride, I (&sum)[R]) {
     const uint8_t* codes = unit + codes_in_unit(MIN);
     const I d = iload(unit);
@@ -134,8 +134,8 @@ template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const Whole
 
 // --- A tile ----------------------------------------------------------------------------------------------------------
 
-template <bool MIN, int R>
-INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, int stride, const float* scales, float* out) {
+template <bool MIN, int R> INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, int stride,
+                                                 const float* scales, float* out) {
     constexpr int UNIT = codes_in_unit(MIN) + 2 * CODE_BYTES;
     const F worth = load(reinterpret_cast<const float*>(tile));
     tile += TILE * 4;
