@@ -14,8 +14,8 @@ many of them proves nothing. Our decoding's share of the memory's bandwidth is f
 three passes of mere reading, 32 tokens, three passes again. A share is of the fastest pass beside it, and the median
 turn counts, for a host may move a guest's cores, and with them the bandwidth, from one second to the next. The share
 of the fastest read in the whole run is told as well. `--isa avx2` keeps all engines to AVX2, even where the processor
-has more: CTranslate2 is told, llama.cpp compiled for it, and the others are made to believe it (narrow.py; it takes
-objdump and a compiler). Those of `--peer-python` are left as they are, and any other `--isa` is for our kernels alone.
+has more: llama.cpp is compiled for it, and the others are made to believe it (narrow.py; it takes objdump and a
+compiler). Those of `--peer-python` are left as they are, and any other `--isa` is for our kernels alone.
 OpenVINO rounds the minima of a file's blocks when it reads them (docs/speed.md); `openvino-exact` is its graph with the
 file's own minima, so that it runs the same weights. The last line is JSON.
 """
@@ -96,8 +96,7 @@ class Peer:
     packages: tuple[str, ...]
     note: str = ""
     converter: str = ""  # a script that, run with a source and a target, writes the peer's own format
-    # What keeps it to AVX2, while it runs or while it is built; where there is neither, its libraries are changed.
-    told_avx2: dict[str, str] = field(default_factory=dict)
+    # For engines that are built for one processor: how they are for AVX2. Others ask what they run on.
     built_avx2: dict[str, str] = field(default_factory=dict)
 
 
@@ -108,13 +107,7 @@ PEERS = {
         "compiles llama.cpp: about 20 minutes on two cores",
         built_avx2={"CMAKE_ARGS": "-DGGML_NATIVE=OFF"},  # for AVX2 and what comes with it, then
     ),
-    "ctranslate2": Peer(
-        "ctranslate2",
-        ("ctranslate2", "numpy"),
-        converter="via_ctranslate2",
-        told_avx2={"CT2_FORCE_CPU_ISA": "AVX2"},
-    ),
-    # Told to keep to AVX2 (ONEDNN_MAX_CPU_ISA), it fails to make its kernels.
+    "ctranslate2": Peer("ctranslate2", ("ctranslate2", "numpy"), converter="via_ctranslate2"),
     "openvino": Peer("openvino", ("openvino-genai", "numpy")),
     "openvino-exact": Peer("openvino", ("openvino-genai", "numpy"), converter="exact_openvino"),
     "onnxruntime": Peer(
@@ -159,10 +152,8 @@ def engines(checkpoint: Checkpoint, options: argparse.Namespace, root: Path) -> 
         peer, given = PEERS[name], pythons.get(name)
         python = Path(given) if given else peer_python(peer, root, is_narrow)
         model = converted(name, peer, python, checkpoint, root) if peer.converter else checkpoint.path
-        environ = peer.told_avx2 if is_narrow else {}
-        engine = Engine(name, python, peer.driver, {**told, "model": str(model)}, environ)
-        has_a_way = peer.told_avx2 or peer.built_avx2
-        found.append(kept_to_avx2(engine, root) if is_narrow and not given and not has_a_way else engine)
+        engine = Engine(name, python, peer.driver, {**told, "model": str(model)})
+        found.append(kept_to_avx2(engine, root) if is_narrow and not given and not peer.built_avx2 else engine)
     return found
 
 
