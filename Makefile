@@ -46,7 +46,7 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(wildcard tests/ops/test_cuda_*.py) $(PYTEST)
 
 lint: $(TESTING)
-	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff check src tests scripts benchmarks
 	$(BIN)/mypy
 
 native: $(STAMPS)/install

@@ -1,4 +1,4 @@
-"""unspool bench cpu: its arithmetic, and a whole run with engines that only pretend."""
+"""python -m benchmarks cpu: its arithmetic, and a whole run with engines that only pretend."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unspool.bench import bandwidth, cpu, quiet
-from unspool.bench.export import export
-from unspool.bench.peer import Process
-from unspool.bench.peers import exact_openvino
+from benchmarks import cpu
+from benchmarks.export import export
+from benchmarks.peer import Process
+from benchmarks.peers import exact_openvino
+from unspool.bench import quiet
 from unspool.errors import BackendError
+from unspool.machine import Bandwidth
 from unspool.weights.checkpoint import Checkpoint
 
 KNOWN = cpu.rows(64)
@@ -42,9 +44,9 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "via_fake.py").write_text(FAKE)
     monkeypatch.setattr(cpu, "DRIVERS", tmp_path)
     monkeypatch.setattr(cpu, "SETTLE_SECONDS", 0.0)
-    quick = bandwidth.Bandwidth(10e9, 2, 0.0, 1)
-    monkeypatch.setattr(bandwidth, "measure", lambda *_, **__: quick)
-    monkeypatch.setattr(bandwidth, "Reader", QuickReader)
+    quick = Bandwidth(10e9, "measured")
+    monkeypatch.setattr(cpu, "measure_bandwidth", lambda *_, **__: quick)
+    monkeypatch.setattr(cpu, "MemoryReader", QuickReader)
     return tmp_path
 
 

@@ -12,6 +12,7 @@ from unspool.bench import gpu, kernels
 from unspool.bench.gpu import laws
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
+from unspool.machine import Bandwidth
 from unspool.weights.random import SHAPES, random_checkpoint
 
 
@@ -57,7 +58,7 @@ def test_a_measure_starts_the_engine_that_it_asks(
 
     monkeypatch.setattr(gpu, "require_card", lambda: None)
     monkeypatch.setattr(gpu, "versions", lambda: {"card": "none"})
-    monkeypatch.setattr(gpu, "read_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(gpu, "measure_gpu_bandwidth", lambda: Bandwidth(1e9, "measured"))
     monkeypatch.setattr(gpu, "make_engine", start)
     monkeypatch.setattr(gpu, "decode_rows", lambda engine, bandwidth: {"1": {"ms": 1.0}})
     assert gpu.main(["--random", "tiny", "--rounds", "1", *(f"--only={measure}" for measure in measures)]) == 0

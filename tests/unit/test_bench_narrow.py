@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from unspool.bench import cpu, narrow
-from unspool.bench.peer import Process
+from benchmarks import cpu, narrow
+from benchmarks.peer import Process
 from unspool.errors import BackendError
 
 pytestmark = pytest.mark.skipif(

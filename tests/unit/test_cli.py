@@ -130,8 +130,9 @@ def test_bench_lists_and_dispatches(monkeypatch: pytest.MonkeyPatch, capsys: Cap
 
 def test_bandwidth_ends_with_json(capsys: Capture) -> None:
     from unspool.bench import bandwidth
+    from unspool.machine import measure_bandwidth
 
-    found = bandwidth.measure(1, seconds=0, array_bytes=1 << 20)
+    found = measure_bandwidth(1, seconds=0, array_bytes=1 << 20)
     assert found.bytes_per_second > 0
     assert "1 thread," in found.how
     bandwidth.main(["--threads", "1", "--seconds", "0"])

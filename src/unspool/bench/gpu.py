@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unspool.config import EngineConfig
+from unspool.machine import measure_gpu_bandwidth
 from unspool.ops.cuda import require_card
 from unspool.ops.cuda.memory import weight_bytes
 from unspool.weights.checkpoint import Checkpoint
@@ -222,15 +223,6 @@ def step_bytes(checkpoint: Checkpoint, batch: int, context: int) -> int:
     return weights + batch * context * 4 * config.num_layers * config.num_kv_heads * config.head_dim
 
 
-def read_bandwidth() -> float:
-    """Bytes a second that a sum over 8 GiB reads; the best of ten."""
-    import torch
-
-    data = torch.ones(1 << 31, dtype=torch.float32, device="cuda")
-    best = min(event_seconds(lambda: data.sum()) for _ in range(10))
-    return float(data.numel() * 4 / best)
-
-
 def event_seconds(work: Callable[[], Any]) -> float:
     import torch
 
@@ -267,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
     checkpoint = stand_in(options.random)
     config = checkpoint.config
     result: dict[str, Any] = {"benchmark": "gpu", "shape": options.random, **versions()}
-    bandwidth = result["read_bandwidth"] = read_bandwidth()
+    bandwidth = result["read_bandwidth"] = measure_gpu_bandwidth().bytes_per_second
     print(f"{result['card']}: reads {bandwidth / 1e12:.2f} TB/s", flush=True)
 
     def started(*, prefix_cache: bool = False) -> Engine:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unspool.bench.gpu import BLOCK_SIZE, event_seconds, read_bandwidth, versions
+from unspool.bench.gpu import BLOCK_SIZE, event_seconds, versions
 from unspool.config import EngineConfig
+from unspool.machine import measure_gpu_bandwidth
 from unspool.models.registry import build
 from unspool.ops import Batch
 from unspool.ops.cuda import require_card
@@ -154,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
     if not 0 <= options.context <= most:
         parser.error(f"argument --context: {options.context} is not from 0 to {most:,}, for {decoded} rows")
     require_card()
-    limits = (read_bandwidth(), matrix_rate())
+    limits = (measure_gpu_bandwidth().bytes_per_second, matrix_rate())
     print(f"limits: {limits[0] / 1e12:.2f} TB/s read, {limits[1] / 1e12:.0f} TFLOP/s", flush=True)
     step = make_step(stand_in(options.random))
     table = []

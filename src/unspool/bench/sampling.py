@@ -1,7 +1,7 @@
-"""What choosing a token costs, for each row on one core; against llama.cpp's and transformers' own pipelines.
+"""What choosing a token costs, for each row on one core, with the native kernels and the numpy reference.
 
-Every engine gets the same rows, in turns, so that the machine's moods fall on all. Ours is timed as the engine calls it
-(`Sampler.choose` and `accept`, Python and all); llama.cpp's without copying the logits into its array.
+Timed as the engine calls it (`Sampler.choose` and `accept`, Python included). `python -m benchmarks sampling` compares
+it with llama.cpp and transformers.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unspool.bench.peer import Process
 from unspool.params import SamplingParams
 from unspool.sampling import native
 from unspool.sampling.pipeline import Sampler
@@ -72,19 +69,6 @@ def our_runner(rows: np.ndarray, history: np.ndarray, is_native: bool) -> Runner
     return run
 
 
-class Peer(Process):
-    """Another engine in a process of its own."""
-
-    def __init__(self, name: str, python: str, rows: Path, history: Path) -> None:
-        script = Path(__file__).with_name("sampling_peers.py")
-        super().__init__([python, str(script), name, str(rows), str(history)])
-        self.answer()
-
-    def run(self, case: str, count: int) -> list[float]:
-        times: list[float] = self.ask(f"{case} {count}")
-        return times
-
-
 def measure(runners: dict[str, Runner], rounds: int, count: int) -> dict[str, dict[str, float]]:
     """Medians in microseconds, by case and engine; every round visits all of them."""
     times: dict[tuple[str, str], list[float]] = {}
@@ -99,37 +83,40 @@ def measure(runners: dict[str, Runner], rounds: int, count: int) -> dict[str, di
     return medians
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="unspool bench sampling", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab-size", type=int, default=152_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=40, help="rows for each case and engine in a round (40)")
     parser.add_argument("--reference", action="store_true", help="measure our numpy reference too")
-    parser.add_argument("--llama-python", help="a Python that has llama_cpp")
-    parser.add_argument("--transformers-python", help="a Python that has transformers")
-    options = parser.parse_args(argv)
-    rows = language_like(options.vocab_size)
-    history = np.random.default_rng(1).integers(0, options.vocab_size, HISTORY).astype(np.int32)
-    runners: dict[str, Runner] = {"unspool": our_runner(rows, history, True)}
-    if options.reference:
+
+
+def inputs(vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of logits, and the tokens before them."""
+    history = np.random.default_rng(1).integers(0, vocab_size, HISTORY).astype(np.int32)
+    return language_like(vocab_size), history
+
+
+def our_runners(rows: np.ndarray, history: np.ndarray, *, reference: bool) -> dict[str, Runner]:
+    runners = {"unspool": our_runner(rows, history, True)}
+    if reference:
         runners["reference"] = our_runner(rows, history, False)
-    peers = []
-    with tempfile.TemporaryDirectory() as folder:
-        paths = Path(folder) / "rows.npy", Path(folder) / "history.npy"
-        for path, array in zip(paths, (rows, history), strict=True):
-            np.save(path, array)
-        for name, python in (("llama.cpp", options.llama_python), ("transformers", options.transformers_python)):
-            if python:
-                peers.append(Peer(name, python, *paths))
-                runners[name] = peers[-1].run
-        medians = measure(runners, options.rounds, options.rows)
-        for peer in peers:
-            peer.close()
+    return runners
+
+
+def report(runners: dict[str, Runner], options: argparse.Namespace) -> None:
+    """Measure, print a table and, last, a line of JSON."""
+    medians = measure(runners, options.rounds, options.rows)
     body = native.body()
     isa = "reference" if body is None else body.isa
-    print(f"vocabulary {options.vocab_size:,}, {HISTORY:,} tokens of history, {isa}; median µs a row")
+    print(f"vocabulary {options.vocab_size:,}, {HISTORY:,} tokens of history, {isa}; median µs per row")
     for case, found in medians.items():
         print(f"{case:>18}  " + "  ".join(f"{name} {value:,.0f}" for name, value in found.items()))
-    report = {"benchmark": "sampling", "vocab_size": options.vocab_size, "isa": isa, "median_us": medians}
-    print(json.dumps(report))
+    print(json.dumps({"benchmark": "sampling", "vocab_size": options.vocab_size, "isa": isa, "median_us": medians}))
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="unspool bench sampling", description=__doc__)
+    add_options(parser)
+    options = parser.parse_args(argv)
+    report(our_runners(*inputs(options.vocab_size), reference=options.reference), options)
     return 0

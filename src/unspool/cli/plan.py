@@ -14,8 +14,8 @@ from unspool.cli.parser import Parser
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from unspool.bench.bandwidth import Bandwidth
     from unspool.config import EngineConfig
+    from unspool.machine import Bandwidth
     from unspool.weights.checkpoint import Checkpoint
     from unspool.weights.weight import Weight
 
@@ -55,12 +55,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Speed:
-    bytes_per_second: float
-    how: str
-
-
-@dataclass(frozen=True)
 class Gpu:
     """A GPU's memory in bytes, and how fast it is read where that is known."""
 
@@ -74,8 +68,9 @@ class Gpu:
 def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = None) -> Plan:
     import math
 
-    from unspool.engine.sizing import free_memory, kv_bytes_per_token, num_kv_blocks
+    from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
     from unspool.errors import BackendError
+    from unspool.machine import free_memory
 
     model, weights = checkpoint.config, checkpoint.weights
     formats: Counter[str] = Counter()
@@ -134,11 +129,11 @@ def gpu_of(namespace: Namespace, config: EngineConfig) -> Gpu | None:
         return Gpu("a GPU that is not here", total, total, namespace.gpu_bandwidth, "as told")
     if not uses_cuda(config):
         return None
-    from unspool.bench.gpu import read_bandwidth
+    from unspool.machine import measure_gpu_bandwidth
     from unspool.ops.cuda import CudaOps
 
     name, free, total = CudaOps().card()  # or what is missing is told
-    speed = namespace.gpu_bandwidth or read_bandwidth()
+    speed = namespace.gpu_bandwidth or measure_gpu_bandwidth().bytes_per_second
     how = "as told" if namespace.gpu_bandwidth else "measured by reading 8 GiB"
     return Gpu(name, total, free, speed, how)
 
@@ -178,9 +173,9 @@ def main(argv: Sequence[str]) -> int:
     namespace = parser.parse_args(argv)
     options = flags.engine_options(namespace)
 
-    from unspool.bench.bandwidth import measure
     from unspool.cli.loading import source_of
     from unspool.llm import make_config
+    from unspool.machine import Bandwidth, measure_bandwidth
     from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 
     config = make_config(options)
@@ -189,9 +184,9 @@ def main(argv: Sequence[str]) -> int:
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     plan = make_plan(checkpoint, config.suited("cpu" if gpu is None else "cuda"), gpu)
     if gpu is None:
-        bandwidth: Bandwidth | Speed | None = measure(config.threads)
+        bandwidth: Bandwidth | None = measure_bandwidth(config.threads)
     else:
-        bandwidth = None if gpu.bytes_per_second is None else Speed(gpu.bytes_per_second, gpu.how)
+        bandwidth = None if gpu.bytes_per_second is None else Bandwidth(gpu.bytes_per_second, gpu.how)
     if namespace.json:
         import json
 
@@ -201,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def as_object(plan: Plan, bandwidth: Bandwidth | Speed | None) -> dict[str, Any]:
+def as_object(plan: Plan, bandwidth: Bandwidth | None) -> dict[str, Any]:
     told = asdict(plan) | {"fits": plan.fits}
     if bandwidth is None:
         return told | {"bandwidth": None, "decode_floor": None}
@@ -213,7 +208,7 @@ def as_object(plan: Plan, bandwidth: Bandwidth | Speed | None) -> dict[str, Any]
     }
 
 
-def describe(plan: Plan, bandwidth: Bandwidth | Speed | None) -> str:
+def describe(plan: Plan, bandwidth: Bandwidth | None) -> str:
     from unspool.cli.terminal import human_bytes as size
     from unspool.engine.sizing import integer_key_bytes
 

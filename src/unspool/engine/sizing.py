@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import RequestError
+from unspool.machine import free_memory
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> int:
@@ -45,15 +44,3 @@ def num_kv_blocks(model: ModelConfig, config: EngineConfig, room: int | None = N
     if blocks < 1:
         raise RequestError("there is no free memory for a KV cache; set kv_tokens or use a smaller model", "kv_tokens")
     return blocks
-
-
-def free_memory() -> int:
-    """Bytes that this machine could give now, the page cache counted as free."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -53,9 +53,9 @@ class Meter:
 
     def measure(self, threads: int | None) -> None:
         """Learn the ceiling; takes a fraction of a second and all of those threads."""
-        from unspool.bench.bandwidth import measure
+        from unspool.machine import measure_bandwidth
 
-        self.ceiling = measure(threads, seconds=0.1, array_bytes=ARRAY_BYTES).bytes_per_second
+        self.ceiling = measure_bandwidth(threads, seconds=0.1, array_bytes=ARRAY_BYTES).bytes_per_second
 
     def utilization(self) -> float | None:
         """Of the steps since the last look, 0 to 1; None: the ceiling is unknown.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import unspool._native as _native
 from unspool.config import Activation, EngineConfig, ModelConfig
 from unspool.errors import BackendError, EngineError, RequestError
 from unspool.lazy import np
+from unspool.machine import num_cores
 from unspool.ops import AttentionSpec, Batch, KVCache
 from unspool.ops.cpu.logits import Logits
 from unspool.ops.cpu.lower import PRODUCTS, Lowering, find_last
@@ -87,7 +87,7 @@ class CpuOps:
             usable = ", ".join(name for name in ISAS if _native.supports(name))
             raise BackendError(f"this processor cannot run the {isa} kernels; it can run: {usable}")
         self.isa = isa
-        self.threads = threads or available_cores()
+        self.threads = threads or num_cores()
         self.kernel_set = f"cpu-{isa}"
         self._pool = _native.shared_pool(self.threads)
         self._arena = _native.Arena()
@@ -237,12 +237,6 @@ class Step:
 def expect_width(value: Value, width: int, what: str) -> None:
     if value.width != width:
         raise EngineError(f"{what} has {width} values a row; {value.width} are given")
-
-
-def available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 EMPTY: Any = array("i")

@@ -2,7 +2,7 @@
 
 OpenVINO's reader has whole codes for zero points: it rounds each block's minimum to a multiple of the block's scale.
 Here its graph gets those zero points that the file stands for, as float16. Nothing else is changed: codes, scales and
-all other weights are as it read them. SOURCE is the folder that `unspool.bench.export` writes.
+all other weights are as it read them. SOURCE is the folder that `benchmarks.export` writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ONNX Runtime GenAI with 4-bit weights from its own model builder: `python via_onnxruntime.py SOURCE TARGET`.
 
-SOURCE is the folder that `unspool.bench.export` writes; it becomes a Hugging Face directory, which the builder reads.
+SOURCE is the folder that `benchmarks.export` writes; it becomes a Hugging Face directory, which the builder reads.
 Quantizing again loses quality: what runs here is a worse model, and a speed to compare with.
 """
 

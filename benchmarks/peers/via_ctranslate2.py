@@ -1,6 +1,6 @@
 """CTranslate2 with 8-bit weights, converted from float32 by its own writer: `python via_ctranslate2.py SOURCE TARGET`.
 
-SOURCE is the folder that `unspool.bench.export` writes. CTranslate2 has no tokenizer: the token of id 7 is named "7".
+SOURCE is the folder that `benchmarks.export` writes. CTranslate2 has no tokenizer: the token of id 7 is named "7".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Other engines' sampling, in their own environments: run by `unspool bench sampling`, not by hand.
+"""Other engines' sampling, in their own environments: run by `python -m benchmarks sampling`, not by hand.
 
     python sampling_peers.py llama.cpp|transformers ROWS.npy HISTORY.npy
 

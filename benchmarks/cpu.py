@@ -1,7 +1,8 @@
 """Decoding, prefill, eight at once, start and memory on the CPU, beside llama.cpp and others in one interleaved run.
 
-    unspool bench cpu --peer llama.cpp --peer ctranslate2
-    unspool bench cpu --peer llama.cpp --peer-python llama.cpp=/path/bin/python --only decode-32 --rounds 3
+    python -m benchmarks cpu --peer llama.cpp --peer ctranslate2
+    python -m benchmarks cpu --checkout ../before/.venv/bin/python --only decode-32 --rounds 9
+    python -m benchmarks cpu --peer llama.cpp --peer-python llama.cpp=/path/bin/python --only decode-32 --rounds 3
 
 Every engine lives in a process and an environment of its own, which is made once under the cache directory (for
 llama.cpp that compiles it: 20 minutes on two cores). All stay loaded and warm, one works at a time, and each round
@@ -16,8 +17,9 @@ turn counts, for a host may move a guest's cores, and with them the bandwidth, f
 of the fastest read in the whole run is told as well. `--isa avx2` keeps all engines to AVX2, even where the processor
 has more: llama.cpp is compiled for it, and the others are made to believe it (narrow.py; it takes objdump and a
 compiler). Those of `--peer-python` are left as they are, and any other `--isa` is for our kernels alone.
-OpenVINO rounds the minima of a file's blocks when it reads them (docs/speed.md); `openvino-exact` is its graph with the
-file's own minima, so that it runs the same weights. The last line is JSON.
+`--checkout PYTHON` runs another checkout of unspool, by its own Python, as a peer: a ratio below 1 means that this one
+is slower. OpenVINO rounds the minima of a file's blocks when it reads them (docs/speed.md); `openvino-exact` is its
+graph with the file's own minima, so that it runs the same weights. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from unspool.bench import bandwidth
-from unspool.bench.narrow import has_more_than_avx2, libraries, narrow
-from unspool.bench.peer import Process, environment
+from benchmarks.narrow import has_more_than_avx2, libraries, narrow
+from benchmarks.peer import Process, environment
 from unspool.bench.quiet import Watch
 from unspool.errors import BackendError
+from unspool.machine import MemoryReader, measure_bandwidth, num_cores
 
 if TYPE_CHECKING:
     from unspool.weights.checkpoint import Checkpoint
@@ -146,6 +148,8 @@ def engines(checkpoint: Checkpoint, options: argparse.Namespace, root: Path) -> 
     text, ids = start_prompt(checkpoint)
     told = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
     found = [Engine(OURS, Path(sys.executable), "unspool", told)]
+    for place, python in enumerate(options.checkout, 1):
+        found.append(Engine(f"checkout-{place}", Path(python), "unspool", told))
     pythons = dict(part.split("=", 1) for part in options.peer_python)
     is_narrow = options.isa == "avx2" and has_more_than_avx2()
     for name in dict.fromkeys(options.peer):
@@ -187,7 +191,7 @@ def start_prompt(checkpoint: Checkpoint) -> tuple[str, list[int]]:
 
 def converted(name: str, peer: Peer, python: Path, checkpoint: Checkpoint, root: Path) -> Path:
     """The model in the peer's own format, made once."""
-    from unspool.bench.export import export
+    from benchmarks.export import export
 
     target = root / "bench" / "models" / f"{checkpoint.name}-{checkpoint.fingerprint[:12]}-{name}"
     if not (target / "complete").exists():
@@ -275,7 +279,7 @@ class Bench:
 
     def _round(self, number: int, alive: dict[str, Process]) -> None:
         time.sleep(SETTLE_SECONDS)
-        self.record.bandwidths.append(bandwidth.measure(self.threads, seconds=1.0).bytes_per_second)
+        self.record.bandwidths.append(measure_bandwidth(self.threads, seconds=1.0).bytes_per_second)
         turn = number % len(self.engines)
         for name, row in self.rows.items():
             for engine in self.engines[turn:] + self.engines[:turn]:
@@ -293,7 +297,7 @@ class Bench:
     def _take_turns(self, ours: Process, row: Row) -> None:
         """Reading and decoding in turns; one that others disturbed is not counted."""
         time.sleep(SETTLE_SECONDS)
-        with closing(bandwidth.Reader(self.threads)) as reader:
+        with closing(MemoryReader(self.threads)) as reader:
             for _ in range(TURNS):
                 watch, before = Watch(ours.pid), reader.best()
                 rate = row.rate(self._ask(ours, row, self._prompts(row), row.steps))
@@ -398,9 +402,9 @@ def tell(record: Record, known: dict[str, Row], size: int) -> None:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="unspool bench cpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks cpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     known = rows(64)
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument(
@@ -408,6 +412,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--peer-python", action="append", default=[], metavar="PEER=PYTHON", help="a Python that has it"
+    )
+    parser.add_argument(
+        "--checkout", action="append", default=[], metavar="PYTHON", help="another checkout's Python (repeatable)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="(5)")
     parser.add_argument("--steps", type=int, default=64, help="tokens that a decoding row decodes (64)")

@@ -1,7 +1,7 @@
 """Serving under load: tokens a second, time to first token and between tokens, beside llama.cpp's server.
 
-    unspool bench serving                          1, 4, 16 and 64 clients
-    unspool bench serving --clients 1 --no-peer
+    python -m benchmarks serving                          1, 4, 16 and 64 clients
+    python -m benchmarks serving --clients 1 --no-peer
 
 Both servers run the same file on the same cores, and their rounds alternate, for machines drift: a ratio is taken
 within a round, and the median of the rounds is told. A client keeps its connection, asks, reads its stream to the end
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import socket
 import statistics
@@ -33,6 +32,7 @@ from unspool.bench import clients
 from unspool.bench.clients import Round, Sample
 from unspool.bench.quiet import Watch
 from unspool.errors import BackendError
+from unspool.machine import num_cores
 
 QUIET_CORES, TRIES = 0.15, 3  # a turn that others disturbed more than this is made again, so many times at most
 SETTLE_SECONDS = 0.1  # in which the threads of the engine before go to sleep
@@ -143,8 +143,8 @@ def our_server(model: Path, threads: int) -> Server:
 
 
 def their_server(model: Path, threads: int, slots: int, tokens: int) -> Server:
-    from unspool.bench.llama_server import PACKAGE, command
-    from unspool.bench.peer import environment
+    from benchmarks.llama_server import PACKAGE, command
+    from benchmarks.peer import environment
     from unspool.weights.store import cache_dir
 
     port = free_port()
@@ -208,9 +208,9 @@ def tell(result: dict[str, Any], names: list[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="unspool bench serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--clients", default="1,4,16,64", help="numbers of clients (1,4,16,64)")
     parser.add_argument("--requests", type=int, default=48, help="of each side with so many clients, at least (48)")

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, measured on request: run by `unspool bench cpu`, not by hand.
+"""One engine in a process of its own, measured on request: run by `python -m benchmarks cpu`, not by hand.
 
     python driver.py NAME OPTIONS      NAME: a module via_NAME beside this file; OPTIONS: JSON
 

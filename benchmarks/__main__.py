@@ -1,0 +1,26 @@
+"""python -m benchmarks NAME: run a comparison; its last line is JSON."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+NAMES = {
+    "cpu": "decode, prefill, eight requests, start and memory beside other engines, or another checkout, on the CPU",
+    "serving": "the server under load beside llama.cpp's server",
+    "sampling": "choosing a token beside llama.cpp and transformers",
+    "bits": "token ids and logprob bits of two checkouts",
+}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in NAMES:
+        print("python -m benchmarks NAME [options]\n")
+        print("\n".join(f"  {name:<9} {what}" for name, what in NAMES.items()))
+        return 0 if argv in ([], ["-h"], ["--help"]) else 2
+    status: int | None = import_module(f"benchmarks.{argv[0]}").main(argv[1:])
+    return status or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

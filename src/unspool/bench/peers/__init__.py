@@ -1,1 +1,0 @@
-"""Drivers of engines for `unspool bench cpu`; `driver.py` is run by each engine's own Python, which lacks unspool."""
