@@ -18,7 +18,7 @@ of the fastest read in the whole run is told as well. `--isa avx2` keeps all eng
 has more: llama.cpp is compiled for it, and the others are made to believe it (narrow.py; it takes objdump and a
 compiler). Those of `--peer-python` are left as they are, and any other `--isa` is for our kernels alone.
 `--checkout PYTHON` runs another checkout of unspool, by its own Python, as a peer: a ratio below 1 means that this one
-is slower. OpenVINO rounds the minima of a file's blocks when it reads them (docs/speed.md); `openvino-exact` is its
+is slower. OpenVINO rounds the minima of a file's blocks when it reads them (docs/notes/cpu.md); `openvino-exact` is its
 graph with the file's own minima, so that it runs the same weights. The last line is JSON.
 """
 
