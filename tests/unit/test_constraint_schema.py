@@ -116,7 +116,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"items": 3}, r"\$\.items: is 3; a schema is an object or a boolean"),
     (False, r"\$: accepts nothing"),
     ("{", "the schema is not JSON"),
-    ('{"type": "string", "type": "null"}', "the key 'type' stands twice"),
+    ('{"type": "string", "type": "null"}', "the key 'type' comes twice"),
     ({"const": float("nan")}, "the schema is not JSON"),
     ({"const": "\ud800"}, "half a surrogate pair"),
     ({"x-unspool": {"spaces": 3}}, r"\$\.x-unspool: takes an object with 'whitespace'"),

@@ -89,7 +89,7 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
         (b"[" * 100_000, "header is not valid JSON"),
         (b'{"a": 1' + b"0" * 5000 + b"}", "header is not valid JSON"),
         (b"[]", "header is not a JSON object"),
-        (b'{"a": {}, "a": {}}', "a name occurs twice"),
+        (b'{"a": {}, "a": {}}', "the key 'a' comes twice"),
         ({"a": 3}, "tensor 'a': dtype, shape and data_offsets were expected"),
         ({"a": ENTRY | {"dtype": "I64"}}, "tensor 'a': type I64 cannot be read; F32, F16, BF16, F8_E4M3 can"),
         ({"a": ENTRY | {"dtype": ["F32"]}}, "tensor 'a': type"),

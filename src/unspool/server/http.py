@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
+from unspool import strict_json
 from unspool.errors import RequestError
 from unspool.server.config import Keys, ServerConfig, is_loopback
 from unspool.server.faults import Fault, HTTPFault, fault_of
@@ -82,28 +83,15 @@ class BodyReader:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """A JSON object, strictly: no NaN, no key twice."""
+    """A body's JSON object; what is wrong with it is a RequestError."""
     try:
-        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        value = strict_json.loads(data)
     except RecursionError:
         raise RequestError("the body is nested too deeply", None, "invalid_json") from None
     except (ValueError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not JSON: {error}", None, "invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object", None, "invalid_json")
-    return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:80]!r} comes twice")
     return value
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from unspool import strict_json
 from unspool.errors import ModelError
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.formats import FORMATS
@@ -92,14 +93,8 @@ def open_safetensors(path: Path) -> dict[str, Weight]:
 
 
 def _header(path: Path, raw: bytes) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ModelError(f"{path}: a name occurs twice in the header")
-        return result
-
     try:
-        header = json.loads(raw, object_pairs_hook=once)
+        header = strict_json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: the header is not valid JSON: {error}") from error
     if not isinstance(header, dict):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 from urllib.parse import unquote
 
+from unspool import strict_json
 from unspool.sampling.constraint.limits import Limits, Place, Refused
 
 _DRAFTS = {
@@ -98,23 +99,10 @@ def _read(value: Any, limits: Limits) -> Any:
         size = len(text.encode())
         if size > limits.max_bytes:
             raise Refused(f"the schema has {size:,} bytes; at most {limits.max_bytes:,} are accepted")
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return strict_json.loads(text)
     except UnicodeEncodeError as error:
         raise Refused("the schema holds half a surrogate pair, which is no character") from error
     except RecursionError as error:
         raise Refused(f"the schema nests deeper than {limits.max_depth} subschemas") from error
     except (TypeError, ValueError) as error:
         raise Refused(f"the schema is not JSON: {error}") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
-    return result
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
