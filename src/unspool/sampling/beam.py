@@ -4,7 +4,7 @@ The rules are transformers' (so are the answers): of each step's candidates the 
 the best `width` that do not end go on. A hypothesis is worth the sum of its logprobs over its length to the power of
 `length_penalty`. The search is over when
 
-    early_stopping True      there are `width` hypotheses
+    early_stopping True      there are `width` hypotheses; all that end in the same step compete for those places
     early_stopping False     the best running beam, scored at its present length, is no better than the worst of them
     early_stopping "never"   likewise, but scored at the greatest length when that favours it (length_penalty > 0)
 
@@ -79,8 +79,6 @@ class BeamSearch:
         return [step for step, _ in running]
 
     def _collect(self, beam: Beam, is_cut: bool) -> None:
-        if len(self.hypotheses) == self.params.width and self.params.early_stopping is True:
-            return
         score = beam.total / len(beam.tokens) ** self.params.length_penalty
         self.hypotheses.append(Hypothesis(beam.tokens, score, beam.logprobs, is_cut))
         self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equals the earlier stays
