@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAX_KEPT = 4
-_WINDOW = 256  # characters of a forced text that are cut with care: only the first token is used before it is cut again
+_WINDOW = 256  # characters of a forced text that the tokenizer cuts; the rest is cut when it comes first
 
 
 class Tokenizer(Protocol):
@@ -84,37 +84,57 @@ class _Callback:
         self.eos_token_id = min(tokenizer.eos_ids)
         self.special_token_ids = sorted(special)
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        self._drop_doubles(special)
+        self._drop_duplicates(special)
 
-    def _drop_doubles(self, special: frozenset[int]) -> None:
-        """Of several tokens with the same bytes only the one that the tokenizer writes is kept; the others are never
-        allowed. (SentencePiece has each ASCII letter twice: as a piece and as a byte.)"""
+    def _drop_duplicates(self, special: frozenset[int]) -> None:
+        """Keep one of several tokens with the same bytes: the one that the tokenizer writes. The others are never
+        allowed. (SentencePiece has each ASCII character twice: as a piece and as a byte.)"""
         by_bytes: dict[bytes, list[int]] = {}
         for token, data in enumerate(self.tokens):
             if data and token not in special:
                 by_bytes.setdefault(data, []).append(token)
         for data, same in by_bytes.items():
-            if len(same) == 1:
-                continue
-            written = self._encode(data.decode("utf-8", "replace"))
-            kept = written[0] if len(written) == 1 and written[0] in same else same[0]
-            for token in same:
-                if token != kept:
-                    self.tokens[token] = b""
+            if len(same) > 1:
+                kept = self._written(data, same)
+                for token in same:
+                    if token != kept:
+                        self.tokens[token] = b""
+
+    def _written(self, data: bytes, same: list[int]) -> int:
+        """The one of these tokens, which all stand for `data`, that the tokenizer writes. A text of blanks alone may
+        become other tokens than a blank within a text, so both are tried."""
+        text = data.decode("utf-8", "replace")
+        for sample in (text, f"\n{text}\n"):
+            written = [token for token in self._encode(sample) if token in same]
+            if written:
+                return written[-1]
+        return same[0]
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special=False)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a text inside an answer. A tokenizer that writes a space in front of every text has it taken
-        off; where that leaves something else than the text, the longest tokens that fit are taken instead."""
-        tokens = self._encode(text[:_WINDOW])
-        data = text[:_WINDOW].encode()
-        if tokens and self.tokens[tokens[0]] == b" " and data[:1] != b" ":
-            tokens = tokens[1:]
-        if b"".join(self.tokens[token] for token in tokens) != data:
-            tokens = self.native.greedy_tokenize(text[:_WINDOW])
+        """The tokens of a text inside an answer, whose bytes are exactly the text's. A tokenizer that puts a space in
+        front of every text is given a line break before it, which is cut off again. Where neither way gives the
+        text's bytes, the longest tokens that fit are taken instead."""
+        window = text[:_WINDOW]
+        tokens = self._exact(self._encode(window), window) or self._after_line_break(window)
+        if tokens is None:
+            tokens = self.native.greedy_tokenize(window)
         return tokens + self.native.greedy_tokenize(text[_WINDOW:]) if len(text) > _WINDOW else tokens
+
+    def _after_line_break(self, text: str) -> list[int] | None:
+        tokens, read = self._encode(f"\n{text}"), b""
+        for index, token in enumerate(tokens):
+            read += self.tokens[token]
+            if read.endswith(b"\n"):
+                return self._exact(tokens[index + 1 :], text)
+        return None
+
+    def _exact(self, tokens: list[int], text: str) -> list[int] | None:
+        """The tokens, if their bytes are the text's and each may be used."""
+        usable = all(self.tokens[token] for token in tokens)
+        return tokens if usable and b"".join(self.tokens[token] for token in tokens) == text.encode() else None
 
 
 _lock = threading.Lock()
