@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "mapped_file.h"
 #include "packing.h"
 #include "program.h"
 
@@ -265,6 +266,13 @@ void bind_building(nb::class_<Program>& program) {
 void bind_program(nb::module_& m) {
     m.def("supports", &supports);
     m.def("address_of", [](Array<uint8_t, 1> data) { return reinterpret_cast<uintptr_t>(data.data()); });
+    nb::class_<MappedFile>(m, "MappedFile")
+        .def(
+            "__init__",
+            [](MappedFile* self, Array<uint8_t, 1> data, nb::bytes path) {
+                new (self) MappedFile(data.data(), data.size(), path.c_str());
+            },
+            "data"_a, "path"_a);
     // Of packed tiles; the same for every instruction set so far.
     m.def("layout_version", [](const std::string& isa) { return (void)kernels_of(isa), LAYOUT_VERSION; }, "isa"_a);
     m.def("block_row_bytes",
@@ -301,7 +309,7 @@ void bind_program(nb::module_& m) {
             },
             nb::keep_alive<1, 2>(), "matrix"_a, "files"_a)
         .def("start", &Packing::start)
-        .def("finish", &Packing::finish, nb::call_guard<nb::gil_scoped_release>());
+        .def("finish", &Packing::finish, nb::call_guard<nb::gil_scoped_release>(), "pool"_a);
     bind_kv(m);
     nb::class_<Program> program(m, "Program");
     program

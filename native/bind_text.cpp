@@ -30,12 +30,10 @@ nb::list ids_of(const std::vector<int32_t>& ids) {
 
 void bind_text(nb::module_& m) {
     nb::class_<Strings>(m, "Strings")
-        .def(
-            "__init__",
-            [](Strings* self, Array<uint8_t> bytes, uint64_t position, uint64_t count) {
-                new (self) Strings(bytes.data(), bytes.size(), position, count);
-            },
-            nb::keep_alive<1, 2>())
+        .def("__init__",
+             [](Strings* self, Array<uint8_t> bytes, uint64_t position, uint64_t count) {
+                 new (self) Strings(bytes.data(), bytes.size(), position, count);
+             })
         .def("__len__", &Strings::size)
         .def("__getitem__",
              [](const Strings& self, uint64_t i) {
@@ -78,8 +76,7 @@ void bind_text(nb::module_& m) {
                 new (self) ScoredPieces(tokens, scores.data(), std::move(plain),
                                         bytes.value_or(std::vector<int32_t>()), unknown);
             },
-            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(),
-            "unknown"_a)
+            nb::keep_alive<1, 2>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(), "unknown"_a)
         .def("encode", [](const ScoredPieces& self, std::string_view text) {
             Scratch scratch;
             std::vector<int32_t> ids;

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <system_error>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -14,14 +16,15 @@ namespace {
 
 constexpr int64_t PIECE_BYTES = 1 << 20;  // of the file, held by a thread at a time
 
-// All of a piece's pages at once: coming one by one as they are looked at, they take a fifth of the packing. Where the
-// system knows no such call they still come.
-void ask_for([[maybe_unused]] const uint8_t* data, [[maybe_unused]] int64_t bytes) {
+// Brings all of a piece's pages at once: one by one, as they are read, they take a fifth of the packing. Where the
+// system knows no such call they still come. False: some do not exist any more, and reading them would be fatal.
+bool populate([[maybe_unused]] const uint8_t* data, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_POPULATE_READ
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), start = reinterpret_cast<uintptr_t>(data);
-    const uintptr_t first = start / page * page;
-    madvise(reinterpret_cast<void*>(first), start + static_cast<uintptr_t>(bytes) - first, MADV_POPULATE_READ);
+    const uintptr_t first = start / page * page, length = start + static_cast<uintptr_t>(bytes) - first;
+    if (madvise(reinterpret_cast<void*>(first), length, MADV_POPULATE_READ) != 0) return errno != EFAULT;
 #endif
+    return true;
 }
 
 // The pages stay in the system's cache; they are only no longer this process's. Looking at one brings those around it,
@@ -69,7 +72,10 @@ bool Packing::pack_one() {
     const Piece& piece = pieces_[i];
     const int64_t stride = row_bytes(piece.tiles->format, piece.columns);
     const int64_t bytes = ((piece.count - 1) * TILE + piece.tiles[piece.count - 1].count) * stride;
-    if (piece.file.end > 0) ask_for(piece.source, bytes);
+    if (piece.file.end > 0 && !populate(piece.source, bytes)) {
+        is_cut_.store(true);
+        return true;
+    }
     for (int64_t t = 0; t < piece.count; t++) {
         const TileRef& tile = piece.tiles[t];
         pack_tile(tile.format, piece.source + t * TILE * stride, tile.count, piece.columns,
@@ -81,11 +87,13 @@ bool Packing::pack_one() {
 
 void Packing::start() {
     pid_ = getpid();
-    thread_ = std::make_unique<std::thread>([this] { while (!leave_.load() && pack_one()) {} });
+    try {
+        thread_ = std::make_unique<std::thread>([this] { while (!leave_.load() && pack_one()) {} });
+    } catch (const std::system_error&) {}  // no more threads: finish() does it all
 }
 
-void Packing::finish(Pool& pool) {
-    if (pieces_.empty()) return;
+bool Packing::finish(Pool& pool) {
+    if (pieces_.empty()) return !is_cut_.load();
     if (thread_ && pid_ != getpid()) next_.store(0);  // a forked child: its helper's share is not done
 #ifdef __GLIBC__
     malloc_trim(0);  // a start leaves holes, a megabyte or two: they are given back before memory is at its fullest
@@ -94,6 +102,7 @@ void Packing::finish(Pool& pool) {
     pool.run([](void* self, int) { while (static_cast<Packing*>(self)->pack_one()) {} }, this);
     join();
     std::vector<Piece>().swap(pieces_);
+    return !is_cut_.load();
 }
 
 }  // namespace unspool

@@ -27,8 +27,9 @@ public:
 
     // `files`: where the files of its parts lie in memory. Their pages are given back as they are packed.
     void add(Matrix& matrix, const std::vector<Span>& files);
-    void start();
-    void finish(Pool& pool);
+    void start();  // on a thread of its own, where there is one to be had
+    // False: some bytes could not be read, their file having been cut shorter, and the tiles must not be used.
+    bool finish(Pool& pool);
 
 private:
     // Some tiles that lie together, in the file and packed.
@@ -44,6 +45,7 @@ private:
     std::shared_ptr<Arena> arena_;
     std::vector<Piece> pieces_;
     std::atomic<size_t> next_{0};
+    std::atomic<bool> is_cut_{false};
     std::atomic<bool> leave_{false};  // the thread of its own
     std::unique_ptr<std::thread> thread_;
     pid_t pid_ = 0;

@@ -39,7 +39,6 @@ uint64_t mixed(uint64_t a, uint64_t b) {
 constexpr uint64_t K1 = 0x9E3779B97F4A7C15u, K2 = 0xD6E8FEB86659FD93u;
 
 constexpr uint64_t GROUP = 32;  // entries that are waited for together
-constexpr uint64_t STRIDE = 4;  // strings from one known start to the next
 
 size_t table_size(uint64_t count) { return static_cast<size_t>(count + count / 2 + 16); }
 
@@ -117,38 +116,28 @@ void add_piece(std::vector<Piece>& pieces, int32_t id, uint32_t begin, uint32_t 
 
 // --- Strings ---------------------------------------------------------------------------------------------------------
 
-Strings::Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count)
-    : base_(bytes + position), end_(position) {
-    if (position > size || count > (size - position) / 8 || size - position > UINT32_MAX) count = 0;
-    starts_.reserve((count + STRIDE - 1) / STRIDE);
+Strings::Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count) : position_(position) {
+    starts_.push_back(0);
+    if (position > size || count > (size - position) / 8) return;
+    starts_.reserve(count + 1);
+    uint64_t at = position, total = 0;
     for (uint64_t i = 0; i < count; i++) {
-        if (size - end_ < 8) return;
-        const uint64_t start = end_ + 8, length = load(bytes + end_);
-        if (length > size - start || !is_text(bytes + start, length)) return;
-        if (i % STRIDE == 0) starts_.push_back(static_cast<uint32_t>(start - position));
-        end_ = start + length;
-        count_++;
+        if (size - at < 8) break;
+        const uint64_t length = load(bytes + at);
+        if (length > size - at - 8 || length > UINT32_MAX - total) break;
+        at += 8 + length, total += length;
+        starts_.push_back(static_cast<uint32_t>(total));
     }
-}
-
-const uint8_t* Strings::start_of(uint64_t i) const {
-    const uint8_t* start = base_ + starts_[i / STRIDE];
-    for (uint64_t left = i % STRIDE; left > 0; left--) start += load(start - 8) + 8;
-    return start;
-}
-
-std::string_view Strings::at(uint64_t i) const {
-    const uint8_t* start = start_of(i);
-    return {reinterpret_cast<const char*>(start), load(start - 8)};
-}
-
-void Strings::read(uint64_t first, uint64_t count, std::string_view* out) const {
-    if (count == 0) return;
-    const uint8_t* start = start_of(first);
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t length = load(start - 8);
-        out[i] = {reinterpret_cast<const char*>(start), length};
-        start += length + 8;
+    // From here on only the lengths that were just read and checked count, whatever becomes of the file.
+    text_.resize(total);
+    for (uint64_t i = 0; i + 1 < starts_.size(); i++) {
+        uint8_t* copy = text_.data() + starts_[i];
+        const size_t length = starts_[i + 1] - starts_[i];
+        memcpy(copy, bytes + position + 8 * (i + 1) + starts_[i], length);
+        if (!is_text(copy, length)) {
+            starts_.resize(i + 1);
+            break;
+        }
     }
 }
 
@@ -170,8 +159,10 @@ void Strings::index() {
     std::string_view texts[GROUP];
     for (uint64_t first = 0; first < size(); first += GROUP) {
         const uint64_t count = std::min<uint64_t>(GROUP, size() - first);
-        read(first, count, texts);
-        for (uint64_t i = 0; i < count; i++) call_slot(hashes[i] = hash(texts[i]));
+        for (uint64_t i = 0; i < count; i++) {
+            texts[i] = at(first + i);
+            prefetch_slot(hashes[i] = hash(texts[i]));
+        }
         for (uint64_t i = 0; i < count; i++) {
             if (texts[i].empty()) continue;
             const uint32_t tag = tag_of(hashes[i]);
@@ -184,9 +175,9 @@ void Strings::index() {
     }
 }
 
-void Strings::call_text(uint64_t hash) const {
+void Strings::prefetch_text(uint64_t hash) const {
     const uint32_t place = table_[slot_in(table_, hash)] & place_mask_;
-    if (place) __builtin_prefetch(base_ + starts_[(place - 1) / STRIDE]);
+    if (place) __builtin_prefetch(text_.data() + starts_[place - 1]);
 }
 
 int64_t Strings::find(std::string_view text, uint64_t hash) const {
@@ -231,17 +222,15 @@ void BytePairs::add_group(const Strings& merges, uint64_t first, uint64_t count)
         uint64_t hash;
     } halves[GROUP][2];
     uint64_t pairs[GROUP];
-    std::string_view texts[GROUP];
-    merges.read(first, count, texts);
     for (uint64_t i = 0; i < count; i++) {
-        const std::string_view text = texts[i];
+        const std::string_view text = merges.at(first + i);
         const size_t space = std::min(text.find(' '), text.size());
         halves[i][0].text = text.substr(0, space);
         halves[i][1].text = text.substr(std::min(space + 1, text.size()));  // empty, and not found, without a space
-        for (Half& half : halves[i]) tokens_.call_slot(half.hash = tokens_.hash(half.text));
+        for (Half& half : halves[i]) tokens_.prefetch_slot(half.hash = tokens_.hash(half.text));
     }
     for (uint64_t i = 0; i < count; i++)
-        for (const Half& half : halves[i]) tokens_.call_text(half.hash);
+        for (const Half& half : halves[i]) tokens_.prefetch_text(half.hash);
     for (uint64_t i = 0; i < count; i++) {
         const auto [a, b] = halves[i];
         const int64_t left = tokens_.find(a.text, a.hash), right = tokens_.find(b.text, b.hash);
@@ -306,12 +295,10 @@ void BytePairs::encode(std::string_view word, Scratch& scratch, std::vector<int3
 
 ScoredPieces::ScoredPieces(const Strings& tokens, const uint8_t* scores, std::vector<bool> plain,
                            std::vector<int32_t> bytes, int32_t unknown)
-    : tokens_(tokens), scores_(scores), plain_(std::move(plain)), bytes_(std::move(bytes)), unknown_(unknown) {}
-
-float ScoredPieces::score_of(int64_t id) const {
-    float score;
-    memcpy(&score, scores_ + 4 * id, 4);
-    return std::isnan(score) ? -INFINITY : score;  // a heap needs an order
+    : tokens_(tokens), scores_(tokens.size()), plain_(std::move(plain)), bytes_(std::move(bytes)), unknown_(unknown) {
+    if (!scores_.empty()) memcpy(scores_.data(), scores, 4 * scores_.size());
+    for (float& score : scores_)
+        if (std::isnan(score)) score = -INFINITY;  // a heap needs an order
 }
 
 int64_t ScoredPieces::find(std::string_view text) const {
@@ -334,7 +321,7 @@ void ScoredPieces::encode(std::string_view text, Scratch& scratch, std::vector<i
     merge(scratch, [&](const Piece& left, const Piece& right, Pair& pair) {
         const int64_t id = find(text.substr(left.begin, right.end - left.begin));
         if (id < 0) return false;
-        pair.priority = -static_cast<double>(score_of(id));
+        pair.priority = -static_cast<double>(scores_[static_cast<size_t>(id)]);
         pair.id = static_cast<int32_t>(id);
         return true;
     });

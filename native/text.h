@@ -1,5 +1,5 @@
-// Vocabularies: strings as their file lays them out, found by their text, and the two ways of merging pieces of text
-// into tokens. Nothing is copied: a vocabulary of a quarter of a million tokens costs its tables alone.
+// Vocabularies: strings, found by their text, and the two ways of merging pieces of text
+// into tokens. What is read from a file is copied: another program may overwrite or cut the file while it is mapped.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,16 +17,17 @@ template <class Entry> size_t slot_after(const std::vector<Entry>& table, size_t
     return slot + 1 < table.size() ? slot + 1 : 0;
 }
 
-// An array of strings in GGUF's layout: for each its length in 8 bytes, then its bytes, which must be UTF-8.
+// An array of strings, copied from GGUF's layout: for each its length in 8 bytes, then its bytes, which must be UTF-8.
 class Strings {
 public:
     // Reads `count` strings from `position` on, and stops before the first that is not whole or not UTF-8.
     Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count);
 
-    uint64_t size() const { return count_; }
-    uint64_t end() const { return end_; }
-    std::string_view at(uint64_t i) const;
-    void read(uint64_t first, uint64_t count, std::string_view* out) const;  // so many in a row
+    uint64_t size() const { return starts_.size() - 1; }
+    uint64_t end() const { return position_ + 8 * size() + starts_.back(); }  // of those read, in the file
+    std::string_view at(uint64_t i) const {
+        return {reinterpret_cast<const char*>(text_.data()) + starts_[i], starts_[i + 1] - starts_[i]};
+    }
 
     // A table by text. Empty strings are not in it. Of equal ones the first is, and `twice` is the first to repeat one.
     void index();
@@ -36,17 +37,16 @@ public:
     // The parts of `find`, for many at once: a table of this size is far away, and waiting for one entry at a time
     // took most of a tokenizer's making.
     uint64_t hash(std::string_view text) const;
-    void call_slot(uint64_t hash) const { __builtin_prefetch(&table_[slot_in(table_, hash)]); }
-    void call_text(uint64_t hash) const;
+    void prefetch_slot(uint64_t hash) const { __builtin_prefetch(&table_[slot_in(table_, hash)]); }
+    void prefetch_text(uint64_t hash) const;
     int64_t find(std::string_view text, uint64_t hash) const;
 
 private:
-    const uint8_t* start_of(uint64_t i) const;
     uint32_t tag_of(uint64_t hash) const { return static_cast<uint32_t>(hash >> 32) & ~place_mask_; }
 
-    const uint8_t* base_;
-    std::vector<uint32_t> starts_;  // of every fourth: the others are found from there by their lengths
-    uint64_t count_ = 0, end_;
+    std::vector<uint8_t> text_;     // one string after another
+    std::vector<uint32_t> starts_;  // of each in it, and the end of the last
+    uint64_t position_;
     // An entry's lower bits are 1 + a string's place, the others the upper ones of its hash; none is zero.
     std::vector<uint32_t> table_;
     uint32_t place_mask_ = 0;
@@ -109,7 +109,7 @@ private:
 // SentencePiece's: any two neighbours whose union is a token, the best score first.
 class ScoredPieces {
 public:
-    // `scores`: a float32 of every token, wherever they lie. `plain`: whether text may become that token. `bytes`: 256
+    // `scores`: a float32 of every token, aligned or not. `plain`: whether text may become that token. `bytes`: 256
     // ids, or none for `unknown`.
     ScoredPieces(const Strings& tokens, const uint8_t* scores, std::vector<bool> plain, std::vector<int32_t> bytes,
                  int32_t unknown);
@@ -118,10 +118,9 @@ public:
 
 private:
     int64_t find(std::string_view text) const;
-    float score_of(int64_t id) const;
 
     const Strings& tokens_;
-    const uint8_t* scores_;
+    std::vector<float> scores_;
     std::vector<bool> plain_;
     std::vector<int32_t> bytes_;
     int32_t unknown_;

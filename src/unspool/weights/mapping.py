@@ -17,6 +17,8 @@ class FileMap(mmap.mmap):
     """A file, memory-mapped for reading; `descriptor` reads from it without mapping anything."""
 
     descriptor = -1
+    path: Path
+    reported: Any = None  # makes a fault in this mapping name its file; where the extension was built
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -33,9 +35,19 @@ def map_file(path: Path) -> FileMap:
                 raise ModelError(f"{path} is empty")
             mapping = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ)
             mapping.descriptor = os.dup(file.fileno())
+            mapping.path = path
+            mapping.reported = _report_faults(mapping)
             return mapping
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _report_faults(mapping: FileMap) -> Any:
+    try:
+        from unspool._native import MappedFile
+    except ImportError:
+        return None
+    return MappedFile(mapping, os.fsencode(mapping.path))
 
 
 def mapping_of(data: Any) -> FileMap | None:
@@ -43,6 +55,15 @@ def mapping_of(data: Any) -> FileMap | None:
     while data is not None and not isinstance(data, FileMap):
         data = data.obj if isinstance(data, memoryview) else getattr(data, "base", None)
     return data
+
+
+def require_whole(data: Any) -> None:
+    """Refuse mapped bytes whose file has been cut shorter since: reading what is gone would end the process."""
+    mapping = mapping_of(data)
+    if mapping is not None:
+        size = os.fstat(mapping.descriptor).st_size
+        if size < len(mapping):
+            raise ModelError(f"{mapping.path} was cut from {len(mapping):,} to {size:,} bytes while it was in use")
 
 
 def address_of(data: Any) -> int:

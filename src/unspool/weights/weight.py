@@ -11,6 +11,7 @@ from functools import cached_property
 from unspool.errors import ModelError
 from unspool.lazy import np
 from unspool.weights.formats import FORMATS
+from unspool.weights.mapping import require_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,7 @@ class Weight:
     @cached_property
     def data(self) -> np.ndarray:
         """The bytes as an array, uint8, 1-D, read-only."""
+        require_whole(self.raw)
         return np.frombuffer(self.raw, np.uint8)
 
     def dequantize(self) -> np.ndarray:
@@ -67,6 +69,7 @@ class Weight:
         """The values of a vector, float32. Norms are stored as just that, and then it takes no numpy."""
         if self.format != "f32" or sys.byteorder != "little":
             return array("f", self.dequantize().tobytes())
+        require_whole(self.raw)
         return array("f", bytes(self.raw))
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import unspool._native as _native
 from unspool.config import Activation, EngineConfig, ModelConfig
-from unspool.errors import BackendError, EngineError, RequestError
+from unspool.errors import BackendError, EngineError, ModelError, RequestError
 from unspool.lazy import np
 from unspool.machine import num_cores
 from unspool.ops import AttentionSpec, Batch, KVCache
 from unspool.ops.cpu.logits import Logits
 from unspool.ops.cpu.lower import PRODUCTS, Lowering, find_last
 from unspool.ops.cpu.record import Graph, Value, narrow
-from unspool.weights.mapping import mapping_of, release, span_of
+from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -152,8 +152,12 @@ class CpuOps:
     def finish_packing(self) -> None:
         """Wait until all weights are packed, and help."""
         if self._packing is not None:
-            (packing, sources), self._packing = self._packing, None
-            packing.finish(self._pool)
+            packing, sources = self._packing
+            if not packing.finish(self._pool):  # some pages were gone when they were to be packed
+                for source in sources:
+                    require_whole(source)
+                raise ModelError("a model's file cannot be read any more: its weights were not all packed")
+            self._packing = None
             release(sources)
 
     # Computing: recording --------------------------------------------------------------------------------------------
