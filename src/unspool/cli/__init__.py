@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "serve": "serve OpenAI's API on a port",
     "batch": "answer a file of requests, resumable",
     "plan": "what a model needs and how fast it can be, before it is loaded",
+    "doctor": "find what makes a model misbehave",
     "pull": "fetch a model",
     "models": "list the models that are here",
     "bench": "run a benchmark",

@@ -1,0 +1,245 @@
+"""Doctor finds every planted fault, and nothing in a healthy model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fixtures.small_vocabulary import SmallVocabulary
+from unspool.cli import main
+from unspool.config import RopeScaling
+from unspool.doctor import Finding, Subject, examine, open_subject, serious_findings
+from unspool.doctor.settings import check_context
+from unspool.doctor.tensors import check_tensors, rounding_noise
+from unspool.doctor.tokens import check_duplicates
+from unspool.doctor.trial import judge
+from unspool.errors import ModelError
+from unspool.events import Timings, Usage
+from unspool.results import Completion
+from unspool.weights.formats import FORMATS
+from unspool.weights.gguf_config import metadata_of
+from unspool.weights.gguf_writer import write_gguf
+from unspool.weights.random import SHAPES, byte_vocabulary, random_checkpoint
+from unspool.weights.weight import Weight, encode_weight
+
+END, TURN = 256, 257
+TEMPLATE = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+
+
+def write_model(
+    path: Path, *, template: str | None = TEMPLATE, weights: Mapping[str, Weight] | None = None, **keys: Any
+) -> Path:
+    """A tiny chat model; `keys` replace metadata, with __ for dots; None removes a key."""
+    config = SHAPES["tiny"]
+    metadata = metadata_of(config) | byte_vocabulary(config.vocab_size)
+    metadata["tokenizer.ggml.tokens"][TURN] = "<|turn|>"
+    metadata["tokenizer.ggml.token_type"][TURN] = 3
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+    for key, value in keys.items():
+        metadata[key.replace("__", ".")] = value
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    write_gguf(path, metadata, dict(random_checkpoint(config).weights) | dict(weights or {}))
+    return path
+
+
+def write_endless(path: Path) -> Path:
+    """No key names an end token, and no token has a name that is known for one."""
+    tokens = byte_vocabulary(SHAPES["tiny"].vocab_size)["tokenizer.ggml.tokens"]
+    tokens[END], tokens[TURN] = "<|mark|>", "<|turn|>"
+    return write_model(path, tokenizer__ggml__tokens=tokens, tokenizer__ggml__eos_token_id=None)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+def found(subject: Subject) -> dict[str, Finding]:
+    return {finding.code: finding for finding in examine(subject)}
+
+
+def test_a_healthy_model_has_no_findings(model: Path) -> None:
+    assert found(open_subject(write_model(model))) == {}
+
+
+# End tokens and template --------------------------------------------------------------------------------------------
+def test_a_missing_end_token(model: Path) -> None:
+    subject = open_subject(write_endless(model))
+    assert found(subject)["end-token-missing"].severity == "error"
+
+
+def test_an_end_of_turn_that_is_no_end_token(model: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|turn|>\n{% endfor %}{{ tools }}"
+    finding = found(open_subject(write_model(model, template=template)))["end-of-turn-not-an-end"]
+    assert finding.severity == "error"
+    assert "<|turn|>" in finding.title
+    assert "257" in finding.fix
+
+
+def test_padding_that_is_the_end(model: Path) -> None:
+    assert "end-is-padding" in found(open_subject(write_model(model, tokenizer__ggml__padding_token_id=END)))
+
+
+def test_a_start_token_written_twice(model: Path) -> None:
+    template = "<|endoftext|><|endoftext|>" + TEMPLATE
+    assert found(open_subject(write_model(model, template=template)))["start-doubled"].severity == "warning"
+
+
+def test_a_start_token_in_template_and_tokenizer(model: Path) -> None:
+    template = "<|endoftext|>" + TEMPLATE
+    subject = open_subject(write_model(model, template=template, tokenizer__ggml__add_bos_token=True))
+    assert found(subject)["start-in-template-and-tokenizer"].severity == "note"
+
+
+def test_a_template_of_another_vocabulary(model: Path) -> None:
+    finding = found(open_subject(write_model(model, template="<start_of_turn>" + TEMPLATE)))
+    assert "'<start_of_turn>'" in finding["template-not-in-vocabulary"].title
+
+
+def test_a_template_that_drops_tools(model: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}"
+    assert found(open_subject(write_model(model, template=template)))["template-drops-tools"].severity == "note"
+
+
+def test_a_template_that_fails(model: Path) -> None:
+    subject = open_subject(write_model(model, template="{{ raise_exception('no') }}"))
+    assert found(subject)["template-fails"].severity == "error"
+    assert [finding.code for finding in serious_findings(subject)] == ["template-fails"]
+
+
+# Settings -----------------------------------------------------------------------------------------------------------
+def beside(model: Path, **settings: Any) -> None:
+    model.with_suffix(".generation_config.json").write_text(json.dumps(settings))
+
+
+def test_surprising_generation_settings(model: Path) -> None:
+    write_model(model)
+    beside(model, top_k=1, max_length=20, epsilon_cutoff=0.1, temperature=2.0)
+    codes = found(open_subject(model))
+    assert {"top-k-is-one", "length-limit-low", "settings-not-used", "temperature-high"} <= set(codes)
+    assert "epsilon_cutoff" in codes["settings-not-used"].title
+
+
+def test_settings_that_are_off_are_no_findings(model: Path) -> None:
+    write_model(model)
+    beside(model, top_k=40, num_beams=1, epsilon_cutoff=0.0, suppress_tokens=None, max_length=4096)
+    assert found(open_subject(model)) == {}
+
+
+def test_a_context_beyond_rope_scaling(model: Path) -> None:
+    subject = open_subject(write_model(model))
+    scaling = RopeScaling("yarn", 2.0, original_context=128)
+    config = replace(subject.checkpoint.config, rope_scaling=scaling, context_length=512)
+    subject = replace(subject, checkpoint=replace(subject.checkpoint, config=config))
+    (finding,) = check_context(subject)
+    assert (finding.code, "256" in finding.title) == ("context-beyond-scaling", True)
+
+
+# Vocabulary ---------------------------------------------------------------------------------------------------------
+def test_doubled_tokens(model: Path) -> None:
+    vocabulary: Any = SmallVocabulary(doubled=True)
+    (finding,) = check_duplicates(replace(open_subject(write_model(model)), tokenizer=vocabulary))
+    assert "'name'" in finding.title
+
+
+def test_tokens_that_were_never_trained(model: Path) -> None:
+    table = random_checkpoint(SHAPES["tiny"]).weights["token_embd.weight"].dequantize().copy()
+    table[70:73] = 0
+    subject = open_subject(write_model(model, weights={"token_embd.weight": encode_weight("token_embd.weight", table)}))
+    assert found(subject)["tokens-untrained"].title.startswith("3 tokens")
+
+
+def test_a_tokenizer_larger_than_the_embedding(model: Path) -> None:
+    subject = open_subject(write_model(model))
+    config = replace(subject.checkpoint.config, vocab_size=300)
+    subject = replace(subject, checkpoint=replace(subject.checkpoint, config=config))
+    assert found(subject)["more-tokens-than-rows"].severity == "error"
+
+
+# Weights ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("value", "code"), [(np.nan, "weights-not-finite"), (np.inf, "weights-not-finite")])
+def test_values_that_are_no_numbers(model: Path, value: float, code: str) -> None:
+    name = "blk.1.ffn_down.weight"
+    values = random_checkpoint(SHAPES["tiny"]).weights[name].dequantize().copy()
+    values[5, 7] = value
+    subject = open_subject(write_model(model, weights={name: encode_weight(name, values)}))
+    finding = found(subject)[code]
+    assert finding.severity == "error"
+    assert name in finding.title
+
+
+def test_a_tensor_of_zeros(model: Path) -> None:
+    name = "blk.0.attn_v.weight"
+    shape = random_checkpoint(SHAPES["tiny"]).weights[name].shape
+    subject = open_subject(write_model(model, weights={name: encode_weight(name, np.zeros(shape, np.float32))}))
+    assert name in found(subject)["weights-all-zero"].title
+
+
+def test_an_important_tensor_rounded_too_coarsely(model: Path) -> None:
+    """Outliers in each block stretch its scale: what is left of the other weights is little."""
+    name = "blk.0.attn_v.weight"
+    values = random_checkpoint(SHAPES["tiny"]).weights[name].dequantize().copy()
+    values[:, ::32] *= 12
+    raw = memoryview(FORMATS["q4_0"].encode(values))
+    coarse = Weight(name, "q4_0", values.shape, raw)
+    true_noise = np.sqrt(np.mean((coarse.dequantize() - values) ** 2) / np.mean(values**2))
+    subject = open_subject(write_model(model, weights={name: coarse}))
+    assert "quantization-coarse" in found(subject), true_noise
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"])
+def test_the_estimate_of_rounding_is_near_the_real_error(format: str) -> None:
+    values = np.random.default_rng(3).standard_normal((64, 512)).astype(np.float32)
+    decoded = FORMATS[format].decode(np.frombuffer(FORMATS[format].encode(values), np.uint8)).reshape(values.shape)
+    real = float(np.sqrt(np.mean((decoded - values) ** 2) / np.mean(values**2)))
+    assert 0.7 * real < rounding_noise(decoded) < 1.7 * real
+
+
+def test_progress_covers_every_byte(model: Path) -> None:
+    subject = open_subject(write_model(model))
+    calls: list[tuple[int, int]] = []
+    assert list(check_tensors(subject, lambda done, total: calls.append((done, total)))) == []
+    assert calls[-1][0] == calls[-1][1] == sum(weight.nbytes for weight in subject.checkpoint.weights.values())
+
+
+# Trial and command --------------------------------------------------------------------------------------------------
+def completion(reason: Any) -> Completion:
+    return Completion("", (), reason, Usage(3, 4), Timings(0, 0, 0, 0, None, None))
+
+
+def test_judging_a_trial() -> None:
+    assert list(judge([completion("eos")] * 6)) == []
+    assert [f.code for f in judge([completion("length")] * 5 + [completion("eos")])] == ["trial-does-not-stop"]
+    assert [f.code for f in judge([completion("length")] + [completion("eos")] * 5)] == ["trial-long-answers"]
+    assert [f.severity for f in judge([completion("repetition")] * 4 + [completion("eos")] * 2)] == ["error"]
+    assert [f.severity for f in judge([completion("repetition")] * 2 + [completion("eos")] * 4)] == ["warning"]
+
+
+def test_the_command_reports_json_and_fails_on_errors(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_endless(model)
+    assert main(["doctor", str(model), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["counts"]["error"] == 1
+    assert {"code", "severity", "certainty", "title", "effect", "fix"} == set(told["findings"][0])
+
+
+def test_the_command_tries_the_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Random weights repeat themselves: the trial says so."""
+    assert main(["doctor", str(write_model(model)), "--try", "--quick"]) == 1
+    assert "6 of 6 answers repeat a passage" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_opened_is_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF\0")
+    with pytest.raises(ModelError):
+        open_subject(tmp_path / "broken.gguf")
