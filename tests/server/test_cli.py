@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -70,6 +71,17 @@ def test_an_open_door_is_told_loudly(model: Path) -> None:
     assert status == 0
     assert "WARNING" in said
     assert "--api-key" in said
+
+
+def test_text_is_utf8_where_the_locale_has_no_encoding(model: Path) -> None:
+    """What a model writes can be printed, and what is asked of it can be read."""
+    command = [sys.executable, "-m", "unspool", "run", "--raw", "-m", str(model), "--device", "reference"]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [*command, "--seed", "1", "-n", "30", "Käse"], env=environment, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.decode().isascii(), "the answer was to hold more than ASCII"
 
 
 def test_wrong_usage_is_one_line(model: Path) -> None:

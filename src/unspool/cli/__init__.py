@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 # In the order in which a newcomer meets them. A command that is not listed here does not exist.
 COMMANDS: dict[str, str] = {
@@ -26,6 +27,8 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if argv is None and sys.getfilesystemencoding() == "ascii":
+        _restart_in_utf8()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _dispatch(arguments)
@@ -42,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report(error)
     return status
+
+
+def _restart_in_utf8() -> NoReturn:
+    """A C locale in which Python's UTF-8 mode was turned off can neither read nor print what models write."""
+    import os
+
+    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _dispatch(arguments: list[str]) -> int:
