@@ -78,7 +78,7 @@ class EngineConfig:
     step_tokens: int = 0  # tokens computed in one step, over all requests; 0: what suits the device
     chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: what suits the device
     max_running: int = 256  # requests in one step
-    max_waiting: int = 4096  # requests in the queue before QueueFullError
+    max_waiting: int = 4096  # requests that wait beyond those; one more is a QueueFullError
     prefix_cache: bool = True
     speculate: str | None = None  # "lookup", "model:PATH", "early-exit[:LAYERS]", "auto"; what it gives never differs
 

@@ -309,7 +309,8 @@ def test_what_cannot_run_is_refused_with_its_numbers(engine) -> None:
 
 
 def test_the_queue_is_bounded(tiny) -> None:
-    engine = Engine(tiny(), EngineConfig(device="reference", kv_tokens=64, max_waiting=2))
+    engine = Engine(tiny(), EngineConfig(device="reference", kv_tokens=64, max_running=1, max_waiting=2))
+    engine.add([1], SamplingParams(max_tokens=1))  # starts with the next step
     engine.add([1], SamplingParams(max_tokens=1))
     engine.add([1], SamplingParams(max_tokens=1))
     with pytest.raises(QueueFullError, match="2 requests are waiting"):

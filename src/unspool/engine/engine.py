@@ -103,7 +103,7 @@ class Engine:
         params = params or SamplingParams()
         resolved = params.resolve(self.checkpoint.generation, vocab_size=self.checkpoint.config.vocab_size)
         self._maker.check(prompt, output)
-        if len(self.scheduler.waiting) >= self.config.max_waiting:
+        if self._is_full:
             raise QueueFullError(f"{self.config.max_waiting:,} requests are waiting already; try again later")
         id = id if id is not None else f"r{self._maker.next_number}"
         if id in self._groups:
@@ -118,6 +118,13 @@ class Engine:
         for branch, piece in begun:
             self._tell(group, branch, piece)
         return id
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether as many wait as may. Those that the next step will start do not count."""
+        scheduler = self.scheduler
+        starting = max(0, scheduler.max_running - len(scheduler.running))
+        return len(scheduler.waiting) >= self.config.max_waiting + starting
 
     def _begin(self, group: Group, branch: Branch) -> None:
         """A branch enters the scheduler: the first at once, the others when its prompt is computed."""
