@@ -8,6 +8,7 @@
     └── EngineError                  the engine itself failed: HTTP 5xx
         ├── BackendError             a device, driver, library or kernel is missing
         ├── EngineClosedError        the engine was shut down
+        ├── EngineDiedError          the engine's thread ended by an error; nothing more can be computed
         └── SamplingError            a row of logits from which no token can be chosen
 """
 
@@ -55,6 +56,10 @@ class BackendError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine was shut down while, or before, the request ran."""
+
+
+class EngineDiedError(EngineError):
+    """The engine's thread ended by an error that is not one request's; only a new engine can compute again."""
 
 
 class SamplingError(EngineError):

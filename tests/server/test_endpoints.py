@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import Client, in_process
+from unspool.server.config import ServerConfig
 
 TOOL = {"name": "go", "parameters": {"type": "object", "properties": {"to": {"enum": ["x", "y"]}}, "required": ["to"]}}
 CALL = '<tool_call>\n{"name": "go", "arguments": {"to": "x"}}\n</tool_call>'
@@ -280,6 +281,18 @@ def test_models_and_names() -> None:
         await client.ok("/v1/completions", {"prompt": "a", "model": name})
 
     in_process(test)
+
+
+def test_a_model_with_several_names_is_listed_once() -> None:
+    async def test(client: Client) -> None:
+        (entry,) = (await client.get("/v1/models")).json()["data"]
+        own = client.service.llm.checkpoint.name
+        assert (entry["id"], entry["root"], entry["aliases"]) == ("ours", own, ["theirs", own])
+        assert (await client.get("/v1/models/theirs")).json()["aliases"] == ["ours", own]
+        for name in ("ours", "theirs", own):
+            await client.ok("/v1/completions", {"prompt": "a", "model": name, "max_tokens": 1})
+
+    in_process(test, ServerConfig(names=("ours", "theirs"), log_format="off"))
 
 
 def test_a_text_model_does_not_embed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -13,6 +14,7 @@ import pytest
 from tests.server.harness import Client, in_process, make_llm
 from unspool.errors import RequestError
 from unspool.server.config import Keys, ServerConfig, read_keys
+from unspool.server.service import Service
 from unspool.server.tracing import OtelTracer
 
 BODY = {"prompt": "a", "max_tokens": 2}
@@ -225,6 +227,54 @@ def test_a_failing_step_is_told_and_the_server_lives() -> None:
     in_process(test)
 
 
+class Panic(BaseException):
+    """As a Rust library's panic arrives: no Exception."""
+
+
+def _panic(*given: Any, **named: Any) -> Any:
+    raise Panic("out of fuel")
+
+
+def test_a_dead_engine_is_told_to_everyone() -> None:
+    """Those under way, those who come after, and the probes."""
+
+    async def test() -> None:
+        service = Service(make_llm(), ServerConfig(**QUIET))
+        client = Client(service)
+        assert (await client.get("/ready")).json() == {"status": "ready"}
+        runner = service.meter._runner
+        whole_run = runner.run
+        runner.run = lambda plan: whole_run(plan) if len(plan.works) < 2 else _panic()  # type: ignore[method-assign]
+        long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
+        both = asyncio.gather(client.post("/v1/completions", long), client.events("/v1/completions", long))
+        whole, streamed = await asyncio.wait_for(both, 30)
+        assert whole.status_code == 503
+        for error in (whole.json()["error"], streamed[-2][1]["error"]):
+            assert (error["code"], error["message"]) == ("engine_died", "the engine stopped: Panic: out of fuel")
+        assert (await client.refused("/v1/completions", BODY, 503))["code"] == "engine_died"
+        health, ready = await client.get("/health"), await client.get("/ready")
+        assert (health.status_code, ready.status_code) == (503, 503)
+        assert health.json() == {"status": "failed", "message": "the engine stopped: Panic: out of fuel"}
+        assert ready.json() == {"status": "failed"}
+        await client.http.aclose()
+        await service.engine.shutdown()
+
+    asyncio.run(test())
+
+
+def test_a_panic_in_a_request_is_its_own() -> None:
+    async def test(client: Client) -> None:
+        encode = client.service.llm.tokenizer.encode
+        client.service.llm.tokenizer.encode = _panic  # type: ignore[method-assign]
+        error = await client.refused("/v1/completions", BODY, 500)
+        assert (error["code"], error["message"]) == ("internal_error", "an internal error (Panic)")
+        client.service.llm.tokenizer.encode = encode  # type: ignore[method-assign]
+        assert (await client.get("/health")).status_code == 200
+        await client.ok("/v1/completions", BODY)
+
+    in_process(test)
+
+
 def _broken(plan: Any) -> Any:
     raise ValueError("broken on purpose")
 
@@ -232,10 +282,7 @@ def _broken(plan: Any) -> Any:
 def test_spans_tell_a_request() -> None:
     exporter_module = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = exporter_module.InMemorySpanExporter()
-    import asyncio
-
     from unspool.server.app import build
-    from unspool.server.service import Service
 
     async def run() -> None:
         service = Service(make_llm(), ServerConfig(**QUIET))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,24 @@ def test_a_full_queue_is_told(make_server: Callable[..., Live]) -> None:
     assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
 
 
+def test_a_burst_is_taken_as_far_as_it_can_run_or_wait() -> None:
+    async def test(client: Client) -> None:
+        burst = [client.post("/v1/completions", {"prompt": "a", "max_tokens": 4}) for _ in range(6)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*burst)]
+        assert sorted(statuses) == [200] * 3 + [429] * 3
+
+    async def paused(client: Client) -> None:
+        """All six arrive before the engine's thread takes its next step."""
+        engine, gate = client.service.engine, threading.Event()
+        waits = asyncio.create_task(engine.ask(lambda _: gate.wait(30)))
+        await asyncio.sleep(0.05)
+        asyncio.get_running_loop().call_later(0.3, gate.set)
+        await test(client)
+        await waits
+
+    in_process(paused, llm=make_llm(max_running=1, max_waiting=2))
+
+
 def test_a_deadline_ends_honestly() -> None:
     async def test(client: Client) -> None:
         answer = await client.ok("/v1/completions", {**LONG, "stream": False, "deadline_ms": 30})
@@ -183,8 +202,38 @@ def test_draining_lets_answers_finish_and_takes_no_more(make_server: Callable[..
         data = read_until(running, b"[DONE]\n\n", 1 << 30)
     assert b'"finish_reason":"length"' in data
     server.stop()
+    assert not server.service.llm.engine.has_work
     with pytest.raises(OSError):
         socket.create_connection(server.address, timeout=1)
+
+
+def test_while_draining_probes_and_new_work_are_answered(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(device="reference"), drain=60.0)
+    with socket.create_connection(server.address, timeout=60) as running:
+        running.sendall(raw_request(LONG))
+        read_until(running, b"data: ")
+        server.server.should_exit = True
+        while server.service.state == "ready":
+            time.sleep(0.01)
+        ready, health = httpx.get(f"{server.url}/ready"), httpx.get(f"{server.url}/health")
+        assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
+        assert (health.status_code, health.json()) == (200, {"status": "ok"})
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert "retry-after" in refused.headers
+
+
+def test_a_second_signal_ends_the_drain(make_server: Callable[..., Live]) -> None:
+    server = make_server(make_llm(device="reference"), drain=600.0)
+    with socket.create_connection(server.address, timeout=60) as running:
+        running.sendall(raw_request(LONG))
+        read_until(running, b"data: ")
+        server.server.should_exit = True
+        while server.service.state == "ready":
+            time.sleep(0.01)
+        server.server.force_exit = True
+        data = read_until(running, b"[DONE]\n\n", 1 << 30)
+    assert b'"finish_reason":"abort"' in data
 
 
 def test_a_thousand_requests_with_random_aborts(make_server: Callable[..., Live]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from unspool.config import EngineConfig
 from unspool.engine.async_engine import AsyncEngine
 from unspool.engine.engine import Engine
-from unspool.errors import ContextLengthError, EngineClosedError, EngineError
+from unspool.errors import ContextLengthError, EngineClosedError, EngineDiedError, EngineError
 from unspool.events import Finished, Text
 from unspool.params import SamplingParams
 
@@ -135,19 +135,43 @@ def test_shutdown_drains_then_aborts(make_engine) -> None:
     asyncio.run(main())
 
 
-def test_a_broken_engine_tells_everyone(make_engine) -> None:
+class Panic(BaseException):
+    """As a Rust library's panic arrives: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, Panic])
+def test_a_broken_engine_tells_everyone(make_engine, kind: type[BaseException]) -> None:
     async def main() -> None:
         engine = make_engine()
 
         def broken():
-            raise ZeroDivisionError("a bug")
+            raise kind("a bug")
 
         engine.engine.scheduler.plan = broken
-        with pytest.raises(EngineError, match="the engine stopped: ZeroDivisionError"):
+        with pytest.raises(EngineError, match=f"the engine stopped: {kind.__name__}"):
             await asyncio.wait_for(read(engine, SamplingParams(max_tokens=3)), 10)
         assert not engine.is_ready
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineDiedError):
             await engine.submit(PROMPT)
+        await engine.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_panic_while_a_request_is_added_reaches_who_asked_and_who_runs(make_engine) -> None:
+    async def main() -> None:
+        engine = make_engine()
+        running = asyncio.create_task(read(engine, SamplingParams(max_tokens=120, ignore_eos=True)))
+        while not await engine.ask(lambda e: e.has_work):
+            await asyncio.sleep(0.001)
+
+        def panic(_):
+            raise Panic("out of fuel")
+
+        with pytest.raises(EngineDiedError, match="Panic: out of fuel"):
+            await asyncio.wait_for(engine.ask(panic), 10)
+        with pytest.raises(EngineDiedError, match="Panic: out of fuel"):
+            await asyncio.wait_for(running, 10)
         await engine.shutdown()
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ nobody else's time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,10 +22,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from unspool.engine.engine import Engine
-from unspool.errors import EngineClosedError, EngineError
+from unspool.errors import EngineClosedError, EngineDiedError
 from unspool.events import Event, Failed, Finished, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
 
+log = logging.getLogger("unspool.engine")
 T = TypeVar("T")
 Sink = Callable[[Event], None]  # called in the event loop; must not raise
 
@@ -85,7 +87,7 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.failure: Exception | None = None  # why the thread died, if it did
+        self.failure: EngineDiedError | None = None  # why the thread died, if it did
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
         self._is_closing = self._is_stopped = False
@@ -157,7 +159,7 @@ class AsyncEngine:
                     self._hand_out(self.engine.step())
                 if not self.engine.has_work:
                     self._idle.set()
-        except Exception as error:  # the engine is beyond repair: everyone is told, and nobody new gets in
+        except BaseException as error:  # a panic of a Rust library is no Exception
             self._die(error)
 
     def _obey(self, *, wait: bool) -> None:
@@ -182,6 +184,9 @@ class AsyncEngine:
                 future.set_result(act())
             except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # ends the thread, so whoever asked must be told before
+                future.set_exception(_failure(error))
+                raise
 
         self._commands.put(command)
         if self.failure is not None:  # the thread died while we queued
@@ -216,10 +221,10 @@ class AsyncEngine:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_deliver, letters)
 
-    def _die(self, error: Exception) -> None:
-        failure = EngineError(f"the engine stopped: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        self.failure = failure
+    def _die(self, error: BaseException) -> None:
+        """The engine cannot be repaired: every request ends with the reason, and new ones are refused with it."""
+        log.critical("the engine stopped and takes no more requests; restart the process", exc_info=error)
+        self.failure = failure = _failure(error)
         self._hand_out([Failed(id, 0, failure) for id in self._readers])
         self._readers.clear()
         self._idle.set()
@@ -237,6 +242,12 @@ class AsyncEngine:
             raise self.failure
         if self._is_closing:
             raise EngineClosedError("the engine is shutting down; no new requests are taken")
+
+
+def _failure(error: BaseException) -> EngineDiedError:
+    failure = EngineDiedError(f"the engine stopped: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _deliver(letters: Sequence[tuple[Sink, Event]]) -> None:

@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """A file of keys: one a line; blank lines and lines that begin with # are left out."""
-    lines = [line.strip() for line in path.read_text().splitlines()]
+    lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise RequestError(f"{path} holds no key; a server that it guards would be open", "api_key_file")

@@ -9,6 +9,7 @@ from typing import Any
 from unspool.errors import (
     ContextLengthError,
     EngineClosedError,
+    EngineDiedError,
     ModelError,
     QueueFullError,
     RequestError,
@@ -64,6 +65,8 @@ def fault_of(error: BaseException, *, retry_after: int = 1) -> Fault:
         return Fault(400, message, "invalid_request_error", error.param, error.code or "invalid_value")
     if isinstance(error, EngineClosedError):
         return Fault(503, message, "server_error", None, "shutting_down", again)
+    if isinstance(error, EngineDiedError):  # logged when it died, not again for each request
+        return Fault(503, message, "server_error", None, "engine_died")
     if isinstance(error, UnspoolError) and not isinstance(error, ModelError):
         log.error("a request failed: %s", message)
         return Fault(500, message, "server_error", None, "engine_error")

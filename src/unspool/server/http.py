@@ -136,7 +136,9 @@ class Guard:
         try:
             self._admit(scope)
             await self._app(scope, receive, send_on)
-        except Exception as error:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a Rust library is no Exception
             fault = self._fault(scope, error)
             if status == 0:
                 headers = [(name.encode(), value.encode()) for name, value in fault.headers]
@@ -144,7 +146,7 @@ class Guard:
         finally:
             self._log(scope, status, time.perf_counter() - started)
 
-    def _fault(self, scope: Scope, error: Exception) -> Fault:
+    def _fault(self, scope: Scope, error: BaseException) -> Fault:
         if isinstance(error, HTTPException):
             path = scope["path"][:200]
             told = {404: f"there is nothing at {path}", 405: f"{scope['method']} is not for {path}"}

@@ -39,7 +39,7 @@ STATUSES = {
     415: "The body is not application/json.",
     429: "The queue is full; Retry-After says when to try again.",
     500: "The engine failed.",
-    503: "The server is shutting down.",
+    503: "The server is shutting down, or its engine has failed.",
 }
 ERROR: Schema = {
     "type": "object",

@@ -20,6 +20,7 @@ def model_entry(service: Service, name: str) -> Body:
         "created": service.created,
         "owned_by": "unspool",
         "root": service.llm.checkpoint.name,
+        "aliases": [other for other in service.names if other != name],
         "max_model_len": service.llm.engine.context_length,
     }
 

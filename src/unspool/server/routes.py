@@ -143,9 +143,7 @@ class Routes:
         return self._json(plain.score_body(self.service, run))
 
     async def _models(self, request: Request) -> Response:
-        return self._json(
-            {"object": "list", "data": [plain.model_entry(self.service, name) for name in self.service.names]}
-        )
+        return self._json({"object": "list", "data": [plain.model_entry(self.service, self.service.name)]})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -154,11 +152,13 @@ class Routes:
 
     async def _health(self, request: Request) -> Response:
         failure = self.service.engine.failure
-        return self._json({"status": "ok" if failure is None else str(failure)}, 200 if failure is None else 503)
+        if failure is not None:
+            return self._json({"status": "failed", "message": str(failure)}, 503)
+        return self._json({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
-        is_ready = self.service.is_ready
-        return self._json({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+        state = self.service.state
+        return self._json({"status": state}, 200 if state == "ready" else 503)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -57,12 +57,17 @@ class Server(uvicorn.Server):
         self._service.warm_up()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """The listening sockets close at once; the drain runs beside uvicorn's own wait for its connections."""
-        drain = self._service.config.drain
-        running = self._service.llm.engine.stats["running"] + self._service.llm.engine.stats["waiting"]
+        """Drain, then close. While answers finish, probes and new requests still connect and are told why not."""
+        engine, drain = self._service.engine, self._service.config.drain
+        stats = self._service.llm.engine.stats
+        running = stats["running"] + stats["waiting"]
         if running:
             log.info("draining: %d answers have %g s to finish", running, drain)
-        drained = asyncio.create_task(self._service.engine.shutdown(0.0 if self.force_exit else drain))
+        drained = asyncio.create_task(engine.shutdown(drain))
+        while not drained.done():
+            if self.force_exit:  # told to stop a second time
+                await engine.shutdown(0.0)
+            await asyncio.wait([drained], timeout=0.1)
         await super().shutdown(sockets)
         await drained
 
@@ -88,7 +93,7 @@ def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Confi
         proxy_headers=False,  # a client's word for its own address is not to be logged as truth
         h11_max_incomplete_event_size=64 * 1024,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(config.drain + GRACE),
+        timeout_graceful_shutdown=int(GRACE),
         **more,
     )
 
@@ -96,7 +101,7 @@ def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Confi
 def set_up_logging(config: ServerConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    for name in ("unspool.server", "unspool.access"):
+    for name in ("unspool.server", "unspool.access", "unspool.engine"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)

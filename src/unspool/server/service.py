@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from unspool.engine.async_engine import AsyncEngine, Ticket
-from unspool.errors import ContextLengthError, EngineError, RequestError
+from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.llm import LLM
 from unspool.params import BeamParams, Constraint, RepetitionDetector, ResolvedParams, SamplingParams
@@ -138,8 +138,11 @@ class Service:
         return _PROBE_NAME in text
 
     @property
-    def is_ready(self) -> bool:
-        return self.engine.is_ready
+    def state(self) -> str:
+        """ready | draining | failed: what the engine's thread does with a new request."""
+        if self.engine.failure is not None:
+            return "failed"
+        return "ready" if self.engine.is_ready else "draining"
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -260,11 +263,6 @@ class Service:
         from unspool.sampling.constraint import compile_constraint
 
         compile_constraint(Constraint("json_object"), self.llm.tokenizer)
-
-    async def check(self) -> None:
-        """Raises unless the engine's thread answers."""
-        if self.engine.failure is not None:
-            raise EngineError(str(self.engine.failure))
 
     @property
     def retry_after(self) -> int:
