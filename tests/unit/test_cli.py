@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unspool.cli import COMMANDS, main
+from unspool.cli import COMMANDS, main, serve
 from unspool.cli.bench import benchmarks
 from unspool.cli.terminal import ProgressBar, harmless, human_bytes
 from unspool.errors import EngineError
@@ -76,6 +76,30 @@ def test_a_defect_says_so_and_how_to_see_more(monkeypatch: pytest.MonkeyPatch, c
     assert "--debug" in error
     with pytest.raises(ZeroDivisionError):
         main(["pull", "--debug"])
+
+
+@pytest.mark.parametrize(("error", "said"), [(MemoryError(), "memory;"), (MemoryError("9 GB"), "memory (9 GB);")])
+def test_too_little_memory_is_no_defect(
+    error: MemoryError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    fail_with(error, monkeypatch)
+    assert main(["pull"]) == 1
+    assert capsys.readouterr().err.startswith(f"unspool: out of {said} unspool plan MODEL says what a model needs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ("smollm2",)),
+        (["--random", "tiny"], ()),
+        (["-m", "/"], ()),
+        (["-m", "org/name"], ("org/name",)),
+        (["--random", "tiny", "--name", "a", "--name", "b"], ("a", "b")),
+    ],
+)
+def test_a_served_model_has_the_name_that_was_asked_for(arguments: list[str], names: tuple[str, ...]) -> None:
+    """Random weights were asked for by no model's name, least of all the default's."""
+    assert serve.served_names(serve.make_parser().parse_args(arguments)) == names
 
 
 def test_ctrl_c_before_anything_is_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

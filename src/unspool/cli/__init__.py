@@ -110,6 +110,9 @@ def _report(error: Exception) -> int:
         return EXIT_USAGE
     if isinstance(error, UnspoolError | OSError):
         print(f"unspool: {error}", file=sys.stderr)
+    elif isinstance(error, MemoryError):
+        advice = "unspool plan MODEL says what a model needs; --kv-tokens N makes the KV cache smaller"
+        print(f"unspool: out of memory{f' ({error})' if str(error) else ''}; {advice}", file=sys.stderr)
     else:
         print(f"unspool: {type(error).__name__}: {error} (a defect; --debug shows where)", file=sys.stderr)
     return EXIT_FAILURE

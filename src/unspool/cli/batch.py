@@ -66,7 +66,7 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
     import asyncio
 
     from unspool.cli.loading import load
-    from unspool.cli.serve import spoken_name
+    from unspool.cli.serve import served_names
     from unspool.server.batch import run_batch
     from unspool.server.config import ServerConfig
     from unspool.server.service import Service
@@ -75,8 +75,7 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
         return 0
     setattr(namespace, "engine.max_waiting", 1 << 30)  # the file is the queue here: nothing is ever turned away
     llm, _ = load(namespace)
-    names = tuple(namespace.name) or spoken_name(namespace.model)
-    config = ServerConfig(names=names, lenient=namespace.lenient)
+    config = ServerConfig(names=served_names(namespace), lenient=namespace.lenient)
 
     async def run() -> int:
         service = Service(llm, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         host=namespace.host,
         port=namespace.port,
         api_keys=tuple(keys),
-        names=tuple(namespace.name) or spoken_name(namespace.model),
+        names=served_names(namespace),
         cors_origins=tuple(namespace.cors_origin),
         allowed_hosts=tuple(host.lower() for host in namespace.allow_host),
         lenient=namespace.lenient,
@@ -84,6 +85,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def spoken_name(model: str) -> tuple[str, ...]:
-    """What was asked for is a name too, unless it is a path."""
-    return () if Path(model).expanduser().exists() else (model,)
+def served_names(namespace: Namespace) -> tuple[str, ...]:
+    """The names that --name gives. Without them the name that was asked for, unless it is a path or the weights are
+    random: then the model's own name is enough."""
+    if namespace.name or namespace.random is not None or Path(namespace.model).expanduser().exists():
+        return tuple(namespace.name)
+    return (namespace.model,)

