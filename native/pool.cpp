@@ -5,6 +5,9 @@
 
 #include <chrono>
 #include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 #ifdef UNSPOOL_X86
 #include <immintrin.h>
@@ -34,7 +37,15 @@ constexpr auto AWAKE =
 
 struct Pool::Crew {
     explicit Crew(int threads) : threads(threads), pid(getpid()) {
-        for (int i = 1; i < threads; i++) workers.emplace_back([this, i] { serve(i); });
+        try {
+            workers.reserve(static_cast<size_t>(threads));
+            for (int i = 1; i < threads; i++) workers.emplace_back([this, i] { serve(i); });
+        } catch (const std::exception& error) {
+            const std::string started = std::to_string(workers.size() + 1);
+            dismiss();
+            throw std::runtime_error("only " + started + " of " + std::to_string(threads) +
+                                     " threads could be started: " + error.what());
+        }
     }
 
     void dismiss() {
@@ -100,20 +111,19 @@ struct Pool::Crew {
     alignas(64) std::atomic<uint32_t> phase{0};
 };
 
-Pool::Pool(int threads) : threads_(threads) { hire(); }
+Pool::Pool(int threads) : threads_(threads), crew_(std::make_unique<Crew>(threads)) {}
 
 Pool::~Pool() {
     if (crew_->pid == getpid()) crew_->dismiss();
     else (void)crew_.release();  // these threads stayed with the parent process
 }
 
-void Pool::hire() { crew_ = std::make_unique<Crew>(threads_); }
-
 void Pool::run(void (*work)(void*, int), void* argument) {
-    std::lock_guard turn(turn_);
-    if (crew_->pid != getpid()) {
+    const ProcessLock::Hold turn(turn_);
+    if (crew_->pid != getpid()) {  // whatever state the fork left the old crew in, it is not used again
+        auto crew = std::make_unique<Crew>(threads_);
         (void)crew_.release();
-        hire();
+        crew_ = std::move(crew);
     }
     crew_->run(work, argument);
 }
@@ -124,11 +134,12 @@ void Pool::rest(int turn) {
 }
 
 std::shared_ptr<Pool> Pool::shared(int threads) {
-    static std::mutex guard;
-    static std::map<int, std::weak_ptr<Pool>> pools;
-    std::lock_guard lock(guard);
-    std::shared_ptr<Pool> pool = pools[threads].lock();
-    if (!pool) pools[threads] = pool = std::make_shared<Pool>(threads);
+    static ProcessLock guard;
+    static std::map<std::pair<pid_t, int>, std::weak_ptr<Pool>> pools;
+    const ProcessLock::Hold hold(guard);
+    std::weak_ptr<Pool>& known = pools[{getpid(), threads}];
+    std::shared_ptr<Pool> pool = known.lock();
+    if (!pool) known = pool = std::make_shared<Pool>(threads);
     return pool;
 }
 

@@ -3,15 +3,16 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "process_lock.h"
 
 namespace unspool {
 
 class Pool {
 public:
-    explicit Pool(int threads);
+    explicit Pool(int threads);  // throws when the system has not so many to give
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -31,11 +32,10 @@ public:
 
 private:
     struct Crew;  // the threads themselves; a forked child, where they do not exist, hires another
-    void hire();
     static void rest(int turn);
 
     int threads_;
-    std::mutex turn_;
+    ProcessLock turn_;
     std::unique_ptr<Crew> crew_;
 };
 

@@ -345,7 +345,10 @@ void Program::measure() {
 }
 
 const float* Program::run(const Step& step) {
-    std::lock_guard turn(turn_);
+    const ProcessLock::Hold turn(turn_);
+    if (turn.was_abandoned()) is_broken_ = true;
+    if (is_broken_)
+        throw std::runtime_error("this process was forked while the model computed a step; load the model after a fork");
     measure();
     return run_step(step);
 }

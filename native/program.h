@@ -3,7 +3,6 @@
 #pragma once
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "kv.h"
 #include "matrix.h"
 #include "pool.h"
+#include "process_lock.h"
 
 namespace unspool {
 
@@ -267,7 +267,8 @@ private:
     int64_t stamp_ = 0;
     bool shares_fresh_blocks_ = false;
     const Step* step_ = nullptr;
-    std::mutex turn_;
+    ProcessLock turn_;
+    bool is_broken_ = false;  // forked in the middle of a step
     std::vector<Made> made_;
     std::vector<Asking> asking_;
     int64_t num_steps_ = 0;

@@ -89,7 +89,10 @@ class CpuOps:
         self.isa = isa
         self.threads = threads or num_cores()
         self.kernel_set = f"cpu-{isa}"
-        self._pool = _native.shared_pool(self.threads)
+        try:
+            self._pool = _native.shared_pool(self.threads)
+        except RuntimeError as error:
+            raise BackendError(f"threads is {self.threads:,}, but {error}") from error
         self._arena = _native.Arena()
         self._packing: Any = None  # what is being packed, until somebody needs it
         self._graph: Graph | None = None
@@ -233,7 +236,7 @@ class Step:
             found = self._program.run(
                 batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows
             )
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
         return Logits(found, self._program.output_width)
 

@@ -1,0 +1,100 @@
+"""Threads that the system does not give, and processes that are forked while a step is computed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.ops.conftest import make_batch
+from tests.ops.test_cpu_programs import compiled, with_ids
+from unspool.config import EngineConfig
+from unspool.errors import EngineError
+from unspool.ops.cpu import CpuOps
+from unspool.weights.random import SHAPES, random_checkpoint
+
+MANY_THREADS = """
+import resource
+from unspool.errors import BackendError
+from unspool.ops.cpu import CpuOps
+size = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, ((size << 10) + (300 << 20),) * 2)
+try:
+    CpuOps(threads=1000)
+except BackendError as error:
+    print(error)
+print(CpuOps(threads=2).threads)
+"""
+
+
+def test_threads_that_cannot_be_started_are_told_with_numbers() -> None:
+    """Address space for some of their stacks alone. Those that were started end, and fewer can be had after it."""
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_THREADS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("threads is 1,000, but only ")
+    assert " of 1000 threads could be started" in first
+    assert second == "2"
+
+
+def status_in_child(work: Callable[[], int]) -> int:
+    """What a forked child's work gives, or minus the signal that ended it: SIGALRM if it hangs."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        status = 99
+        try:
+            status = work()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_forked_amid_a_step_is_refused_and_may_load_the_model_itself() -> None:
+    checkpoint = random_checkpoint(SHAPES["tiny"], format="q8_0")
+    batch = with_ids(make_batch([(0, 1000, range(32))], 32), np.arange(1000) % 300)
+    step = compiled(CpuOps(threads=2), checkpoint, EngineConfig().suited("cpu"))
+    wanted = np.array(step(batch))
+    leave = threading.Event()
+
+    def keep_stepping() -> None:
+        while not leave.is_set():
+            step(batch)
+
+    def try_step() -> int:
+        try:
+            found = step(batch)
+        except EngineError as error:
+            return 1 if "forked while the model computed a step" in str(error) else 3
+        return 0 if np.array_equal(found, wanted) else 2
+
+    def load_anew() -> int:
+        again = compiled(CpuOps(threads=2), checkpoint, EngineConfig().suited("cpu"))
+        return 0 if np.array_equal(again(batch), wanted) else 2
+
+    thread = threading.Thread(target=keep_stepping)
+    thread.start()
+    try:
+        statuses = []
+        for _ in range(50):
+            time.sleep(0.002)  # the other thread is in a step then, most often
+            statuses.append(status_in_child(try_step))
+            if statuses[-1]:
+                break
+        assert statuses[-1] == 1
+        assert not any(statuses[:-1])
+        time.sleep(0.002)
+        assert status_in_child(load_anew) == 0
+    finally:
+        leave.set()
+        thread.join()
+    assert np.array_equal(step(batch), wanted)
