@@ -310,7 +310,7 @@ def test_a_refusal_names_field_kind_and_reason() -> None:
         ("choice", [str(n) for n in range(10_001)], "10,001 choices"),
         ("telepathy", "a", "no kind of constraint"),
         ("json_object", {"colour": 1}, "takes an object with 'whitespace'"),
-        ("json_object", {"whitespace": "plenty"}, "allowed: compact, flexible"),
+        ("json_object", {"whitespace": "plenty"}, "allowed: model, compact, flexible"),
     ):
         with pytest.raises(RequestError, match=reason):
             made(kind, value)

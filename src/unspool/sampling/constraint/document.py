@@ -41,8 +41,6 @@ class Document:
         """A subschema with an address of its own would change what references inside it mean."""
         if place and isinstance(node.get(self._id_keyword), str):
             raise Refused("a subschema with an address of its own is not supported", (*place, self._id_keyword))
-        if place and "$schema" in node and node["$schema"] != self.root.get("$schema"):
-            raise Refused("a subschema of another draft is not supported", (*place, "$schema"))
 
     def resolve(self, reference: Any, place: Place) -> tuple[Any, Place]:
         """The schema that a `$ref` means, and where it stands."""

@@ -14,7 +14,7 @@ from unspool.sampling.constraint.lark import Lark
 from unspool.sampling.constraint.limits import Budget, Limits, Place, Refused
 from unspool.sampling.constraint.schema import Lowering
 
-WHITESPACE = ("compact", "flexible")
+WHITESPACE = ("model", "compact", "flexible")
 # \u escapes are left out: a name has one spelling, so "\u0061" cannot pass for a name other than "a".
 _ESCAPES = 'nrbtf\\"'
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
@@ -28,7 +28,7 @@ class Source:
     special: frozenset[int] = frozenset()  # special tokens that a grammar names
     schema: dict[str, Any] | None = None
     places: dict[int, Place] | None = None
-    whitespace: str = "compact"
+    whitespace: str = WHITESPACE[0]
 
 
 def source(kind: str, value: Any, limits: Limits, special: Mapping[str, int]) -> Source:
@@ -59,7 +59,9 @@ def schema_text(schema: dict[str, Any], whitespace: str) -> str:
 
 def _guidance(whitespace: str) -> dict[str, Any]:
     options: dict[str, Any] = {"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
-    return options | ({"whitespace_pattern": _BLANKS} if whitespace == "flexible" else {})
+    if whitespace == "flexible":
+        return options | {"whitespace_pattern": _BLANKS}
+    return options | ({"item_separator": ", ?", "key_separator": ": ?"} if whitespace == "model" else {})
 
 
 def _json_schema(value: Any, limits: Limits) -> Source:
@@ -79,7 +81,7 @@ def _whitespace(root: Any) -> str:
     options = root.get("x-unspool", {}) if isinstance(root, dict) else {}
     if not isinstance(options, dict) or set(options) - {"whitespace"}:
         raise Refused("takes an object with 'whitespace'", ("x-unspool",))
-    whitespace = options.get("whitespace", "compact")
+    whitespace = options.get("whitespace", WHITESPACE[0])
     if whitespace not in WHITESPACE:
         raise Refused(f"is {whitespace!r}; allowed: {', '.join(WHITESPACE)}", ("x-unspool", "whitespace"))
     return str(whitespace)
