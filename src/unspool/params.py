@@ -170,7 +170,7 @@ class SamplingParams:
 
 
 def _top_k(name: str, value: object) -> int:
-    return max(0, check.integer(name, value, 0, also=-1))
+    return max(0, check.integer(name, value, 0, 2**31 - 1, also=-1))
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:

@@ -146,7 +146,8 @@ def test_responses_tell_what_they_are_made_of() -> None:
         ({"n": 1000}, "n", "invalid_value"),
         ({"stop": ["x"] * 100}, "stop", "invalid_value"),
         ({"stop": ""}, "stop", "invalid_value"),
-        ({"seed": -1}, "seed", "invalid_value"),
+        ({"seed": -(2**63) - 1}, "seed", "invalid_value"),
+        ({"seed": 2**64}, "seed", "invalid_value"),
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"logit_bias": {"9999": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
@@ -154,8 +155,10 @@ def test_responses_tell_what_they_are_made_of() -> None:
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "invalid_value"),
         ({"max_tokens": 5000}, "max_tokens", "context_length_exceeded"),
         ({"messages": []}, "messages", "invalid_value"),
-        ({"messages": [{"role": "user", "content": "x" * 2100}]}, "prompt", "context_length_exceeded"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages[0].name", "invalid_value"),
+        ({"messages": [{"role": "user", "content": "x" * 2100}]}, "messages", "context_length_exceeded"),
+        ({"messages": [*USER, {"role": "assistant", "content": "Well"}]}, "messages", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"top_k": 2**31}, "top_k", "invalid_value"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content", "invalid_value"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "prompt", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
@@ -170,6 +173,17 @@ def test_responses_tell_what_they_are_made_of() -> None:
         ({"order": ["top_k", "nonsense"]}, "order[1]", "invalid_value"),
         ({"constraint": {"kind": "regex", "value": "("}}, "constraint", "constraint_refused"),
         ({"stream_options": {"chunk": 1}}, "stream_options.chunk", "unknown_parameter"),
+        (
+            {
+                "tools": [WEATHER],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "x"}}]},
+                },
+            },
+            "tool_choice",
+            "invalid_value",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, Any], param: str, code: str) -> None:
@@ -181,14 +195,23 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, Any], param:
     in_process(test)
 
 
-def test_context_overflow_tells_both_numbers() -> None:
+def test_context_overflow_is_told_in_the_words_that_clients_look_for() -> None:
     async def test(client: Client) -> None:
-        error = await client.refused("/v1/completions", {"prompt": [65] * 2100})
-        assert "2,100" in error["message"]
-        assert "2,048" in error["message"]
-        error = await client.refused(PATH, {"messages": USER, "max_tokens": 2046})
-        assert "2,046" in error["message"]
-        assert "2,048" in error["message"]
+        for path, body, param, number in (
+            ("/v1/completions", {"prompt": [65] * 2100}, "prompt", "2100"),
+            (PATH, {"messages": USER, "max_tokens": 2046}, "max_tokens", "2046"),
+            (PATH, {"messages": USER, "max_completion_tokens": 2046}, "max_completion_tokens", "2046"),
+            ("/v1/responses", {"input": [{"role": "user", "content": "x" * 2100}]}, "input", "2125"),
+        ):
+            error = await client.refused(path, body)
+            assert "This model's maximum context length is 2048 tokens" in error["message"]
+            assert number in error["message"]
+            assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+        response = await client.post(
+            "/v1/messages", {"messages": [{"role": "user", "content": "x" * 2100}], "max_tokens": 1}
+        )
+        assert response.status_code == 400
+        assert "prompt is too long" in response.json()["error"]["message"]
 
     in_process(test)
 
@@ -202,6 +225,121 @@ def test_inert_fields_change_nothing() -> None:
             await client.ok(PATH, body | inert | {"top_p": None, "tools": None}),
         )
         assert plain["choices"] == marked["choices"]
+
+    in_process(test)
+
+
+NAMED = "{% for m in messages %}<s>{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}:{{ m.content }}</s>{% endfor %}"
+
+
+def test_names_of_speakers_reach_the_template() -> None:
+    async def test(client: Client) -> None:
+        named = [{"role": "user", "content": "x", "name": "Ann"}]
+        tokens = (await client.ok("/tokenize", {"messages": named}))["tokens"]
+        assert (await client.ok("/detokenize", {"tokens": tokens}))["prompt"].startswith("<s>user Ann:x")
+        answer = await client.ok(PATH, {"messages": named, "max_tokens": 1})
+        assert answer["unspool"]["warnings"] == []
+
+    in_process(test, llm=make_llm(NAMED))
+
+
+def test_a_template_without_names_is_told_of() -> None:
+    async def test(client: Client) -> None:
+        named = [{"role": "user", "content": "Hello", "name": "Ann"}]
+        answer = await client.ok(PATH, {"messages": named, "max_tokens": 4, "seed": 1})
+        plain = await client.ok(PATH, {"messages": USER, "max_tokens": 4, "seed": 1})
+        assert answer["choices"] == plain["choices"]
+        assert answer["unspool"]["warnings"] == [
+            "the model's chat template shows no names: messages' names have no effect"
+        ]
+
+    in_process(test)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:,"}}, "images are not supported"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "audio is not supported"),
+        ({"type": "file", "file": {"file_id": "x"}}, "files are not supported"),
+        ({"type": "hologram"}, 'allowed: "text"'),
+    ],
+)
+@pytest.mark.parametrize("lenient", [False, True])
+def test_parts_that_are_no_text_are_refused_by_what_they_are(part: Any, words: str, lenient: bool) -> None:
+    async def test(client: Client) -> None:
+        message = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}
+        error = await client.refused(PATH, {"messages": [message]})
+        assert error["param"] == "messages[0].content[1].type"
+        assert words in error["message"]
+
+    in_process(test, ServerConfig(lenient=lenient, log_format="off"))
+
+
+def test_reasoning_in_history_reaches_the_template() -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content or '' }}|{{ m.content }};{% endfor %}"
+
+    async def test(client: Client) -> None:
+        thought = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2", "refusal": None}
+        history = [*USER, thought, {"role": "user", "content": "Sure?"}]
+        tokens = (await client.ok("/tokenize", {"messages": history}))["tokens"]
+        assert (await client.ok("/detokenize", {"tokens": tokens}))["prompt"] == "|Hello;2 and 2|4;|Sure?;"
+
+    in_process(test, llm=make_llm(template))
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**53) - 7, -(2**63)])
+def test_a_negative_seed_is_one_that_json_can_hold(seed: int) -> None:
+    async def test(client: Client) -> None:
+        body = {"messages": USER, "max_tokens": 8, "temperature": 1.5}
+        answer = await client.ok(PATH, body | {"seed": seed})
+        told = answer["unspool"]["receipt"]["seed"]
+        assert 0 <= told < 2**53
+        assert (await client.ok(PATH, body | {"seed": told}))["choices"] == answer["choices"]
+
+    in_process(test)
+
+
+def test_allowed_tools_are_the_ones_that_can_be_called() -> None:
+    other = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+    named = [{"type": "function", "function": {"name": "weather"}}]
+
+    async def test(client: Client) -> None:
+        for mode in ("required", "auto"):
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+            body = {"messages": USER, "tools": [other, WEATHER], "tool_choice": choice, "max_tokens": 150}
+            if mode == "required":
+                message = (await client.ok(PATH, body | {"parallel_tool_calls": False}))["choices"][0]["message"]
+                assert message["tool_calls"][0]["function"]["name"] == "weather"
+            else:
+                clock = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+                for text, calls in ((CALL, 1), (clock, 0)):
+                    forced = {"kind": "choice", "value": [text]}
+                    message = (await client.ok(PATH, body | {"constraint": forced}))["choices"][0]["message"]
+                    assert len(message.get("tool_calls", ())) == calls
+        # The model is shown all of them, as without the choice.
+        count = (await client.ok("/tokenize", {"messages": USER, "tools": [other, WEATHER]}))["count"]
+        assert (await client.ok(PATH, body | {"max_tokens": 1}))["usage"]["prompt_tokens"] == count
+
+    in_process(test)
+
+
+def test_endings_are_openais_words_and_the_report_tells_more() -> None:
+    async def test(client: Client) -> None:
+        forced = {"kind": "choice", "value": ["one two three"]}
+        body = {"messages": USER, "max_tokens": 30, "seed": 1}
+        for more, reason, stop, told in (
+            ({"constraint": forced, "stop": ["tw"]}, "stop", "tw", "stop"),
+            ({"max_tokens": 2, "ignore_eos": True}, "length", None, "length"),
+            ({"deadline_ms": 0.001, "ignore_eos": True}, "length", None, "deadline"),
+        ):
+            answer = await client.ok(PATH, body | more)
+            choice = answer["choices"][0]
+            assert (choice["finish_reason"], choice["stop_reason"]) == (reason, stop)
+            assert answer["unspool"]["choices"][0]["finish_reason"] == told
+            last = [data for _, data in await client.events(PATH, body | more) if data != "[DONE]"][-1]
+            assert (last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]) == (reason, stop)
+            assert last["unspool"]["choices"][0]["finish_reason"] == told
 
     in_process(test)
 

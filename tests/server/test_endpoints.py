@@ -52,7 +52,7 @@ def test_text_offsets_are_exact() -> None:
         offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
         for start, end, token in zip(offsets, [*offsets[1:], len(choice["text"])], tokens, strict=True):
             if token.isascii():
-                assert choice["text"][start:end].endswith(token) or token.startswith("<")
+                assert choice["text"][start:end].endswith(token) or token.startswith(("<", "bytes:"))
         chunks = [event for _, event in await client.events("/v1/completions", body) if event != "[DONE]"]
         told = [offset for c in chunks for offset in (c["choices"][0]["logprobs"] or {}).get("text_offset", [])]
         assert told == offsets
@@ -68,7 +68,7 @@ def test_echo_scores_the_prompt() -> None:
         assert choice["logprobs"]["tokens"] == list("hello")
         assert choice["logprobs"]["token_logprobs"][0] is None
         assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
-        assert all(len(top) == 2 for top in choice["logprobs"]["top_logprobs"][1:])
+        assert all(len(top) in (2, 3) for top in choice["logprobs"]["top_logprobs"][1:])
         score = await client.ok("/v1/score", {"input": "hello"})
         logprobs = [token["logprob"] for token in score["data"][0]["tokens"]]
         assert logprobs == choice["logprobs"]["token_logprobs"]
@@ -76,6 +76,19 @@ def test_echo_scores_the_prompt() -> None:
         events = await client.events("/v1/completions", {"prompt": "hello", "echo": True, "max_tokens": 2})
         assert events[0][1]["choices"][0]["text"] == "hello"
         assert (await client.refused("/v1/completions", body | {"stream": True}))["param"] == "echo"
+
+    in_process(test)
+
+
+def test_alternatives_tell_the_chosen_token_and_all_bytes() -> None:
+    async def test(client: Client) -> None:
+        body = {"prompt": "a", "temperature": 3, "max_tokens": 40, "seed": 3, "ignore_eos": True}
+        for count in (0, 1, 20):
+            told = (await client.ok("/v1/completions", body | {"logprobs": count}))["choices"][0]["logprobs"]
+            for token, value, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+                assert top[token] == value
+                assert len(top) in (count, count + 1)  # no two share a key; the chosen one may be among them
+        assert any(token.startswith("bytes:\\x") for token in told["tokens"])
 
     in_process(test)
 
@@ -139,7 +152,8 @@ def test_responses_say_how_they_ended() -> None:
         cut = await client.ok("/v1/responses", {"input": "hi", "max_output_tokens": 3, "ignore_eos": True})
         assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
         late = await client.ok("/v1/responses", {"input": "hi", "deadline_ms": 0.001, "ignore_eos": True})
-        assert late["incomplete_details"] == {"reason": "deadline"}
+        assert late["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert late["unspool"]["choices"][0]["finish_reason"] == "deadline"
         done = await client.ok("/v1/responses", {"input": "hi", "constraint": forced("yes"), "instructions": "Be."})
         assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "yes")
 
@@ -150,13 +164,23 @@ def test_responses_take_items_and_refuse_what_is_stored() -> None:
     async def test(client: Client) -> None:
         items = [
             {"role": "user", "content": [{"type": "input_text", "text": "go"}]},
-            {"type": "function_call", "call_id": "c", "name": "go", "arguments": '{"to": "x"}'},
-            {"type": "function_call_output", "call_id": "c", "output": "there"},
+            {
+                "type": "function_call",
+                "call_id": "c",
+                "name": "go",
+                "arguments": '{"to": "x"}',
+                "caller": None,
+                "namespace": None,
+                "async": None,
+            },
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "there"}]},
             {
                 "type": "message",
                 "role": "assistant",
                 "content": [{"type": "output_text", "text": "ok", "annotations": []}],
+                "phase": None,
             },
+            {"role": "user", "content": "And back?"},
         ]
         await client.ok("/v1/responses", {"input": items, "max_output_tokens": 2})
         for name, value in {
@@ -226,7 +250,20 @@ def test_messages_have_their_own_errors_and_blocks() -> None:
         assert response.json()["error"] == {"type": "invalid_request_error", "message": "max_tokens is missing"}
         conversation = [
             {"role": "user", "content": [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "go", "input": {"to": "x"}}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "I go.", "citations": None},
+                    {
+                        "type": "tool_use",
+                        "id": "t1",
+                        "name": "go",
+                        "input": {"to": "x"},
+                        "caller": None,
+                        "toolset_name": None,
+                    },
+                ],
+            },
             {
                 "role": "user",
                 "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "no", "is_error": True}],
@@ -236,6 +273,15 @@ def test_messages_have_their_own_errors_and_blocks() -> None:
         answer = await client.ok("/v1/messages", body)
         count = await client.ok("/v1/messages/count_tokens", {key: body[key] for key in ("messages", "system")})
         assert count["input_tokens"] == answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]
+        image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+        response = await client.post(
+            "/v1/messages", {"messages": [{"role": "user", "content": [image]}], "max_tokens": 1}
+        )
+        assert response.json()["error"]["message"] == (
+            'messages[0].content[0].type is "image"; images are not supported: the models served here read text'
+        )
+        late = {"messages": conversation, "max_tokens": 9, "deadline_ms": 0.001, "ignore_eos": True}
+        assert (await client.ok("/v1/messages", late))["stop_reason"] == "max_tokens"
         swapped = [{"role": "user", "content": [{"type": "tool_use", "id": "t", "name": "go", "input": {}}]}]
         await client.refused("/v1/messages", {"messages": swapped, "max_tokens": 1})
 

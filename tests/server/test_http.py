@@ -15,7 +15,7 @@ from tests.server.harness import Client, in_process, make_llm
 from unspool.errors import RequestError
 from unspool.server.config import Keys, ServerConfig, read_keys
 from unspool.server.service import Service
-from unspool.server.tracing import OtelTracer
+from unspool.server.tracing import OtelTracer, traces_url
 
 BODY = {"prompt": "a", "max_tokens": 2}
 QUIET: dict[str, Any] = {"log_format": "off"}
@@ -280,26 +280,45 @@ def _broken(plan: Any) -> Any:
 
 
 def test_spans_tell_a_request() -> None:
-    exporter_module = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    exporter = exporter_module.InMemorySpanExporter()
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter = memory.InMemorySpanExporter()
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
     from unspool.server.app import build
 
     async def run() -> None:
         service = Service(make_llm(), ServerConfig(**QUIET))
-        tracer = OtelTracer("", service.name, exporter)
+        tracer = OtelTracer("", service.name, SimpleSpanProcessor(exporter))
         client = Client(service, build(service, tracer))
         parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         await client.post("/v1/completions", BODY, headers={"traceparent": parent})
         await client.events("/v1/completions", BODY)
-        tracer.close()
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            await client.ok(path, chat)
+        await client.ok("/v1/responses", {"input": "a", "max_output_tokens": 1})
         await service.engine.shutdown()
 
     asyncio.run(run())
     spans = exporter.get_finished_spans()
-    assert len(spans) == 2
+    assert [span.attributes["gen_ai.operation.name"] for span in spans] == ["text_completion"] * 2 + ["chat"] * 3
+    assert spans[0].name == f"text_completion {spans[0].attributes['gen_ai.request.model']}"
     assert format(spans[0].context.trace_id, "032x") == "0af7651916cd43dd8448eb211c80319c"
     assert spans[0].attributes["gen_ai.usage.output_tokens"] == 2
     assert spans[0].attributes["gen_ai.response.finish_reasons"] == ("length",)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("http://collector:4318/", "http://collector:4318/v1/traces"),
+        ("https://host/otlp", "https://host/otlp/v1/traces"),
+        ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
+    ],
+)
+def test_spans_go_where_collectors_take_them(endpoint: str, url: str) -> None:
+    assert traces_url(endpoint) == url
 
 
 def test_no_step_is_faster_than_the_memory() -> None:

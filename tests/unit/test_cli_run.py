@@ -161,7 +161,7 @@ def test_bad_input(
         (["hi", "there"], "unrecognized arguments: there"),
         (["hi", "--top-p", "1.5"], "unspool: top_p is 1.5; allowed: above 0"),
         (["hi", "--stop", ""], "stop[0] is an empty string"),
-        (["hi", "--logit-bias", "5000=1"], "logit_bias names token 5,000; the vocabulary has 320"),
+        (["hi", "--logit-bias", "5000=1"], "logit_bias names token 5000; the vocabulary has 320"),
         (["hi", "--threads", "0"], "threads is 0"),
         (["hi", "-m", "./missing.gguf"], "unspool: ./missing.gguf does not exist"),
     ],
@@ -186,7 +186,8 @@ def test_an_unreadable_model(tmp_path: Path, capsys: Capture) -> None:
 
 def test_a_prompt_that_does_not_fit(short_model: str, capsys: Capture) -> None:
     assert main(command(short_model, "x" * 200)) == 2
-    assert "the prompt has 218 tokens; the model holds 96" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "the prompt is too long: it has 218 tokens. This model's maximum context length is 96 tokens" in told
 
 
 def test_the_end_of_the_context_is_told(short_model: str, capsys: Capture) -> None:
@@ -233,9 +234,7 @@ def test_ctrl_c_with_json_prints_what_there_is(
     assert len(told["token_ids"]) == told["usage"]["completion_tokens"] == 4
 
 
-def test_ctrl_c_gives_out_what_was_held_back(
-    chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_ctrl_c_gives_out_what_was_held_back(chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """A stop string that never completes holds text back; an interrupted answer has it all the same."""
     interrupt_at(4, monkeypatch)
     biased = ["--logit-bias", "97=100", "--stop", "a" * 30]

@@ -19,7 +19,7 @@ NAN, INF = math.nan, math.inf
 
 REFUSED: list[tuple[str, Any]] = [
     *[("temperature", value) for value in (-0.1, NAN, INF, True, "1", 1e-9, 1e7)],
-    *[("top_k", value) for value in (-2, 1.5, True, NAN)],
+    *[("top_k", value) for value in (-2, 1.5, True, NAN, 2**64)],
     *[("top_p", value) for value in (0, 0.0, 1.5, -0.1, NAN, False)],
     *[("min_p", value) for value in (-0.1, 1.1, NAN)],
     *[("typical_p", value) for value in (0, 1.1)],

@@ -50,10 +50,11 @@ class Maker:
                 if not 0 <= token < vocab_size:
                     raise RequestError(f"the {name} has token {token}; the vocabulary has {vocab_size:,}", name)
         if len(prompt) + len(output) >= engine.context_length:
-            holds = f"the model holds {engine.checkpoint.config.context_length:,}"
+            limit = f"This model's maximum context length is {engine.context_length} tokens"
             if engine.context_length < engine.checkpoint.config.context_length:
-                holds = f"the KV cache holds {engine.context_length:,} (kv_tokens), {holds}"
-            raise ContextLengthError(f"the prompt has {len(prompt):,} tokens; {holds} with at least one of the answer")
+                limit += f" here (kv_tokens; {engine.checkpoint.config.context_length} in the model itself)"
+            size = f"it has {len(prompt)} tokens"
+            raise ContextLengthError(f"the prompt is too long: {size}. {limit}, at least one of them for the answer")
 
     def _compile(self, params: ResolvedParams) -> Any:
         if params.constraint is None:

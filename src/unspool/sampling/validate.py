@@ -97,4 +97,4 @@ def bias(name: str, value: object) -> dict[int, float]:
 def within_vocab(name: str, ids: Sequence[int], vocab_size: int) -> None:
     for token in ids:
         if token >= vocab_size:
-            raise RequestError(f"{name} names token {token:,}; the vocabulary has {vocab_size:,} tokens", name)
+            raise RequestError(f"{name} names token {token}; the vocabulary has {vocab_size:,} tokens", name)

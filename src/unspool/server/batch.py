@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from unspool.errors import RequestError
 from unspool.server import plain
-from unspool.server.dialect import Body
+from unspool.server.dialect import Body, check_stream_options
 from unspool.server.faults import HTTPFault, fault_of
 from unspool.server.http import parse_object
 from unspool.server.kinds import Checker, mapping, record, string, word
@@ -181,6 +181,7 @@ async def _answer(service: Service, url: str, body: Body) -> Body:
     schema = dialect.schema if dialect is not None else SCORE if url == "/v1/score" else PLAIN[url][0]
     body = json.loads(json.dumps(body))  # checking takes nulls out, and the caller's line stays whole
     checker.check(schema, body)
+    check_stream_options(body)
     service.check_model(body.get("model"))
     if dialect is None and url != "/v1/score":
         return await PLAIN[url][1](service, body)

@@ -16,7 +16,7 @@ from unspool.server.dialect import (
     Dialect,
     Writer,
     answer_format,
-    finish_reason,
+    ending,
     token_entry,
     traces,
     usage,
@@ -76,7 +76,7 @@ class ChatWriter(Writer):
                 "index": choice.index,
                 "message": self._message(choice),
                 "logprobs": self._logprobs(choice.tokens),
-                "finish_reason": finish_reason(choice),
+                **ending(choice),
                 **({"trace": traces(choice.tokens)} if self._wants_trace else {}),
             }
             for choice in self.run.answer.choices
@@ -112,20 +112,20 @@ class ChatWriter(Writer):
             mould = self._moulds[choice.index] = Mould(self._chunk(choice, {"content": Mould.TEXT}))
         return mould.cast(text)
 
-    def _chunk(self, choice: Choice, delta: Body, tokens: Iterable[Token] = (), reason: str | None = None) -> bytes:
+    def _chunk(self, choice: Choice, delta: Body, tokens: Iterable[Token] = (), *, is_last: bool = False) -> bytes:
         tokens = list(tokens)
         entry = {
             "index": choice.index,
             "delta": delta,
             "logprobs": self._logprobs(tokens) if tokens else None,
-            "finish_reason": reason,
+            **(ending(choice) if is_last else {"finish_reason": None}),
         }
         if tokens and self._wants_trace:
             entry["trace"] = traces(tokens)
         chunk = self._head("chat.completion.chunk") | {"choices": [entry]}
         if self._wants_usage:
             chunk["usage"] = None
-        if reason is not None and all(each.end is not None for each in self.run.answer.choices):
+        if is_last and all(each.end is not None for each in self.run.answer.choices):
             chunk["unspool"] = self.service.report(self.run)
         return frame(chunk)
 
@@ -133,7 +133,7 @@ class ChatWriter(Writer):
         return self._chunk(choice, {"tool_calls": [{"index": index, **call}]}, tokens)
 
     def _last_chunk(self, choice: Choice) -> bytes:
-        return self._chunk(choice, {}, reason=finish_reason(choice))
+        return self._chunk(choice, {}, is_last=True)
 
     def _logprobs(self, tokens: Iterable[Token]) -> Body | None:
         if not self._wants_logprobs:
@@ -166,9 +166,11 @@ class ChatDialect(Dialect):
         constraint, calling = service.bind(body, toolbox, answer_format(format, schema_), "response_format")
         top = body.get("top_logprobs", 0) if body.get("logprobs") else None
         params = service.sampling(body, max_tokens=limit, logprobs=top, constraint=constraint)
-        messages = conversation(service, body["messages"])
+        messages = conversation(body["messages"])
         ids, warnings = await service.render(messages, toolbox, body.get("chat_template_kwargs", {}))
-        return Job([(ids, params)], bool(body.get("stream")), calling, warnings, length_field=field)
+        return Job(
+            [(ids, params)], bool(body.get("stream")), calling, warnings, length_field=field, prompt_field="messages"
+        )
 
 
 def _length(body: Mapping[str, Any]) -> tuple[int | None, str]:
@@ -190,13 +192,17 @@ def toolbox_of(body: Mapping[str, Any]) -> Toolbox:
         )
         for tool in body.get("tools", ())
     ]
-    choice = body.get("tool_choice", "auto")
-    is_named = isinstance(choice, dict)
-    name = choice["function"]["name"] if is_named else choice
-    return make_toolbox(tools, name, is_named=is_named, parallel=body.get("parallel_tool_calls", True))
+    choice: Any = body.get("tool_choice", "auto")
+    mode, names = choice, None
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        allowed = choice["allowed_tools"]
+        mode, names = allowed["mode"], [tool["function"]["name"] for tool in allowed["tools"]]
+    elif isinstance(choice, dict):
+        mode, names = "required", [choice["function"]["name"]]
+    return make_toolbox(tools, mode, allowed=names, parallel=body.get("parallel_tool_calls", True))
 
 
-def conversation(service: Service, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as templates read them: content as one text, a call's arguments as an object."""
     out = []
     names: dict[str, str] = {}  # of calls, by id
@@ -204,8 +210,6 @@ def conversation(service: Service, messages: list[dict[str, Any]]) -> list[dict[
         path = f"messages[{index}]"
         told = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
         told["content"] = text_of(message.get("content"))
-        if message["role"] != "tool":
-            service.check_speaker(message, path)
         if message.get("tool_calls"):
             told["tool_calls"] = [template_call(call) for call in message["tool_calls"]]
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if "id" in call}

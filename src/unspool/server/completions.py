@@ -14,7 +14,7 @@ from unspool.server.dialect import (
     Body,
     Dialect,
     Writer,
-    finish_reason,
+    ending,
     logprob,
     text_prompts,
     token_entry,
@@ -71,7 +71,7 @@ class CompletionWriter(Writer):
         if text or delta.tokens:
             yield self._chunk(delta.choice, text, delta.tokens)
         if delta.end is not None:
-            yield self._chunk(delta.choice, "", reason=finish_reason(delta.choice))
+            yield self._chunk(delta.choice, "", is_last=True)
 
     def end(self) -> Iterable[bytes]:
         if self._wants_usage:
@@ -90,7 +90,7 @@ class CompletionWriter(Writer):
                 "index": choice.index,
                 "text": before + choice.text,
                 "logprobs": self._whole_logprobs(choice),
-                "finish_reason": finish_reason(choice),
+                **ending(choice),
             }
             choices.append(entry | self._more(choice) | self._trace(choice.tokens))
         return self._head() | {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
@@ -114,16 +114,16 @@ class CompletionWriter(Writer):
             mould = self._moulds[choice.index] = Mould(self._chunk(choice, Mould.TEXT))
         return mould.cast(text)
 
-    def _chunk(self, choice: Choice, text: str, tokens: Sequence[Token] = (), reason: str | None = None) -> bytes:
+    def _chunk(self, choice: Choice, text: str, tokens: Sequence[Token] = (), *, is_last: bool = False) -> bytes:
         logprobs = None
         if tokens and self.asked.get("logprobs") is not None:
             place = self._places.setdefault(choice.index, Place(self.tokenizer))
             logprobs = self._logprobs(tokens, place.of(tokens))
-        entry: Body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        entry: Body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": None}
         entry |= self._trace(tokens) if tokens else {}
         chunk = self._head()
-        if reason is not None:
-            entry |= self._more(choice)
+        if is_last:
+            entry |= ending(choice) | self._more(choice)
             if all(each.end is not None for each in self.run.answer.choices):
                 chunk["unspool"] = self.service.report(self.run)
         if self._wants_usage:
@@ -164,21 +164,36 @@ class CompletionWriter(Writer):
         return self._logprobs([*before, *choice.tokens], offsets)
 
     def _logprobs(self, tokens: Sequence[Token], offsets: Sequence[int]) -> Body:
-        text = self.tokenizer.token_text
         return {
-            "tokens": [text(token.id) for token in tokens],
+            "tokens": [token_key(token.id, self.tokenizer) for token in tokens],
             "token_logprobs": [logprob(token.logprob) for token in tokens],
-            "top_logprobs": [
-                {text(id): logprob(value) for id, value in token.top} if token.logprob is not None else None
-                for token in tokens
-            ],
+            "top_logprobs": [self._top_logprobs(token) for token in tokens],
             "text_offset": list(offsets),
         }
+
+    def _top_logprobs(self, token: Token) -> Body | None:
+        """The likeliest tokens and the chosen one, which may not be among them."""
+        if token.logprob is None:
+            return None
+        named: Body = {}
+        for id, value in token.top:
+            named.setdefault(token_key(id, self.tokenizer), logprob(value))
+        return named | {token_key(token.id, self.tokenizer): logprob(token.logprob)}
+
+
+def token_key(id: int, tokenizer: Tokenizer) -> str:
+    """A token's text; of one that holds part of a character the bytes, as OpenAI writes them: `bytes:\\xf0\\x9f`."""
+    data = tokenizer.token_bytes(id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class CompletionDialect(Dialect):
     schema = schema.COMPLETIONS
     writer = CompletionWriter
+    operation = "text_completion"
 
     async def prepare(self, service: Service, body: Body) -> Job:
         stream, echo, top = bool(body.get("stream")), body.get("echo"), body.get("logprobs")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
 Body = dict[str, Any]
+CUT_SHORT = ("length", "deadline", "repetition", "abort")  # endings that are not the model's own
 NEVER = -9999.0  # JSON has no minus infinity; this is how OpenAI writes the logprob of what cannot be
 
 
@@ -55,18 +56,31 @@ class Dialect:
 
     schema: ClassVar[Schema]
     writer: ClassVar[type[Writer]]
+    operation: ClassVar[str] = "chat"  # the name that OpenTelemetry's conventions have for what the endpoint does
 
     async def prepare(self, service: Service, body: Body) -> Job:
         raise NotImplementedError
 
 
+def check_stream_options(body: Body) -> None:
+    if "stream_options" in body and not body.get("stream"):
+        raise RequestError("stream_options needs stream: true", "stream_options")
+
+
 def finish_reason(choice: Choice) -> str | None:
-    """In OpenAI's words where it has one, else in our own: abort, deadline, repetition."""
+    """In OpenAI's words. `length`: it was cut short, by its length or (see the `unspool` object) by something else."""
     if choice.end is None:
         return None
-    if choice.end.reason in ("stop", "eos"):
-        return "tool_calls" if choice.calls else "stop"
-    return choice.end.reason
+    if choice.end.reason in CUT_SHORT:
+        return "length"
+    return "tool_calls" if choice.calls else "stop"
+
+
+def ending(choice: Choice) -> Body:
+    """How a choice ended: OpenAI's word, and the stop string or stop token that ended it, under vLLM's name."""
+    end = choice.end
+    stop = end.stop if end is not None and end.reason == "stop" else None
+    return {"finish_reason": finish_reason(choice), "stop_reason": stop}
 
 
 def usage(run: Run) -> Body:

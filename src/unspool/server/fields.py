@@ -15,6 +15,7 @@ from unspool.server.kinds import (
     number,
     only,
     record,
+    refused_types,
     string,
     word,
 )  # fmt: skip
@@ -36,7 +37,7 @@ STOPS = any_of(
 
 # Sampling parameters that OpenAI does not have, by SamplingParams' names: extra fields of every generating endpoint.
 EXTRA: dict[str, Schema] = {
-    "top_k": integer(-1, description="Draw from the k likeliest tokens; 0 or -1 is off."),
+    "top_k": integer(-1, 2**31 - 1, description="Draw from the k likeliest tokens; 0 or -1 is off."),
     "min_p": number(0, 1, description="Drop tokens below this share of the likeliest one's probability."),
     "typical_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": "Locally typical sampling."},
     "top_n_sigma": number(0, 1e6, description="Keep logits within n standard deviations of the best; 0 is off."),
@@ -102,7 +103,12 @@ TEMPERATURE = {"temperature": number(0, 1e6, description="0 takes the best token
 TOP_P: dict[str, Schema] = {"top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}}
 PENALTIES = {"frequency_penalty": number(-2, 2), "presence_penalty": number(-2, 2)}
 SEED = {
-    "seed": integer(0, MAX_SEED, description="The same seed, the same answer; without one it is drawn and reported.")
+    "seed": integer(
+        -(2**63),
+        MAX_SEED,
+        description="The same seed, the same answer; without one it is drawn and reported. A negative one is taken "
+        "modulo 2^53.",
+    )
 }
 COUNT = {
     "n": integer(1, MAX_CHOICES, description="How many answers."),
@@ -140,4 +146,14 @@ FORMAT = {
     "schema": JSON_SCHEMA,
     "strict": inert(flag(description="An answer always fits its schema here.")),
 }
-TEXT_PART = record({"type": only("text"), "text": string()}, required=("type", "text"))
+NO_IMAGES = "images are not supported: the models served here read text"
+NO_AUDIO = "audio is not supported: the models served here read text"
+NO_FILES = "files are not supported: put their text into the message"
+CONTENT_PART = any_of(
+    record({"type": only("text"), "text": string()}, required=("type", "text")),
+    refused_types("image_url", "input_image", "image", why=NO_IMAGES),
+    refused_types("input_audio", "audio", "audio_url", why=NO_AUDIO),
+    refused_types("video_url", "video", why="videos are not supported: the models served here read text"),
+    refused_types("file", "input_file", "document", why=NO_FILES),
+    tag="type",
+)

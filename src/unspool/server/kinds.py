@@ -112,6 +112,11 @@ def refused(why: str) -> Schema:
     return {"x-treatment": "refused", "description": why}
 
 
+def refused_types(*types: str, why: str) -> Schema:
+    """An alternative of a tagged `anyOf` that callers may know from elsewhere: objects of these types."""
+    return {"type": "object", "properties": {"type": word(*types)}, **refused(why)}
+
+
 def _bounds(low: float | None, high: float | None) -> Schema:
     return {**({} if low is None else {"minimum": low}), **({} if high is None else {"maximum": high})}
 
@@ -181,13 +186,18 @@ class Checker:
             raise _wrong(path, value, f"expected {allowed}", schema)
         records = [one for one in schema["anyOf"] if one.get("type") == "object"]
         known: list[str] = []
+        where = _join(path, tag)
         for one in records:
             tags = _tags(one["properties"][tag])
+            if treatment(one) == "refused":
+                if value.get(tag) in tags:
+                    message = f"{where} is {_literal(value[tag])}; {one['description']}"
+                    raise RequestError(message, where, "unsupported_value")
+                continue
             known += tags
             if value.get(tag) in tags or (tag not in value and tag not in one["required"]):
                 self.check(one, value, path)
                 return
-        where = _join(path, tag)
         if tag not in value:
             raise RequestError(f"{where} is missing; allowed: {', '.join(map(_literal, known))}", where)
         raise _wrong(where, value[tag], f"allowed: {', '.join(map(_literal, known))}", {})
@@ -287,7 +297,7 @@ def published(schema: Schema) -> Schema:
         raise ValueError(f"the checker does not know {', '.join(sorted(unknown))}")
     out = {key: value for key, value in schema.items() if not key.startswith("x-")}
     if "anyOf" in out:
-        out["anyOf"] = [published(one) for one in out["anyOf"]]
+        out["anyOf"] = [published(one) for one in out["anyOf"] if treatment(one) != "refused"]
     if "items" in out:
         out["items"] = published(out["items"])
     if isinstance(out.get("additionalProperties"), dict):

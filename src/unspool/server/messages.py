@@ -11,7 +11,7 @@ from unspool.server import schema
 from unspool.server.answer import Choice, Delta
 from unspool.server.calls import Arguments, Begin, Content
 from unspool.server.chat import text_of
-from unspool.server.dialect import Body, Dialect, Writer, traces
+from unspool.server.dialect import CUT_SHORT, Body, Dialect, Writer, traces
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service, usage_of
 from unspool.server.sse import frame
@@ -110,11 +110,12 @@ class MessageWriter(Writer):
 
 
 def stop_reason(choice: Choice) -> str | None:
+    """In Anthropic's words; what cut an answer short, if not its length, is in the `unspool` object."""
     if choice.end is None:
         return None
-    if choice.end.reason in ("stop", "eos"):
-        return "tool_use" if choice.calls else "stop_sequence" if _stop_sequence(choice) is not None else "end_turn"
-    return "max_tokens" if choice.end.reason == "length" else choice.end.reason
+    if choice.end.reason in CUT_SHORT:
+        return "max_tokens"
+    return "tool_use" if choice.calls else "stop_sequence" if _stop_sequence(choice) is not None else "end_turn"
 
 
 def _stop_sequence(choice: Choice) -> str | None:
@@ -140,7 +141,7 @@ class MessageDialect(Dialect):
             body, max_tokens=body["max_tokens"], stop=body.get("stop_sequences"), constraint=constraint
         )
         ids, warnings = await service.render(conversation(body), toolbox, body.get("chat_template_kwargs", {}))
-        return Job([(ids, params)], bool(body.get("stream")), calling, warnings)
+        return Job([(ids, params)], bool(body.get("stream")), calling, warnings, prompt_field="messages")
 
 
 async def count_tokens(service: Service, body: Body) -> Body:
@@ -154,10 +155,9 @@ def toolbox_of(body: Mapping[str, Any]) -> Toolbox:
         for tool in body.get("tools", ())
     ]
     choice = body.get("tool_choice", {"type": "auto"})
-    is_named = choice["type"] == "tool"
-    name = choice["name"] if is_named else {"any": "required"}.get(choice["type"], choice["type"])
-    parallel = not choice.get("disable_parallel_tool_use", False)
-    return make_toolbox(tools, name, is_named=is_named, parallel=parallel)
+    mode = {"any": "required", "tool": "required"}.get(choice["type"], choice["type"])
+    named = [choice["name"]] if choice["type"] == "tool" else None
+    return make_toolbox(tools, mode, allowed=named, parallel=not choice.get("disable_parallel_tool_use", False))
 
 
 def conversation(body: Mapping[str, Any]) -> list[Body]:

@@ -41,7 +41,7 @@ async def tokenize(service: Service, body: Body) -> Body:
         )
     else:
         ids, _ = await service.render(
-            conversation(service, body["messages"]),
+            conversation(body["messages"]),
             toolbox_of(body),
             body.get("chat_template_kwargs", {}),
             add_generation_prompt=body.get("add_generation_prompt", True),
@@ -59,7 +59,7 @@ async def detokenize(service: Service, body: Body) -> Body:
     size = service.llm.checkpoint.config.vocab_size
     for index, id in enumerate(body["tokens"]):
         if id >= size:
-            raise RequestError(f"tokens[{index}] is {id:,}; the vocabulary has {size:,} tokens", f"tokens[{index}]")
+            raise RequestError(f"tokens[{index}] is {id}; the vocabulary has {size:,} tokens", f"tokens[{index}]")
     return {"prompt": service.llm.tokenizer.decode(body["tokens"], skip_special=body.get("skip_special_tokens", False))}
 
 

@@ -11,7 +11,7 @@ from unspool.server import schema
 from unspool.server.answer import Call, Delta
 from unspool.server.calls import Arguments, Begin, Content, Part
 from unspool.server.chat import template_call, text_of
-from unspool.server.dialect import Body, Dialect, Writer, answer_format, token_entry, traces
+from unspool.server.dialect import CUT_SHORT, Body, Dialect, Writer, answer_format, token_entry, traces
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service, usage_of
 from unspool.server.sse import frame
@@ -154,11 +154,9 @@ class ResponseWriter(Writer):
         """The fold of the stream: its items are those that the events told."""
         if not self._items:
             self._replay()
-        end = self.run.answer.choices[0].end
-        reason = end.reason if end is not None else "abort"
-        response = self._response("completed" if reason in ("stop", "eos") else "incomplete")
-        if response["status"] == "incomplete":
-            response["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else reason}
+        response = self._response(self._item_status)
+        if response["status"] == "incomplete":  # what else cut it short is in the `unspool` object
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
         prompt, completion, cached = usage_of(self.run)
         response["usage"] = {
             "input_tokens": prompt,
@@ -192,7 +190,7 @@ class ResponseWriter(Writer):
     @property
     def _item_status(self) -> str:
         end = self.run.answer.choices[0].end
-        return "completed" if end is None or end.reason in ("stop", "eos") else "incomplete"
+        return "completed" if end is None or end.reason not in CUT_SHORT else "incomplete"
 
     def _response(self, status: str) -> Body:
         params = self.run.params[0]
@@ -240,7 +238,14 @@ class ResponseDialect(Dialect):
             constraint=constraint,
         )
         ids, warnings = await service.render(conversation(body), toolbox, body.get("chat_template_kwargs", {}))
-        return Job([(ids, params)], bool(body.get("stream")), calling, warnings, length_field="max_output_tokens")
+        return Job(
+            [(ids, params)],
+            bool(body.get("stream")),
+            calling,
+            warnings,
+            length_field="max_output_tokens",
+            prompt_field="input",
+        )
 
 
 def _toolbox(body: Mapping[str, Any]) -> Any:
@@ -248,10 +253,13 @@ def _toolbox(body: Mapping[str, Any]) -> Any:
         Tool(tool["name"], tool.get("description", ""), tool.get("parameters"), bool(tool.get("strict")))
         for tool in body.get("tools", ())
     ]
-    choice = body.get("tool_choice", "auto")
-    is_named = isinstance(choice, dict)
-    name = choice["name"] if is_named else choice
-    return make_toolbox(tools, name, is_named=is_named, parallel=body.get("parallel_tool_calls", True))
+    choice: Any = body.get("tool_choice", "auto")
+    mode, names = choice, None
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        mode, names = choice["mode"], [tool["name"] for tool in choice["tools"]]
+    elif isinstance(choice, dict):
+        mode, names = "required", [choice["name"]]
+    return make_toolbox(tools, mode, allowed=names, parallel=body.get("parallel_tool_calls", True))
 
 
 def conversation(body: Mapping[str, Any]) -> list[Body]:
@@ -275,5 +283,6 @@ def conversation(body: Mapping[str, Any]) -> list[Body]:
                 messages.append({"role": "assistant", "content": "", "tool_calls": [template_call(call)]})
         else:
             name = {"name": names[item["call_id"]]} if item["call_id"] in names else {}
-            messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"], **name})
+            output = text_of(item["output"])
+            messages.append({"role": "tool", "content": output, "tool_call_id": item["call_id"], **name})
     return messages

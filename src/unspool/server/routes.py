@@ -14,7 +14,7 @@ from starlette.routing import Route
 from unspool.server import messages, plain, schema
 from unspool.server.chat import ChatDialect
 from unspool.server.completions import CompletionDialect
-from unspool.server.dialect import Body, Dialect, Writer
+from unspool.server.dialect import Body, Dialect, Writer, check_stream_options
 from unspool.server.faults import HTTPFault, fault_of
 from unspool.server.http import BodyReader
 from unspool.server.kinds import Checker, Schema
@@ -74,11 +74,12 @@ class Routes:
     def _generating(self, path: str, dialect: Dialect) -> Handler:
         async def handle(request: Request) -> Any:
             body, warnings = await self._checked(request, dialect.schema)
+            check_stream_options(body)
             job = await dialect.prepare(self.service, body)
             job.warnings = [*warnings, *job.warnings]
             run = await self.service.start(job)
             writer = dialect.writer(self.service, run, body)
-            span = self.tracer.begin(path, request, run, body)
+            span = self.tracer.begin(dialect.operation, request, run)
             if job.stream:
                 return self._stream(request, run, writer, span)
             await self._finish(request, run)

@@ -14,6 +14,7 @@ from unspool.server.kinds import (
     only,
     record,
     refused,
+    refused_types,
     string,
     word,
 )  # fmt: skip
@@ -36,7 +37,7 @@ PROMPT = any_of(
 )
 
 # Chat ---------------------------------------------------------------------------------------------------------------
-TEXT = any_of(string(), array(f.TEXT_PART, least=1))
+TEXT = any_of(string(), array(f.CONTENT_PART, least=1))
 CALL = record(
     {
         "id": string(),
@@ -46,7 +47,10 @@ CALL = record(
     },
     required=("function",),
 )
-_SPEAKER = {"content": TEXT, "name": string(description="Honoured where the model's template shows it, else refused.")}
+_SPEAKER = {
+    "content": TEXT,
+    "name": string(description="Shown to the model where its template has a place for names; else a warning says so."),
+}
 MESSAGE = any_of(
     record({"role": word("system", "developer"), **_SPEAKER}, required=("role", "content")),
     record({"role": only("user"), **_SPEAKER}, required=("role", "content")),
@@ -55,6 +59,7 @@ MESSAGE = any_of(
             "role": only("assistant"),
             **_SPEAKER,
             "tool_calls": array(CALL),
+            "reasoning_content": string(description="Shown to the model where its template shows reasoning."),
             "annotations": inert(array({})),
             "refusal": refused("no model here refuses apart from its text"),
             "audio": refused("text only"),
@@ -71,12 +76,23 @@ MESSAGE = any_of(
 TOOL = record(
     {"type": only("function"), "function": record(f.FUNCTION, required=("name",))}, required=("type", "function")
 )
+_FUNCTION_NAME = record(
+    {"type": only("function"), "function": record({"name": f.NAME}, required=("name",))}, required=("type", "function")
+)
 TOOL_CHOICE = any_of(
     word("auto", "none", "required"),
+    _FUNCTION_NAME,
     record(
-        {"type": only("function"), "function": record({"name": f.NAME}, required=("name",))},
-        required=("type", "function"),
+        {
+            "type": only("allowed_tools"),
+            "allowed_tools": record(
+                {"mode": word("auto", "required"), "tools": array(_FUNCTION_NAME, least=1, most=f.MAX_TOOLS)},
+                required=("mode", "tools"),
+            ),
+        },
+        required=("type", "allowed_tools"),
     ),
+    tag="type",
 )
 RESPONSE_FORMAT = any_of(
     record({"type": only("text")}, required=("type",)),
@@ -137,33 +153,55 @@ COMPLETIONS = record(
 )
 
 # Responses ----------------------------------------------------------------------------------------------------------
+# What items say about themselves; clients send back whole what they were given.
 _ITEM = {"id": inert(string()), "status": inert(string())}
-_OUTPUT_PART = {
-    "type": word("input_text", "output_text"),
-    "text": string(),
-    "annotations": inert(array({})),
-    "logprobs": inert(array({})),
-}
+_CALL_ITEM = {**_ITEM, "caller": inert(mapping()), "async": inert(only(False)), "namespace": inert(string())}
+_ITEM_PARTS = array(
+    any_of(
+        record(
+            {
+                "type": word("input_text", "output_text"),
+                "text": string(),
+                "annotations": inert(array({})),
+                "logprobs": inert(array({})),
+            },
+            required=("type", "text"),
+        ),
+        refused_types("input_image", "image_url", why=f.NO_IMAGES),
+        refused_types("input_audio", why=f.NO_AUDIO),
+        refused_types("input_file", why=f.NO_FILES),
+        tag="type",
+    ),
+    least=1,
+)
 INPUT_ITEM = any_of(
     record(
         {
             "type": only("message"),
             "role": word("user", "assistant", "system", "developer"),
-            "content": any_of(string(), array(record(_OUTPUT_PART, required=("type", "text")), least=1)),
+            "content": any_of(string(), _ITEM_PARTS),
+            "phase": inert(word("commentary", "final_answer")),
             **_ITEM,
         },
         required=("role", "content"),
     ),
     record(
-        {"type": only("function_call"), "call_id": string(), "name": f.NAME, "arguments": string(), **_ITEM},
+        {"type": only("function_call"), "call_id": string(), "name": f.NAME, "arguments": string(), **_CALL_ITEM},
         required=("type", "call_id", "name", "arguments"),
     ),
     record(
-        {"type": only("function_call_output"), "call_id": string(), "output": string(), **_ITEM},
+        {
+            "type": only("function_call_output"),
+            "call_id": string(),
+            "output": any_of(string(), _ITEM_PARTS),
+            "caller": inert(mapping()),
+            **_ITEM,
+        },
         required=("type", "call_id", "output"),
     ),
     tag="type",
 )
+_NAMED_FUNCTION = record({"type": only("function"), "name": f.NAME}, required=("type", "name"))
 RESPONSES = record(
     {
         "input": any_of(string(), array(INPUT_ITEM, least=1)),
@@ -191,7 +229,16 @@ RESPONSES = record(
         "tools": array(record({"type": only("function"), **f.FUNCTION}, required=("type", "name")), most=f.MAX_TOOLS),
         "tool_choice": any_of(
             word("auto", "none", "required"),
-            record({"type": only("function"), "name": f.NAME}, required=("type", "name")),
+            _NAMED_FUNCTION,
+            record(
+                {
+                    "type": only("allowed_tools"),
+                    "mode": word("auto", "required"),
+                    "tools": array(_NAMED_FUNCTION, least=1, most=f.MAX_TOOLS),
+                },
+                required=("type", "mode", "tools"),
+            ),
+            tag="type",
         ),
         "parallel_tool_calls": flag(),
         "truncation": only("disabled", description="a prompt that is too long is refused, never cut"),
@@ -216,11 +263,16 @@ _CACHED = {"cache_control": inert(mapping())}
 _BLOCK = record(
     {"type": only("text"), "text": string(), **_CACHED, "citations": refused("no citations here")}, ("type", "text")
 )
-_BLOCKS = any_of(string(), array(_BLOCK))
+_NO_FILE_BLOCKS = (
+    refused_types("image", "image_url", why=f.NO_IMAGES),
+    refused_types("document", "search_result", "container_upload", why=f.NO_FILES),
+)
+_BLOCKS = any_of(string(), array(any_of(_BLOCK, *_NO_FILE_BLOCKS, tag="type")))
+_TOOL_BLOCK = {**_CACHED, "caller": inert(mapping()), "toolset_name": inert(string())}
 CONTENT_BLOCK = any_of(
     _BLOCK,
     record(
-        {"type": only("tool_use"), "id": string(), "name": f.NAME, "input": mapping(), **_CACHED},
+        {"type": only("tool_use"), "id": string(), "name": f.NAME, "input": mapping(), **_TOOL_BLOCK},
         required=("type", "id", "name", "input"),
     ),
     record(
@@ -229,10 +281,11 @@ CONTENT_BLOCK = any_of(
             "tool_use_id": string(),
             "content": _BLOCKS,
             "is_error": flag(description="Told to the model in front of the content."),
-            **_CACHED,
+            **_TOOL_BLOCK,
         },
         required=("type", "tool_use_id"),
     ),
+    *_NO_FILE_BLOCKS,
     tag="type",
 )
 _CONVERSATION: dict[str, Schema] = {

@@ -39,6 +39,7 @@ class Job:
     calling: Calling | None = None
     warnings: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
+    prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
     length_field: str = "max_tokens"
 
 
@@ -165,6 +166,14 @@ class Service:
     ) -> tuple[list[int], list[str]]:
         """A conversation's token ids, and what the caller should know about how they came to be."""
         warnings: list[str] = []
+        if add_generation_prompt and messages[-1]["role"] == "assistant":
+            raise RequestError(
+                "the conversation ends with an assistant message; to continue such a message is not supported: "
+                "end with a user or tool message",
+                "messages",
+            )
+        if not self.takes_names and any("name" in message and message["role"] != "tool" for message in messages):
+            warnings.append("the model's chat template shows no names: messages' names have no effect")
         if not self.takes_developer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         reserved = options.keys() & {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
@@ -185,14 +194,12 @@ class Service:
             return await asyncio.to_thread(self.llm.render, messages, **options), warnings
         return self.llm.render(messages, **options), warnings
 
-    def check_speaker(self, message: Mapping[str, Any], path: str) -> None:
-        if "name" in message and not self.takes_names:
-            raise RequestError(f"{path}.name: the model's chat template shows no names", f"{path}.name")
-
     # Parameters -----------------------------------------------------------------------------------------------------
     def sampling(self, body: Mapping[str, Any], **more: Any) -> SamplingParams:
         """SamplingParams from a checked body; `more` are those that an endpoint names differently."""
         values = {name: body[name] for name in (*PLAIN, *EXTRA) if name in body}
+        if values.get("seed", 0) < 0:
+            values["seed"] %= 2**53  # as any reported seed, it then survives JSON in every language
         if "constraint" in values:
             given = values["constraint"]
             check_schema_size(given.get("value"), "constraint.value")
@@ -231,12 +238,13 @@ class Service:
     # Running --------------------------------------------------------------------------------------------------------
     async def start(self, job: Job) -> Run:
         """Queue a job's prompts, all or none."""
-        holds = self.llm.engine.context_length
+        limit = self.llm.engine.context_length
         for ids, params in job.prompts:
-            if params.max_tokens is not None and len(ids) < holds < len(ids) + params.max_tokens:
+            total = len(ids) + (params.max_tokens or 0)
+            if len(ids) < limit < total:
                 raise ContextLengthError(
-                    f"the prompt has {len(ids):,} tokens and {job.length_field} is {params.max_tokens:,}, "
-                    f"{len(ids) + params.max_tokens:,} together; the model holds {holds:,}",
+                    f"This model's maximum context length is {limit} tokens. The prompt has {len(ids)} and "
+                    f"{job.length_field} is {params.max_tokens}: {total} together",
                     job.length_field,
                 )
         run, offset = Run(self, job), 0
@@ -244,8 +252,10 @@ class Service:
             for ids, params in job.prompts:
                 run.tickets.append(await self.engine.start(ids, params, partial(run.receive, offset)))
                 offset += params.n
-        except BaseException:
+        except BaseException as error:
             run.abort()
+            if isinstance(error, RequestError) and error.param == "prompt":
+                error.param = job.prompt_field
             raise
         return run
 

@@ -34,23 +34,17 @@ class Tool:
 
 @dataclass(frozen=True)
 class Toolbox:
-    """The tools of one request. `choice`: auto, none, required, or the name of the one that must be called."""
+    """The tools of one request: the model sees all of them and may call those in `allowed` (None: all)."""
 
     tools: tuple[Tool, ...] = ()
-    choice: str = "auto"
-    is_named: bool = False  # choice is a tool's name
+    allowed: frozenset[str] | None = None
+    must_call: bool = False
     parallel: bool = True
 
     @property
     def callable(self) -> tuple[Tool, ...]:
         """Those that the model may call."""
-        if self.choice == "none" and not self.is_named:
-            return ()
-        return tuple(tool for tool in self.tools if not self.is_named or tool.name == self.choice)
-
-    @property
-    def must_call(self) -> bool:
-        return self.is_named or self.choice == "required"
+        return tuple(tool for tool in self.tools if self.allowed is None or tool.name in self.allowed)
 
     @property
     def binds(self) -> bool:
@@ -58,18 +52,23 @@ class Toolbox:
         return self.must_call or any(tool.strict for tool in self.callable)
 
 
-def make_toolbox(tools: Sequence[Tool], choice: str, *, is_named: bool, parallel: bool) -> Toolbox:
+def make_toolbox(
+    tools: Sequence[Tool], choice: str, *, allowed: Sequence[str] | None = None, parallel: bool = True
+) -> Toolbox:
+    """`choice`: auto, none or required; `allowed`: the names that tool_choice gives, if it gives any."""
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise RequestError(f"tools has two functions named {name!r}", f"tools[{index}]")
-    if is_named and choice not in names:
-        raise RequestError(f"tool_choice names {choice!r}, which is not among the tools", "tool_choice")
-    if not tools and choice != "none" and (is_named or choice == "required"):
+    for name in allowed or ():
+        if name not in names:
+            raise RequestError(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+    if not tools and choice == "required":
         raise RequestError(f"tool_choice is {choice!r} but there are no tools", "tool_choice")
     for index, tool in enumerate(tools):
         check_schema_size(tool.parameters, f"tools[{index}].parameters")
-    return Toolbox(tuple(tools), choice, is_named, parallel)
+    may_call = frozenset() if choice == "none" else frozenset(allowed) if allowed is not None else None
+    return Toolbox(tuple(tools), may_call, choice == "required", parallel)
 
 
 def check_schema_size(schema: Any, param: str) -> None:

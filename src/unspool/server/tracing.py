@@ -20,11 +20,8 @@ class NoSpan:
 class Tracer:
     """Without an endpoint it does nothing, and costs nothing."""
 
-    def begin(self, path: str, request: Request, run: Run, body: dict[str, Any]) -> Any:
+    def begin(self, operation: str, request: Request, run: Run) -> Any:
         return NoSpan()
-
-    def close(self) -> None:
-        pass
 
 
 class OtelSpan:
@@ -46,7 +43,7 @@ class OtelSpan:
 
 
 class OtelTracer(Tracer):
-    def __init__(self, endpoint: str, model: str, exporter: Any = None) -> None:
+    def __init__(self, endpoint: str, model: str, processor: Any = None) -> None:
         try:
             from opentelemetry import trace
             from opentelemetry.sdk.resources import Resource
@@ -54,21 +51,21 @@ class OtelTracer(Tracer):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise BackendError(f"tracing needs the otel extra: pip install 'unspool[otel]' ({error})") from error
-        if exporter is None:
+        if processor is None:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-            exporter = OTLPSpanExporter(endpoint=endpoint)
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "unspool"}))
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("unspool")
+            processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(endpoint)))
+        provider = TracerProvider(resource=Resource.create({"service.name": "unspool"}))
+        provider.add_span_processor(processor)  # which the provider flushes when the process ends
+        self._tracer = provider.get_tracer("unspool")
         self._kind, self._model = trace.SpanKind.SERVER, model
 
-    def begin(self, path: str, request: Request, run: Run, body: dict[str, Any]) -> Any:
+    def begin(self, operation: str, request: Request, run: Run) -> Any:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         params = run.params[0]
         attributes = {
-            "gen_ai.operation.name": path.rsplit("/", 1)[-1],
+            "gen_ai.operation.name": operation,
             "gen_ai.request.model": self._model,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
@@ -77,7 +74,11 @@ class OtelTracer(Tracer):
             "http.request.id": request.scope.get("unspool.id", ""),
         }
         context = TraceContextTextMapPropagator().extract(dict(request.headers))
-        return OtelSpan(self._tracer.start_span(path, context, self._kind, attributes=attributes))
+        name = f"{operation} {self._model}"
+        return OtelSpan(self._tracer.start_span(name, context, self._kind, attributes=attributes))
 
-    def close(self) -> None:
-        self._provider.shutdown()
+
+def traces_url(endpoint: str) -> str:
+    """Where a collector takes spans: OTLP's path behind the given address, unless it is there already."""
+    base = endpoint.rstrip("/")
+    return base if base.endswith("/v1/traces") else f"{base}/v1/traces"
