@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unspool.errors import RequestError
 from unspool.params import Constraint
 from unspool.server.calls import GENERIC, CallFormat
-from unspool.server.fields import MAX_SCHEMA_BYTES
+from unspool.server.fields import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
@@ -75,6 +75,17 @@ def check_schema_size(schema: Any, param: str) -> None:
     size = len(schema) if isinstance(schema, str) else len(json.dumps(schema))
     if size > MAX_SCHEMA_BYTES:
         raise RequestError(f"{param} has {size:,} characters; at most {MAX_SCHEMA_BYTES:,} are taken", param)
+    level = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [item for value in level for item in _inside(value)]
+    if level:
+        raise RequestError(f"{param} nests deeper than {MAX_SCHEMA_DEPTH} levels", param)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def describe(tools: Sequence[Tool]) -> str:
