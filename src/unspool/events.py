@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "eos", "abort", "deadline", "repetition"]
+FinishReason = Literal["stop", "length", "eos", "constraint", "abort", "deadline", "repetition"]
 
 
 # There is one of each for every token of every stream, so these two are tuples: what is made soonest.

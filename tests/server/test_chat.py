@@ -125,7 +125,7 @@ def test_responses_tell_what_they_are_made_of() -> None:
         about = answer["unspool"]
         assert about["params"]["top_k"] == {"value": 3, "origin": "request"}
         assert about["params"]["temperature"]["origin"] == "default"
-        assert set(about["timings"]) == {"queue", "prefill", "decode", "total", "ttft", "tokens_per_second"}
+        assert set(about["timings"]) == {"queue", "prefill", "decode", "total", "first_token", "tokens_per_second"}
         assert set(about["receipt"]) == {"model", "version", "kernels", "seed"}
         trace = answer["choices"][0]["trace"]
         assert len(trace) == 5

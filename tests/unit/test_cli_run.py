@@ -113,6 +113,29 @@ def test_stop_understands_escapes(chat_model: str, capsys: Capture) -> None:
     assert kept["text"] == cut["text"] + "\n"
 
 
+def test_a_finished_constraint_is_an_ending_of_its_own(chat_model: str, capsys: Capture) -> None:
+    told = answer(chat_model, capsys, "hello", "--regex", "ab{3}", "--seed", "1")
+    assert (told["text"], told["finish_reason"], told["stop"]) == ("abbb", "constraint", None)
+    exactly = answer(chat_model, capsys, "hello", "--regex", "ab{3}", "--seed", "1", "-n", "4")
+    assert exactly["finish_reason"] == "constraint", "whole, and not cut"
+    assert answer(chat_model, capsys, "hello", "--regex", "ab{3}", "-n", "3")["finish_reason"] == "length"
+    assert main(command(chat_model, "hello", "--regex", "ab{3}")) == 0
+    assert " · complete by its constraint · " in capsys.readouterr().err
+
+
+def test_the_summary_names_the_stop(chat_model: str, capsys: Capture) -> None:
+    assert main(command(chat_model, "hello", "-n", "64", "--stop", r"\n", *LETTERS)) == 0
+    assert r" · stopped at '\n' · " in capsys.readouterr().err
+    assert main(command(chat_model, "hello", "-n", "64", "--stop-token-ids", "10", *LETTERS)) == 0
+    assert " · stopped at token 10 · " in capsys.readouterr().err
+
+
+def test_a_beam_search_counts_cached_tokens_once(chat_model: str, capsys: Capture) -> None:
+    """A beam that another one was forked into has computed its prompt, not found it."""
+    told = answer(chat_model, capsys, "hello", "-n", "8", "--beam", "4", "--n", "4")
+    assert told["usage"]["cached_tokens"] == 0
+
+
 # Where the prompt comes from ---------------------------------------------------------------------------------------
 def type_in(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8"))
@@ -298,6 +321,7 @@ def test_explain_in_json_can_be_recomputed(chat_model: str, capsys: Capture) -> 
     told = json.loads(capsys.readouterr().out)
     assert len(told["steps"]) == 4
     for step, token in zip(told["steps"], told["token_ids"], strict=True):
+        assert 0 < step["entropy_bits"] < np.log2(320)
         best, second = step["candidates"][:2]
         assert best["token"] == step["token"] == token
         noise = gumbel(3, step["position"], np.array([best["token"], second["token"]]))

@@ -161,7 +161,7 @@ def test_a_finished_constraint_finishes_the_answer(tiny) -> None:
     for options in ({}, {"ignore_eos": True}, {"min_tokens": 20}):
         ids, text, end = answer(engine, SamplingParams(max_tokens=40, constraint=choice, **options))
         assert text in ("yes", "no")
-        assert (len(ids), end.reason) == (len(text), "stop")
+        assert (len(ids), end.reason) == (len(text), "constraint")
 
 
 def test_loop_detector(engine) -> None:

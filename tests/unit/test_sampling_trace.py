@@ -111,7 +111,7 @@ def test_the_models_view_of_the_chosen_token() -> None:
     p /= p.sum()
     assert trace.raw_probability == pytest.approx(p[trace.token], rel=1e-5)
     assert trace.raw_rank == 1 + int((p > p[trace.token]).sum())
-    assert trace.entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
+    assert trace.entropy_bits == pytest.approx(-(p * np.log2(p)).sum(), rel=1e-5)
     assert [token for token, _ in trace.alternatives] == np.argsort(-p)[:8].tolist()
 
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from unspool.results import Completion, Result
 
 ENDINGS = {
-    "eos": "",  # the ordinary way needs no word
-    "stop": "stopped at a stop",
+    "eos": "",  # the usual ending needs no word
     "length": "cut at its length",
+    "constraint": "complete by its constraint",
     "abort": "interrupted",
     "deadline": "cut at its deadline",
-    "repetition": "stopped repeating itself",
+    "repetition": "ended because it repeated itself",
 }
 
 
@@ -32,11 +32,17 @@ def summary(result: Result) -> str:
         parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
     if usage.cached_tokens:
         parts.append(f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached")
-    endings = {ENDINGS[choice.finish_reason] for choice in result.choices}
+    endings = {_ending(choice) for choice in result.choices}
     parts += sorted(ending for ending in endings if ending)
     if not result.params.greedy:
         parts.append(f"seed {result.params.seed}")
     return " · ".join(parts)
+
+
+def _ending(choice: Completion) -> str:
+    if choice.finish_reason != "stop":
+        return ENDINGS[choice.finish_reason]
+    return f"stopped at token {choice.stop}" if isinstance(choice.stop, int) else f"stopped at {choice.stop!r}"
 
 
 def say(result: Result, *, quiet: bool = False) -> None:

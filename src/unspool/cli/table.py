@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ def _columns(llm: LLM, steps: Sequence[StepTrace], *, greedy: bool) -> list[Colu
         Column("token", tokens, right=False),
         Column("p", [Cell(percent(step.raw_probability), colour(step)) for step in steps]),
         Column("rank", ranks),
-        Column("entropy", [Cell(f"{step.entropy / math.log(2):.2f}") for step in steps]),
+        Column("entropy", [Cell(f"{step.entropy_bits:.2f}") for step in steps]),
     ]
     for name in dict.fromkeys(stage.name for step in steps for stage in step.stages):
         columns.append(_stage_column(name, steps))

@@ -104,7 +104,7 @@ class BeamGroup(Group):
                     request=self.id,
                     choice=choice,
                     reason=ending.reason,
-                    usage=Usage(len(self.prompt), len(piece.tokens), self.num_cached),
+                    usage=Usage(len(self.prompt), len(piece.tokens), self.num_cached or 0),
                     timings=timings(len(piece.tokens)),  # type: ignore[arg-type]
                     stop=ending.stop,
                     seed=self.params.seed,
@@ -113,7 +113,7 @@ class BeamGroup(Group):
             )
         return events
 
-    num_cached = 0  # prompt tokens that the prefix cache gave the first beam
+    num_cached: int | None = None  # prompt tokens that the prefix cache gave; None: not looked up yet
 
     def _text(self, hypothesis: Hypothesis) -> tuple[Piece, Ending]:
         """A hypothesis as text, cut at a stop string as a stream of it would have been."""

@@ -103,10 +103,10 @@ class Branch:
             ending = Ending("stop", token.id)
         elif token.id in self.end_ids:
             ending = Ending("eos", token.id)
+        elif self.sampler.constraint is not None and self.sampler.constraint.is_finished:
+            ending = Ending("constraint")  # nothing but an end could follow: the answer is whole, also at its length
         elif len(self.output) >= self.max_output:
             ending = Ending("length")
-        elif self.sampler.constraint is not None and self.sampler.constraint.is_finished:
-            ending = Ending("stop")  # nothing but an end could follow: the answer is whole
         elif self.params.repetition_detector and is_repeating(self.output, self.params.repetition_detector):
             ending = Ending("repetition")
         if ending is not None and piece.stop is None:

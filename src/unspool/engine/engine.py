@@ -285,7 +285,8 @@ class Engine:
             return
         clock = group.branches[0].clock
         clock.tick(self._now())
-        group.num_cached = max(group.num_cached, group.branches[0].request.num_cached)
+        if group.num_cached is None:  # only the first beam looked the prompt up; others are forks of it
+            group.num_cached = group.branches[0].request.num_cached
         begun, dropped = group.advance(self.scheduler, self._maker.request_like)
         for branch in begun:
             self._begin(group, branch)

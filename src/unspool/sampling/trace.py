@@ -59,7 +59,7 @@ class StepTrace:
     token: int
     raw_probability: float
     raw_rank: int  # 1 is the model's favourite
-    entropy: float  # of the raw distribution, in nats
+    entropy_bits: float  # of the raw distribution
     alternatives: tuple[tuple[int, float], ...]  # top raw tokens and their probabilities
     stages: tuple[StageTrace, ...]
     greedy: bool
@@ -93,7 +93,7 @@ def step_trace(
         token=token,
         raw_probability=math.exp(stats.logprob(raw[token])),
         raw_rank=rank_of(raw, token),
-        entropy=entropy(raw),
+        entropy_bits=entropy(raw) / math.log(2),
         alternatives=tuple((other, math.exp(stats.logprob(raw[other]))) for other in best),
         stages=tuple(_stage_trace(step, followed) for step in recorded),
         greedy=greedy,

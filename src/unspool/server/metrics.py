@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from unspool.engine.async_engine import AsyncEngine
-from unspool.events import Finished, Text
+from unspool.events import Finished, FinishReason, Text
 from unspool.server.answer import Choice
 from unspool.server.meter import Meter
 
@@ -19,7 +20,7 @@ LABELS = ("model_name",)
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
-REASONS = ("stop", "length", "eos", "abort", "deadline", "repetition", "error")
+REASONS = (*get_args(FinishReason), "error")
 
 
 class Tally:

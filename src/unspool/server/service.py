@@ -322,7 +322,7 @@ def usage_of(run: Run) -> tuple[int, int, int]:
 
 def _timings(end: Finished) -> dict[str, Any]:
     t = end.timings
-    seconds = {"queue": t.queue, "prefill": t.prefill, "decode": t.decode, "total": t.total, "ttft": t.first_token}
+    seconds = {name: getattr(t, name) for name in ("queue", "prefill", "decode", "total", "first_token")}
     rounded = {name: None if value is None else round(value, 6) for name, value in seconds.items()}
     return {"timings": {**rounded, "tokens_per_second": t.tokens_per_second}}
 

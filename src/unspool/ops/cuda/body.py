@@ -102,7 +102,7 @@ def check_device() -> None:
     if not torch.cuda.is_available():
         raise BackendError(
             "torch sees no NVIDIA GPU: the driver is missing or too old (nvidia-smi tells), or torch was installed "
-            f"without CUDA (torch {torch.__version__}, CUDA {torch.version.cuda}; `pip install unspool[cuda]` has it)"
+            f"without CUDA (torch {torch.__version__}, CUDA {torch.version.cuda}; `pip install 'unspool[cuda]'` has it)"
         )
     major, minor = torch.cuda.get_device_capability()
     if major < 9:
