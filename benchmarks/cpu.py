@@ -47,7 +47,7 @@ from unspool.errors import BackendError
 from unspool.machine import MemoryReader, measure_bandwidth, num_cores
 
 if TYPE_CHECKING:
-    from unspool.weights.checkpoint import Checkpoint
+    from unspool.models.checkpoint import Checkpoint
 
 OURS = "unspool"
 DRIVERS = Path(__file__).with_name("peers")
@@ -422,7 +422,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--isa", choices=("auto", "avx512", "avx2", "plain"), default="auto", help="(auto)")
     parser.add_argument("--only", choices=known, action="append", help="measure this row (repeatable)")
     options = parser.parse_args(argv)
-    from unspool.weights.checkpoint import open_checkpoint
+    from unspool.models.checkpoint import open_checkpoint
     from unspool.weights.store import cache_dir, resolve
 
     checkpoint = open_checkpoint(resolve(options.model))

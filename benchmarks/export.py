@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unspool.weights.checkpoint import Checkpoint
+from unspool.models.checkpoint import Checkpoint
 
 
 def export(checkpoint: Checkpoint, folder: Path) -> None:

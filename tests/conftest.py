@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
-from unspool.weights.random import SHAPES, random_checkpoint
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.random import SHAPES, random_checkpoint
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -27,9 +27,9 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a model. One value for every number that a model file may ask for."""
+    """The numbers of a model that most families have. A family that has more adds them in a subclass in its file."""
 
-    architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma3", …
+    architecture: str  # the family: "llama", "mistral", "qwen2", …
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -46,12 +46,12 @@ class ModelConfig:
     tied_embeddings: bool = False
     activation: Activation = "silu"
     sliding_window: int | None = None  # keys that a query may look back on, itself included
-    sliding_pattern: int | None = None  # every n-th layer is global; None: all layers alike
-    rope_theta_local: float | None = None  # gemma3: theta of the sliding layers
-    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
-    embedding_scale: float = 1.0
-    logit_softcap: float | None = None
-    attention_softcap: float | None = None
+    sliding_layers: tuple[bool, ...] | None = None  # which layers have the window; None: all
+
+    def window(self, layer: int) -> int | None:
+        """How many keys a query of this layer sees; None: all."""
+        slides = self.sliding_layers is None or self.sliding_layers[layer]
+        return self.sliding_window if slides else None
 
 
 # A CPU computes some hundred tokens in the time that a stream may stand still, a GPU thousands; and its copy engine

@@ -13,10 +13,10 @@ from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.errors import RequestError
 from unspool.events import Event, Failed, Finished, Token
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.params import SamplingParams
 from unspool.results import Fold, Receipt, Result
 from unspool.version import VERSION
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.store import resolve
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.events import Failed, Finished, Text
+from unspool.models.checkpoint import Checkpoint
 from unspool.params import SamplingParams
-from unspool.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from tests.laws.crowd import Crowd
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.errors import RequestError
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
 from unspool.sampling.speculate.lookup import SuffixAutomaton
 from unspool.sampling.speculate.pace import Costs, Pace, Record, draft_length
-from unspool.weights.random import SHAPES, random_checkpoint
 
 
 class Oracle:
@@ -171,7 +171,7 @@ def test_what_speculation_cannot_do_is_refused(tiny) -> None:
 def test_a_foreign_draft_model_is_refused(tiny, tmp_path) -> None:
     from dataclasses import replace
 
-    from unspool.weights.random import write_random_gguf
+    from unspool.models.random import write_random_gguf
 
     path = tmp_path / "draft.gguf"
     write_random_gguf(path, replace(SHAPES["tiny"], vocab_size=300))
@@ -184,7 +184,7 @@ def test_a_foreign_draft_model_is_refused(tiny, tmp_path) -> None:
 
 
 def test_a_draft_model_gives_the_plain_answer(tiny, tmp_path, make_crowd, make_job) -> None:
-    from unspool.weights.random import write_random_gguf
+    from unspool.models.random import write_random_gguf
 
     checkpoint, rng = tiny("tiny", "q4_1"), random.Random(6)
     write_random_gguf(tmp_path / "draft.gguf", SHAPES["tiny"], format="q8_0")

@@ -11,10 +11,10 @@ from tests.laws.crowd import Crowd
 from tests.laws.test_ahead import EmulatedDevice, go_ahead
 from tests.laws.test_speculation import Oracle, eager
 from unspool.events import Finished
+from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import BeamParams, Constraint, SamplingParams
 from unspool.sampling.speculate.model import ModelDrafter
 from unspool.sampling.speculate.pace import Costs
-from unspool.weights.random import SHAPES, write_random_gguf
 
 PROMPT = (70, 71, 72)
 

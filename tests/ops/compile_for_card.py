@@ -19,13 +19,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from unspool.config import EngineConfig
+from unspool.models.random import SHAPES, shared_checkpoint
 from unspool.models.registry import build
 from unspool.ops.cuda import attention, launch, lower, project, runner, sampler
 from unspool.ops.cuda.body import CudaOps
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
 from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.sampler import SamplingRoom, results_room
-from unspool.weights.random import SHAPES, shared_checkpoint
 
 SHARED_MEMORY = 232_448  # bytes that a program may have on Hopper
 SHARED_ALL = 233_472  # that a multiprocessor has, with 1 KiB for each program

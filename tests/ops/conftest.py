@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from unspool.config import EngineConfig, ModelConfig
+from unspool.models.shapes import TINY
 from unspool.ops import Batch, Ops
 from unspool.ops.reference import ReferenceOps
-from unspool.weights.shapes import TINY
 from unspool.weights.weight import Weight, encode_weight
 
 try:

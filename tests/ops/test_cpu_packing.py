@@ -13,10 +13,10 @@ import pytest
 
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import SamplingParams
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.mapping import mapping_of
-from unspool.weights.random import SHAPES, write_random_gguf
 
 pytest.importorskip("unspool._native")
 PROMPT = list(range(3, 40))

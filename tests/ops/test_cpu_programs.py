@@ -12,13 +12,13 @@ import pytest
 from tests.ops.conftest import distance, make_batch
 from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import BackendError, EngineError
+from unspool.models.checkpoint import Checkpoint
+from unspool.models.random import random_checkpoint
 from unspool.models.registry import build
+from unspool.models.shapes import SHAPES
 from unspool.ops import Batch, Ops
 from unspool.ops.cpu import CpuOps
 from unspool.ops.reference import ReferenceOps
-from unspool.weights.checkpoint import Checkpoint
-from unspool.weights.random import random_checkpoint
-from unspool.weights.shapes import SHAPES
 
 FAMILIES = ["tiny", "tiny-untied", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.ops.conftest import make_batch
 from unspool.config import EngineConfig
+from unspool.models.checkpoint import Checkpoint
 from unspool.models.registry import build
 from unspool.ops import Batch
 from unspool.ops.cpu import CpuOps
-from unspool.weights.checkpoint import Checkpoint
 
 TEXT = Path(__file__).parent.parent / "fixtures" / "smollm2" / "text512.npz"
 

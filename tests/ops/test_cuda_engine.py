@@ -12,8 +12,8 @@ from tests.ops.cuda_setting import MARKS
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.events import Failed
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
-from unspool.weights.random import SHAPES, random_checkpoint
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

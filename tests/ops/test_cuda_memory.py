@@ -15,12 +15,12 @@ from unspool.cli import main
 from unspool.config import EngineConfig
 from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
 from unspool.errors import BackendError
+from unspool.models.random import SHAPES, shared_checkpoint, stand_in
 from unspool.models.registry import build
 from unspool.ops import cuda
 from unspool.ops.cuda import body, memory
 from unspool.ops.cuda.matrix import make_matrix
 from unspool.ops.cuda.runner import bucket_of
-from unspool.weights.random import SHAPES, shared_checkpoint, stand_in
 
 CPU = torch.device("cpu")
 ENGINE = EngineConfig(device="cuda").suited("cuda")

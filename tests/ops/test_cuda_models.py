@@ -13,12 +13,12 @@ import torch
 
 from tests.ops.cuda_setting import MARKS, ON_CARD
 from unspool.config import EngineConfig
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.models.registry import build
 from unspool.ops import Batch
 from unspool.ops.cuda import CudaOps, steps
 from unspool.ops.cuda.handover import ABSENT
 from unspool.ops.reference import ReferenceOps
-from unspool.weights.random import SHAPES, random_checkpoint
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

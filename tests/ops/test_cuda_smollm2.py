@@ -17,8 +17,8 @@ from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.engine.plan import Plan, Work
 from unspool.events import Failed
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.params import SamplingParams
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.store import default_model_path
 
 pytestmark = [*MARKS, pytest.mark.skipif(not ON_CARD, reason="thirty layers take a card; smaller models run without")]

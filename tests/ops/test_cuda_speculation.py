@@ -13,10 +13,10 @@ from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.engine.runner import make_runner
 from unspool.events import Failed
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
 from unspool.sampling.speculate.model import ModelDrafter
 from unspool.sampling.speculate.pace import Costs
-from unspool.weights.random import SHAPES, random_checkpoint
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -13,11 +13,11 @@ import httpx
 import uvicorn
 
 from unspool.llm import LLM
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
 from unspool.server.run import Server, uvicorn_config
 from unspool.server.service import Service
-from unspool.weights.random import SHAPES, random_checkpoint
 
 # ChatML, with tools told and called as Hermes' models do it.
 TEMPLATE = """\

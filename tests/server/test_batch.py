@@ -16,10 +16,10 @@ import pytest
 
 from tests.server.harness import TEMPLATE, make_llm
 from unspool.errors import RequestError
+from unspool.models.random import SHAPES, write_random_gguf
 from unspool.server.batch import Line, Results, read_requests, run_batch
 from unspool.server.config import ServerConfig
 from unspool.server.service import Service
-from unspool.weights.random import SHAPES, write_random_gguf
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.server.test_load import LONG, raw_request, read_until
-from unspool.weights.random import SHAPES, write_random_gguf
+from unspool.models.random import SHAPES, write_random_gguf
 
 
 class Process:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from unspool.weights.gguf_config import metadata_of
+from unspool.models.random import SHAPES, byte_vocabulary, random_checkpoint
+from unspool.models.registry import metadata_of
 from unspool.weights.gguf_writer import write_gguf
-from unspool.weights.random import SHAPES, byte_vocabulary, random_checkpoint
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -18,7 +18,7 @@ from benchmarks.peers import exact_openvino
 from unspool.bench import quiet
 from unspool.errors import BackendError
 from unspool.machine import Bandwidth
-from unspool.weights.checkpoint import Checkpoint
+from unspool.models.checkpoint import Checkpoint
 
 KNOWN = cpu.rows(64)
 FAKE = """

@@ -13,7 +13,7 @@ from unspool.bench.gpu import laws
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.machine import Bandwidth
-from unspool.weights.random import SHAPES, random_checkpoint
+from unspool.models.random import SHAPES, random_checkpoint
 
 
 def make_engine() -> Engine:

@@ -14,16 +14,13 @@ import pytest
 
 from unspool.config import ModelConfig, RopeScaling
 from unspool.errors import ModelError
-from unspool.models.registry import build
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.random import SHAPES, byte_vocabulary, random_checkpoint, write_random_gguf
+from unspool.models.registry import build, family_of, metadata_of, tensor_shapes
 from unspool.ops.reference import ReferenceOps
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.gguf import write_gguf
-from unspool.weights.gguf_config import metadata_of
-from unspool.weights.hf_config import GEMMA3_IN_LAYER, IN_LAYER, WHOLE
 from unspool.weights.quantize import quantize
-from unspool.weights.random import SHAPES, byte_vocabulary, random_checkpoint, write_random_gguf
 from unspool.weights.safetensors import write_safetensors
-from unspool.weights.shapes import tensor_shapes
 from unspool.weights.weight import Weight, encode_weight
 
 GGUF_SHAPES = [name for name in SHAPES if name.startswith("tiny") and name != "tiny-mistral"]
@@ -51,7 +48,7 @@ def config_json(config: ModelConfig, **changes: Any) -> dict[str, Any]:
     }
     if config.architecture == "gemma3":
         values |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": config.head_dim,
-                   "sliding_window_pattern": config.sliding_pattern, "rope_local_base_freq": 10_000.0}  # fmt: skip
+                   "sliding_window_pattern": 3, "rope_local_base_freq": 10_000.0}  # fmt: skip
     return {name: value for name, value in (values | changes).items() if value != "absent"}
 
 
@@ -60,8 +57,8 @@ def write_directory(path: Path, checkpoint: Checkpoint, **changes: Any) -> Path:
     config = checkpoint.config
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config_json(config, **changes)))
-    in_layer = GEMMA3_IN_LAYER if config.architecture == "gemma3" else IN_LAYER
-    whole, in_layer = {v: k for k, v in WHOLE.items()}, {v: k for k, v in in_layer.items()}
+    family = family_of(config.architecture)
+    whole, in_layer = ({v: k for k, v in names.items()} for names in (family.whole_names, family.layer_names))
     tensors = {}
     for name, weight in checkpoint.weights.items():
         if name in whole:
@@ -355,7 +352,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
 
 
 def test_defaults_beside_a_gguf_file_are_the_models(tmp_path) -> None:
-    from unspool.weights.random import SHAPES, write_random_gguf
+    from unspool.models.random import SHAPES, write_random_gguf
 
     write_random_gguf(tmp_path / "m.gguf", SHAPES["tiny"])
     (tmp_path / "m.generation_config.json").write_text('{"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram_size": 3}')

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.fixtures.small_vocabulary import SmallVocabulary
 from unspool.bench.walk import Dice
 from unspool.errors import RequestError
+from unspool.models.checkpoint import Checkpoint
 from unspool.sampling.constraint import Limits, Matcher, compile_constraint
-from unspool.weights.checkpoint import Checkpoint
 
 VOCABULARY = SmallVocabulary()
 DICE = Dice(VOCABULARY)  # type: ignore[arg-type]

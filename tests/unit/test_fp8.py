@@ -13,12 +13,12 @@ from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.errors import ModelError
 from unspool.events import Finished, Text
+from unspool.models.checkpoint import open_checkpoint
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
 from unspool.weights import fp8
-from unspool.weights.checkpoint import open_checkpoint
 from unspool.weights.fp8_scales import own_scales
 from unspool.weights.quantize import quantize, quantize_weight
-from unspool.weights.random import SHAPES, random_checkpoint
 from unspool.weights.safetensors import open_safetensors, write_safetensors
 from unspool.weights.weight import Weight, encode_weight
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from unspool.errors import ModelError
+from unspool.models.checkpoint import open_checkpoint
+from unspool.models.random import SHAPES, random_checkpoint, write_random_gguf
 from unspool.models.registry import build
 from unspool.ops.reference import ReferenceOps
-from unspool.weights.checkpoint import open_checkpoint
 from unspool.weights.gguf import Reader
-from unspool.weights.random import SHAPES, random_checkpoint, write_random_gguf
 from unspool.weights.safetensors import write_safetensors
 
 CONFIG = replace(SHAPES["tiny"], num_layers=1, vocab_size=257, hidden_size=32, num_heads=2, num_kv_heads=1,

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 from array import array
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unspool.config import ModelConfig, RopeScaling
+from unspool.config import RopeScaling
 from unspool.digest import blake2b, sha256
 from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import Batches, make_batch, plain_batch
 from unspool.lazy import lazy
-from unspool.models.blocks import make_rope
-from unspool.weights.checkpoint import SAMPLE_BYTES, SAMPLES, sample_places
+from unspool.models.checkpoint import SAMPLE_BYTES, SAMPLES, sample_places
+from unspool.models.random import SHAPES, write_random_gguf
+from unspool.models.rotary import Rotary
 from unspool.weights.gguf import shortest
-from unspool.weights.random import SHAPES, write_random_gguf
 
 
 def in_a_fresh_process(code: str, *arguments: str) -> str:
@@ -126,10 +125,10 @@ def test_hashes_are_hashlibs(data: bytes) -> None:
     assert blake2b(data, digest_size=16).digest() == hashlib.blake2b(data, digest_size=16).digest()
 
 
-def speeds(config: ModelConfig, theta: float, factors: np.ndarray | None) -> np.ndarray:
+def speeds(rotary: Rotary, factors: np.ndarray | None) -> np.ndarray:
     """The formulas over whole arrays."""
-    half, scaling = config.rope_dim // 2, config.rope_scaling
-    speed = 1.0 / theta ** (np.arange(half, dtype=np.float64) * 2 / config.rope_dim)
+    half, scaling, theta = rotary.dim // 2, rotary.scaling, rotary.theta
+    speed = 1.0 / theta ** (np.arange(half, dtype=np.float64) * 2 / rotary.dim)
     speed = speed if factors is None else speed / factors
     if scaling is None:
         return speed
@@ -153,7 +152,7 @@ def speeds(config: ModelConfig, theta: float, factors: np.ndarray | None) -> np.
 def test_rotations_are_those_of_the_formulas(kind: str | None, theta: float) -> None:
     scaling = None if kind is None else RopeScaling(kind, 8.0, original_context=8192)  # type: ignore[arg-type]
     for dim in (64, 128, 256):
-        config = replace(SHAPES["tiny"], head_dim=dim, rope_dim=dim, rope_scaling=scaling)
+        rotary = Rotary(dim, theta, "half", scaling)
         for factors in (None, np.linspace(1, 9, dim // 2, dtype=np.float32)):
-            rope = make_rope(config, theta, None if factors is None else array("f", factors), scaled=True)
-            assert np.asarray(rope.inv_freq).tolist() == speeds(config, theta, factors).astype(np.float32).tolist()
+            rope = rotary.rope(None if factors is None else array("f", factors))
+            assert np.asarray(rope.inv_freq).tolist() == speeds(rotary, factors).astype(np.float32).tolist()

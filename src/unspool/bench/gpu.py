@@ -27,11 +27,11 @@ import numpy as np
 
 from unspool.config import EngineConfig
 from unspool.machine import measure_gpu_bandwidth
+from unspool.models.checkpoint import Checkpoint
+from unspool.models.random import stand_in
+from unspool.models.shapes import SHAPES
 from unspool.ops.cuda import require_card
 from unspool.ops.cuda.memory import weight_bytes
-from unspool.weights.checkpoint import Checkpoint
-from unspool.weights.random import stand_in
-from unspool.weights.shapes import SHAPES
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine

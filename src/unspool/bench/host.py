@@ -23,10 +23,10 @@ import numpy as np
 
 from unspool.config import EngineConfig, ModelConfig
 from unspool.engine.engine import Engine
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
 from unspool.params import SamplingParams
-from unspool.weights.random import SHAPES, random_checkpoint
 
 BLOCK_SIZE = 128
 COMMON = 2100  # tokens come from below this: texts mostly repeat what is common
@@ -119,7 +119,7 @@ def make_engine(requests: int, tokens: int, *, text: bool, block_size: int = BLO
     )
     tokenizer = None
     if text:
-        from unspool.weights.checkpoint import open_checkpoint
+        from unspool.models.checkpoint import open_checkpoint
         from unspool.weights.store import resolve
 
         tokenizer = open_checkpoint(resolve("smollm2")).tokenizer()

@@ -21,12 +21,12 @@ import numpy as np
 from unspool.bench.gpu import BLOCK_SIZE, event_seconds, versions
 from unspool.config import EngineConfig
 from unspool.machine import measure_gpu_bandwidth
+from unspool.models.checkpoint import Checkpoint
+from unspool.models.random import stand_in
 from unspool.models.registry import build
+from unspool.models.shapes import SHAPES
 from unspool.ops import Batch
 from unspool.ops.cuda import require_card
-from unspool.weights.checkpoint import Checkpoint
-from unspool.weights.random import stand_in
-from unspool.weights.shapes import SHAPES
 
 if TYPE_CHECKING:
     from unspool.ops.cuda.launch import Launch

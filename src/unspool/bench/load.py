@@ -27,8 +27,8 @@ from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.engine.sizing import kv_bytes_per_token
 from unspool.events import Event, Finished, Text
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.params import SamplingParams
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.store import resolve
 
 EXPERIMENTS = ("sharing", "stall", "memory", "repeat")

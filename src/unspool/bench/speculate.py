@@ -22,8 +22,8 @@ from typing import Any
 
 from unspool.bench.quiet import Watch
 from unspool.llm import LLM
+from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
-from unspool.weights.shapes import SHAPES
 
 DISTURBED = 0.08  # cores that others keep busy
 PASSAGE = (

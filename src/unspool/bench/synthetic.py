@@ -19,14 +19,14 @@ import numpy as np
 
 from unspool.config import EngineConfig
 from unspool.engine.plan import Plan, Work
+from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
 from unspool.sampling.speculate import Sight
 from unspool.sampling.speculate.timing import step_times
-from unspool.weights.shapes import SHAPES
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
-    from unspool.weights.checkpoint import Checkpoint
+    from unspool.models.checkpoint import Checkpoint
 
 Prompt = tuple[int, ...]
 
@@ -79,10 +79,10 @@ def make_engine(args: argparse.Namespace) -> Engine:
 
 def _checkpoint(args: argparse.Namespace) -> Checkpoint:
     if args.device == "cuda":
-        from unspool.weights.random import shared_checkpoint
+        from unspool.models.random import shared_checkpoint
 
         return shared_checkpoint(SHAPES[args.random])
-    from unspool.weights.random import random_checkpoint
+    from unspool.models.random import random_checkpoint
 
     return random_checkpoint(SHAPES[args.random], format="q4_1")
 

@@ -16,7 +16,7 @@ from unspool.lazy import want_no_blas
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
-    from unspool.weights.checkpoint import Checkpoint
+    from unspool.models.checkpoint import Checkpoint
 
 
 def locate(model: str) -> Path:
@@ -47,7 +47,7 @@ def source_of(namespace: argparse.Namespace) -> Path | Checkpoint:
     """The model that was named, or one of random weights."""
     if namespace.random is None:
         return locate(namespace.model)
-    from unspool.weights.random import stand_in
+    from unspool.models.random import stand_in
 
     return stand_in(namespace.random)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from unspool.config import EngineConfig
     from unspool.machine import Bandwidth
-    from unspool.weights.checkpoint import Checkpoint
+    from unspool.models.checkpoint import Checkpoint
     from unspool.weights.weight import Weight
 
 DESCRIPTION = """\
@@ -176,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
     from unspool.cli.loading import source_of
     from unspool.llm import make_config
     from unspool.machine import Bandwidth, measure_bandwidth
-    from unspool.weights.checkpoint import Checkpoint, open_checkpoint
+    from unspool.models.checkpoint import Checkpoint, open_checkpoint
 
     config = make_config(options)
     gpu = gpu_of(namespace, config)

@@ -29,10 +29,10 @@ from unspool.params import ResolvedParams, SamplingParams
 from unspool.text.assembler import Piece
 
 if TYPE_CHECKING:
+    from unspool.models.checkpoint import Checkpoint
     from unspool.ops import Ops
     from unspool.sampling.pipeline import Choice
     from unspool.text.tokenizer import Tokenizer
-    from unspool.weights.checkpoint import Checkpoint
 
 
 class Engine:

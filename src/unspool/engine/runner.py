@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.config import EngineConfig
 from unspool.engine.plan import Plan
 from unspool.lazy import np
-from unspool.models.blocks import Decoder
+from unspool.models.decoder import Decoder
 from unspool.ops import Batch, KVCache
 
 if TYPE_CHECKING:

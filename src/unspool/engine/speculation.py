@@ -339,9 +339,9 @@ def _early_exit(engine: Engine, detail: str) -> Drafter:
 
 
 def _draft_model(engine: Engine, path: str) -> Drafter:
+    from unspool.models.checkpoint import open_checkpoint
     from unspool.models.registry import build
     from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
-    from unspool.weights.checkpoint import open_checkpoint
     from unspool.weights.store import resolve
 
     checkpoint = open_checkpoint(resolve(path))

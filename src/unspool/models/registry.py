@@ -1,29 +1,101 @@
-"""Which class runs which architecture."""
+"""Which family runs which architecture. A family's module is imported when a model of it is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
-from unspool.models.blocks import Decoder
-from unspool.models.gemma import Gemma3
-from unspool.models.llama import Llama
-from unspool.models.qwen import Qwen2, Qwen3
+from unspool.models import decoder
+from unspool.models.decoder import Decoder
+from unspool.models.family import Family
+from unspool.models.layers import Architecture
+from unspool.models.limits import check_config
+from unspool.models.tensors import TensorReader
 from unspool.ops import Ops
+from unspool.weights.fields import Fields
+from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
 
-ARCHITECTURES: dict[str, type[Decoder]] = {
-    "llama": Llama,
-    "mistral": Llama,
-    "qwen2": Qwen2,
-    "qwen3": Qwen3,
-    "gemma3": Gemma3,
+# Each family, which is a module here and a ModelConfig's `architecture`, by the names that files have for it.
+GGUF = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3": "gemma3",
 }
+HUGGING_FACE = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
+}
+FAMILIES = tuple(dict.fromkeys([*GGUF.values(), *HUGGING_FACE.values()]))
+
+
+def family_of(name: str) -> Family:
+    """The family that a ModelConfig's `architecture` names."""
+    if name not in FAMILIES:
+        raise ModelError(f"architecture {name[:60]!r} is not supported; supported: {', '.join(FAMILIES)}")
+    family: Family = import_module(f"unspool.models.{name}").FAMILY
+    return family
+
+
+def config_from_gguf(file: GGUFFile) -> ModelConfig:
+    name = Fields(file.path, file.metadata, "general.").string("architecture")
+    if name not in GGUF:
+        known = ", ".join(GGUF)
+        raise ModelError(f"{file.path}: architecture {name[:60]!r} is not supported; supported: {known}")
+    keys = Fields(file.path, file.metadata, f"{name}.")
+    return check_config(file.path, family_of(GGUF[name]).from_gguf(keys, file))
+
+
+def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
+    """`values` is the content of the config.json at `path`."""
+    fields = Fields(path, values)
+    names = fields.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        fields.fail("architectures", "one name was expected")
+    if names[0] not in HUGGING_FACE:
+        fields.fail("architectures", f"{names[0][:60]!r} is not supported; supported: {', '.join(HUGGING_FACE)}")
+    name = HUGGING_FACE[names[0]]
+    return check_config(path, family_of(name).from_hf(fields, name))
+
+
+def metadata_of(config: ModelConfig) -> dict[str, Any]:
+    """The GGUF keys that `config_from_gguf` reads back as `config`."""
+    if config.architecture not in GGUF:
+        raise ModelError(f"architecture {config.architecture!r} has no GGUF keys; {', '.join(GGUF)} have")
+    keys = family_of(config.architecture).gguf_keys(config)
+    metadata = {f"{config.architecture}.{key}": value for key, value in keys.items()}
+    return {"general.architecture": config.architecture, **metadata}
+
+
+def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
+    """A Hugging Face directory's tensors under GGUF's names, and by GGUF's conventions."""
+    family = family_of(config.architecture)
+    weights: dict[str, Weight] = {}
+    for name, tensor in tensors.items():
+        for weight in family.canonical_weights(name, tensor, config):
+            if weight.name in weights:
+                raise ModelError(f"tensor {name!r}: another tensor is {weight.name!r} too")
+            weights[weight.name] = weight
+    return weights
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    return family_of(config.architecture).architecture(config)
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a model of this shape has, by its canonical name."""
+    return decoder.tensor_shapes(config, architecture_of(config))
 
 
 def build(config: ModelConfig, weights: Mapping[str, Weight], ops: Ops) -> Decoder:
-    if config.architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"architecture {config.architecture!r} is not supported; supported: {known}")
-    return ARCHITECTURES[config.architecture](config, weights, ops)
+    """A model that can be run; every one of `weights` must have its place in it."""
+    return Decoder(config, architecture_of(config), TensorReader(ops, weights))

@@ -22,6 +22,11 @@ def even_share(hidden: int, heads: int) -> int | None:
     return None if hidden % heads else hidden // heads
 
 
+def every_nth_is_global(pattern: int, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has the sliding window, where every `pattern`-th layer sees all keys."""
+    return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
+
+
 def check_config(source: Path, config: ModelConfig) -> ModelConfig:
     """What the numbers must be to each other, whichever file they came from."""
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
-from unspool.weights.checkpoint import Checkpoint
+from unspool.models.checkpoint import Checkpoint
+from unspool.models.registry import metadata_of, tensor_shapes
+from unspool.models.shapes import SHAPES
 from unspool.weights.formats import FORMATS
-from unspool.weights.gguf_config import metadata_of
 from unspool.weights.gguf_writer import write_gguf
-from unspool.weights.shapes import SHAPES, tensor_shapes
 from unspool.weights.weight import Weight, encode_weight
 
 if TYPE_CHECKING:

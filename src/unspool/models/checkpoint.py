@@ -1,8 +1,8 @@
 """A checkpoint: one opened model, whichever kind of file it came from.
 
-Weights are canonical: GGUF's names and GGUF's conventions. Two things follow for a Hugging Face directory. Its names
-are mapped (`hf_config`), and Gemma's norms, which it stores as w and applies as 1 + w, become the 1 + w that GGUF
-stores: these few vectors are float32 in memory, everything else stays the file's own bytes.
+Weights are canonical: GGUF's names and GGUF's conventions. Two things follow for a Hugging Face directory: its names
+are mapped, and what its family stores by another convention is converted (see the family's file). All else stays the
+file's own bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from unspool.config import ModelConfig
 from unspool.digest import sha256
 from unspool.errors import ModelError
-from unspool.lazy import np
+from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json
 from unspool.weights.fields import Fields, read_json
 from unspool.weights.generation import generation_from_gguf, generation_from_json
 from unspool.weights.gguf import GGUFFile, open_gguf
-from unspool.weights.gguf_config import config_from_gguf
 from unspool.weights.mapping import read_samples, release
-from unspool.weights.weight import Weight, encode_weight
+from unspool.weights.weight import Weight
 
 if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
@@ -131,7 +130,6 @@ def _bounded(path: Path, template: str | None) -> str | None:
 
 def _open_directory(path: Path) -> Checkpoint:
     from unspool.weights.fp8_scales import own_scales
-    from unspool.weights.hf_config import config_from_json
     from unspool.weights.safetensors import open_safetensors_directory
 
     if not (path / "config.json").is_file():
@@ -162,24 +160,6 @@ def _open_directory(path: Path) -> Checkpoint:
         generation=generation,
         eos_ids=tuple(dict.fromkeys(ids)),
     )
-
-
-def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
-    """A Hugging Face directory's tensors under GGUF's names, and by GGUF's conventions."""
-    from unspool.weights.hf_config import canonical_name
-
-    weights: dict[str, Weight] = {}
-    for name, weight in tensors.items():
-        canonical = canonical_name(name, config)
-        if canonical is None:
-            continue
-        if canonical in weights:
-            raise ModelError(f"tensor {name!r}: another tensor is {canonical!r} too")
-        if config.architecture == "gemma3" and canonical.endswith("norm.weight"):
-            weights[canonical] = encode_weight(canonical, weight.dequantize() + np.float32(1))
-        else:
-            weights[canonical] = Weight(canonical, weight.format, weight.shape, weight.raw)
-    return weights
 
 
 def _directory_name(path: Path) -> str:

@@ -1,0 +1,52 @@
+"""A model that can be run: an architecture whose tensors were read, and the one forward pass over its layers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from unspool.config import ModelConfig
+from unspool.models.layers import Architecture, Place
+from unspool.models.rotary import Rotary
+from unspool.models.tensors import ShapeRecorder, TensorReader
+from unspool.ops import Batch, KVCache, Rope, Rows
+
+
+class Decoder:
+    """Embedding, layers, norm, head."""
+
+    def __init__(self, config: ModelConfig, architecture: Architecture, reader: TensorReader) -> None:
+        self.config, self.architecture, self.ops = config, architecture, reader.ops
+        vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
+        ropes: dict[Rotary, Rope] = {}
+        self.embedding = reader.matrix(("token_embd.weight", vocabulary, hidden))
+        self.layers = [
+            layer.bind(Place(reader, index, hidden, ropes)) for index, layer in enumerate(architecture.layers)
+        ]
+        self.norm = architecture.norm.bind(reader, "output_norm", hidden)
+        self.head = self.embedding
+        if not architecture.tied_embeddings:
+            self.head = reader.matrix(("output.weight", vocabulary, hidden))
+        reader.finish()
+
+    def early(self, num_layers: int) -> Decoder:
+        """This model cut short: its first layers, then its norm and head. Weights are shared."""
+        cut = copy.copy(self)
+        cut.config = replace(self.config, num_layers=num_layers)
+        cut.architecture = replace(self.architecture, layers=self.architecture.layers[:num_layers])
+        cut.layers = self.layers[:num_layers]
+        return cut
+
+    def __call__(self, batch: Batch, kv: KVCache) -> Rows:
+        ops, model = self.ops, self.architecture
+        x = ops.embed(batch, self.embedding, model.embedding_scale)
+        for layer in self.layers:
+            x = layer(x, batch, kv)
+        return ops.logits(self.norm(ops.take(x, batch), None), self.head, model.logit_softcap)
+
+
+def tensor_shapes(config: ModelConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a model of this architecture has, by its canonical name."""
+    recorder = ShapeRecorder()
+    Decoder(config, architecture, recorder)
+    return recorder.shapes

@@ -1,0 +1,113 @@
+"""What a family of models says about itself. `Family` is the common decoder; a family's file states its differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unspool.config import ModelConfig
+from unspool.models import gguf_keys, hf_keys
+from unspool.models.layers import Architecture, Attention, FeedForward, Glu, Layer, RmsNorm
+from unspool.models.rotary import Rotary
+from unspool.weights.fields import Fields
+from unspool.weights.gguf import GGUFFile
+from unspool.weights.weight import Weight
+
+# Hugging Face's names of tensors, and ours, which are GGUF's.
+WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+IN_LAYER = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.q_proj.bias": "attn_q.bias",
+    "self_attn.k_proj.bias": "attn_k.bias",
+    "self_attn.v_proj.bias": "attn_v.bias",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+
+
+class Family:
+    """How models of one family are read, what layers they have, and shapes of them.
+
+    The defaults are those of a decoder with RMS norms before each block, rotary positions and a gated feed-forward.
+    """
+
+    shapes: Mapping[str, ModelConfig] = {}  # models without weights: real ones to time, tiny ones to test with
+
+    # Reading -----------------------------------------------------------------------------------------------------
+    def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
+        """The numbers of a GGUF file, whose keys that begin with its architecture's name are `keys`."""
+        return ModelConfig(**gguf_keys.common(keys, file))
+
+    def from_hf(self, fields: Fields, name: str) -> ModelConfig:
+        """The numbers of a config.json; the model is of the family `name`."""
+        return ModelConfig(**hf_keys.common(fields, name))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        """The keys, without the architecture's name, that `from_gguf` reads back as `config`."""
+        return gguf_keys.common_keys(config)
+
+    whole_names: Mapping[str, str] = WHOLE
+    layer_names: Mapping[str, str] = IN_LAYER
+    layer_prefix = "model.layers."
+
+    def canonical_name(self, name: str, config: ModelConfig) -> str | None:
+        """GGUF's name for a Hugging Face tensor; None for one that is not needed; the name itself if we know no other.
+        """
+        if name.endswith(".rotary_emb.inv_freq"):  # a table that old checkpoints saved; the config determines it
+            return None
+        if name == "lm_head.weight" and config.tied_embeddings:  # a second copy of the embedding
+            return None
+        if name in self.whole_names:
+            return self.whole_names[name]
+        index, _, rest = name.removeprefix(self.layer_prefix).partition(".")
+        if name.startswith(self.layer_prefix) and rest in self.layer_names:
+            return f"blk.{index}.{self.layer_names[rest]}"
+        return name
+
+    def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        """A Hugging Face tensor under GGUF's names, and by GGUF's conventions."""
+        canonical = self.canonical_name(name, config)
+        return [] if canonical is None else [Weight(canonical, weight.format, weight.shape, weight.raw)]
+
+    # Layers ------------------------------------------------------------------------------------------------------
+    def architecture(self, config: ModelConfig) -> Architecture:
+        return Architecture(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            layers=tuple(self.layer(config, index) for index in range(config.num_layers)),
+            norm=RmsNorm(config.norm_eps),
+            tied_embeddings=config.tied_embeddings,
+        )
+
+    def layer(self, config: ModelConfig, index: int) -> Layer:
+        norm = RmsNorm(config.norm_eps)
+        return Layer(self.attention(config, index), self.feed_forward(config, index), norm=norm, ffn_norm=norm)
+
+    def attention(self, config: ModelConfig, index: int) -> Attention:
+        return Attention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary=self.rotary(config, index),
+            window=config.window(index),
+        )
+
+    def rotary(self, config: ModelConfig, index: int) -> Rotary:
+        return Rotary(
+            config.rope_dim, config.rope_theta, config.rope_style, config.rope_scaling, factors="rope_freqs.weight"
+        )
+
+    def feed_forward(self, config: ModelConfig, index: int) -> FeedForward:
+        return Glu(config.intermediate_size, config.activation)

@@ -1,0 +1,141 @@
+"""Shared readers of GGUF's keys: what most families have, by the names they all use; and back, for files we write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from unspool.config import ModelConfig, RopeScaling
+from unspool.errors import ModelError
+from unspool.models.limits import (
+    MAX_CONTEXT,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_THETA,
+    MAX_WIDTH,
+    even_share,
+    every_nth_is_global,
+)
+from unspool.weights.fields import Fields
+from unspool.weights.gguf import GGUFFile
+
+
+def common(keys: Fields, file: GGUFFile, *, theta: float = 10_000.0) -> dict[str, Any]:
+    """ModelConfig's fields; `theta` is the family's, for files that do not name one."""
+    if keys.integer("expert_count", 0, low=0):
+        keys.fail("expert_count", "mixtures of experts are not supported")
+    heads = keys.integer("attention.head_count", high=MAX_HEADS)
+    hidden = keys.integer("embedding_length", high=MAX_WIDTH)
+    head_dim = keys.integer("attention.key_length", even_share(hidden, heads), high=MAX_HEAD_DIM)
+    value_dim = keys.integer("attention.value_length", head_dim)
+    if value_dim != head_dim:
+        keys.fail("attention.value_length", f"{value_dim} differs from attention.key_length {head_dim}")
+    window = keys.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
+    return {
+        "architecture": keys.prefix.removesuffix("."),
+        "num_layers": keys.integer("block_count", high=MAX_LAYERS),
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": keys.integer("attention.head_count_kv", heads, high=MAX_HEADS),
+        "head_dim": head_dim,
+        "intermediate_size": keys.integer("feed_forward_length", high=MAX_INTERMEDIATE),
+        "vocab_size": _vocab_size(file, keys),
+        "context_length": keys.integer("context_length", high=MAX_CONTEXT),
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon", low=0, high=1),
+        "rope_theta": keys.number("rope.freq_base", theta, low=1, high=MAX_THETA),
+        "rope_style": "half",
+        "rope_dim": keys.integer("rope.dimension_count", head_dim, high=MAX_HEAD_DIM),
+        "rope_scaling": _rope_scaling(keys),
+        "tied_embeddings": "output.weight" not in file.tensors,
+        "sliding_window": window or None,
+    }
+
+
+def sliding_layers(keys: Fields, num_layers: int, pattern: int | None = None) -> tuple[bool, ...] | None:
+    """Which layers have the window: a list of true and false, or a number n where every n-th layer is global."""
+    key = "attention.sliding_window_pattern"
+    value = keys.get(key)
+    if isinstance(value, list):
+        if len(value) != num_layers or any(type(each) is not bool for each in value):
+            keys.fail(key, f"a list of {num_layers} times true or false was expected")
+        return tuple(value)
+    if value is None and pattern is None:
+        return None
+    return every_nth_is_global(keys.integer(key, pattern, high=MAX_LAYERS), num_layers)
+
+
+def _vocab_size(file: GGUFFile, keys: Fields) -> int:
+    """The rows of the embedding, which must be the number of tokens that the file's vocabulary lists."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{file.path}: tensor 'token_embd.weight' is missing")
+    rows = embedding.shape[0]
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    listed = keys.integer("vocab_size", rows)
+    if isinstance(tokens, Sequence) and not isinstance(tokens, str):
+        listed = len(tokens)
+    if listed != rows:
+        raise ModelError(f"{file.path}: the vocabulary lists {listed} tokens; 'token_embd.weight' has {rows} rows")
+    return rows
+
+
+def _rope_scaling(keys: Fields) -> RopeScaling | None:
+    kind = keys.string("rope.scaling.type", "none")
+    factor = keys.optional_number("rope.scaling.factor", low=0, high=1e6)
+    if factor is None and keys.get("rope.scale_linear") is not None:  # the key's first name
+        kind, factor = "linear", keys.number("rope.scale_linear", low=0, high=1e6)
+    if kind == "none" or (kind == "linear" and factor in (None, 1.0)):
+        return None
+    if kind == "linear" and factor is not None:
+        return RopeScaling("linear", factor)
+    if kind != "yarn":
+        keys.fail("rope.scaling.type", f"{kind[:60]!r} is not supported; none, linear and yarn are")
+    if factor is None:
+        keys.fail("rope.scaling.factor", "it is missing")
+    attention = keys.optional_number("rope.scaling.attn_factor", low=0, high=1e3)
+    return RopeScaling(
+        "yarn",
+        factor,
+        original_context=keys.integer("rope.scaling.original_context_length", high=MAX_CONTEXT),
+        # GGUF's number multiplies the usual factor, RopeScaling's replaces it
+        attention_factor=None if attention is None else attention * (0.1 * math.log(factor) + 1),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, low=0, high=1e6),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, low=0, high=1e6),
+    )
+
+
+def common_keys(config: ModelConfig) -> dict[str, Any]:
+    """The keys that `common` reads back as `config`."""
+    values: dict[str, Any] = {
+        "block_count": config.num_layers,
+        "context_length": config.context_length,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.freq_base": config.rope_theta,
+        "rope.dimension_count": config.rope_dim,
+        "vocab_size": config.vocab_size,
+    }
+    if config.sliding_window is not None:
+        values["attention.sliding_window"] = config.sliding_window
+    if config.sliding_layers is not None:
+        values["attention.sliding_window_pattern"] = list(config.sliding_layers)
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "llama3":
+        raise ModelError("GGUF has no keys for rope scaling 'llama3'; its files carry the tensor rope_freqs.weight")
+    if scaling is not None:
+        values |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": scaling.factor}
+        if scaling.kind == "yarn":
+            values["rope.scaling.original_context_length"] = scaling.original_context
+            values["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
+            values["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
+            if scaling.attention_factor is not None:
+                values["rope.scaling.attn_factor"] = scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1)
+    return values

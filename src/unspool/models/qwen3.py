@@ -1,0 +1,40 @@
+"""Qwen 3: Llama with norms on each head of q and k."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unspool.config import ModelConfig
+from unspool.models.family import Family
+from unspool.models.layers import Attention, RmsNorm
+from unspool.models.qwen2 import QWEN2_5_0_5B, TINY_QWEN2, refuse_sliding
+from unspool.weights.fields import Fields
+
+
+class Qwen3(Family):
+    shapes = {
+        "qwen3-0.6b": replace(
+            QWEN2_5_0_5B,
+            architecture="qwen3",
+            num_layers=28,
+            hidden_size=1024,
+            num_heads=16,
+            num_kv_heads=8,
+            head_dim=128,
+            rope_dim=128,
+            intermediate_size=3072,
+            context_length=40_960,
+        ),
+        # heads wider than the model divided by their number, as Qwen3's are
+        "tiny-qwen3": replace(TINY_QWEN2, architecture="qwen3", head_dim=32, rope_dim=32),
+    }
+
+    def from_hf(self, fields: Fields, name: str) -> ModelConfig:
+        refuse_sliding(fields)
+        return super().from_hf(fields, name)
+
+    def attention(self, config: ModelConfig, index: int) -> Attention:
+        return replace(super().attention(config, index), qk_norm=RmsNorm(config.norm_eps))
+
+
+FAMILY = Qwen3()

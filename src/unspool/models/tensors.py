@@ -1,0 +1,66 @@
+"""A checkpoint's tensors, read by name and expected shape."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unspool.errors import ModelError
+from unspool.ops import Matrix, Ops, Vector
+from unspool.weights.weight import Weight
+
+
+class TensorReader:
+    """Prepares the tensors that a model asks for. One that is missing, or that nobody asked for, is an error."""
+
+    def __init__(self, ops: Ops, weights: Mapping[str, Weight]) -> None:
+        self.ops = ops
+        self._weights = weights
+        self._read: set[str] = set()
+
+    def matrix(self, *parts: tuple[str, int, int]) -> Matrix:
+        """One prepared matrix from (name, out_features, in_features) parts that share their input."""
+        return self.ops.matrix(self._take([(name, (rows, columns)) for name, rows, columns in parts]))
+
+    def vector(self, *parts: tuple[str, int]) -> Vector:
+        """One prepared vector from (name, size) parts, concatenated."""
+        return self.ops.vector(self._take([(name, (size,)) for name, size in parts]))
+
+    def optional_floats(self, name: str, size: int) -> array[float] | None:
+        """A vector's values, or None where the checkpoint does not have it."""
+        return self._take([(name, (size,))])[0].floats() if name in self._weights else None
+
+    def _take(self, wanted: Sequence[tuple[str, tuple[int, ...]]]) -> list[Weight]:
+        parts = []
+        for name, shape in wanted:
+            if name not in self._weights:
+                raise ModelError(f"tensor {name} is missing")
+            part = self._weights[name]
+            if part.shape != shape:
+                raise ModelError(f"tensor {name} has shape {list(part.shape)}; the model needs {list(shape)}")
+            self._read.add(name)
+            parts.append(part)
+        return parts
+
+    def finish(self) -> None:
+        """Call this when the model has what it needs."""
+        left = sorted(set(self._weights) - self._read)
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise ModelError(f"tensor {left[0]}{more} has no place in this architecture")
+
+
+class ShapeRecorder(TensorReader):
+    """Prepares nothing: notes the shape of every tensor that a model asks for, in the order it does."""
+
+    def __init__(self) -> None:
+        nothing: Any = None  # a model that is only asked for its tensors computes nothing
+        super().__init__(nothing, {})
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def matrix(self, *parts: tuple[str, int, int]) -> Matrix:
+        self.shapes |= {name: (rows, columns) for name, rows, columns in parts}
+
+    def vector(self, *parts: tuple[str, int]) -> Vector:
+        self.shapes |= {name: (size,) for name, size in parts}
