@@ -16,8 +16,8 @@ from tests.ops.conftest import make_batch
 from tests.ops.test_cpu_programs import compiled, with_ids
 from unspool.config import EngineConfig
 from unspool.errors import EngineError
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.ops.cpu import CpuOps
-from unspool.weights.random import SHAPES, random_checkpoint
 
 MANY_THREADS = """
 import resource

@@ -17,10 +17,10 @@ from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.errors import ModelError
 from unspool.events import Failed
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import SamplingParams
 from unspool.text.texts import read_texts
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
-from unspool.weights.random import SHAPES, write_random_gguf
 
 pytest.importorskip("unspool._native")
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -48,7 +48,7 @@ def test_strings_are_not_read_from_the_file_again() -> None:
 
 CHANGED_HEADER = """
 import sys
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
 path = sys.argv[1]
 tokenizer = open_checkpoint(path).tokenizer()
 before = tokenizer.encode("Some text with several words in it")

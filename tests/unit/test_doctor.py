@@ -21,11 +21,11 @@ from unspool.doctor.tokens import check_duplicates
 from unspool.doctor.trial import judge
 from unspool.errors import ModelError
 from unspool.events import Timings, Usage
+from unspool.models.random import SHAPES, byte_vocabulary, random_checkpoint
+from unspool.models.registry import metadata_of
 from unspool.results import Completion
 from unspool.weights.formats import FORMATS
-from unspool.weights.gguf_config import metadata_of
 from unspool.weights.gguf_writer import write_gguf
-from unspool.weights.random import SHAPES, byte_vocabulary, random_checkpoint
 from unspool.weights.weight import Weight, encode_weight
 
 END, TURN = 256, 257

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unspool.errors import UnspoolError
+from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.text.tokenizer import Tokenizer
-from unspool.weights.checkpoint import Checkpoint, open_checkpoint
 from unspool.weights.fields import read_json
 
 GGUF_SAMPLING = "general.sampling."
