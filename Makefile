@@ -8,6 +8,8 @@ PROMPT  ?= Why is the sky blue?
 # Everyone sees README's answer; so small a model goes on and on with some seeds.
 SEED    ?= 7
 BENCH   ?= bandwidth startup load
+# Processes that run tests side by side; each test module stays in one.
+WORKERS ?= 2
 # Arguments for pytest, as in `make test PYTEST="tests/unit -x"`.
 PYTEST  ?=
 
@@ -36,7 +38,7 @@ demo: $(STAMPS)/install
 	$(BIN)/unspool run "$(PROMPT)" --seed $(SEED)
 
 test: $(TESTING) $(STAMPS)/install lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" $(PYTEST)
 
 test-slow: $(TESTING) $(STAMPS)/install
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST)
