@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -19,9 +20,9 @@ from unspool.models.random import SHAPES, write_random_gguf
 
 
 class Process:
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "unspool", "serve", "--port", "0", "--device", "reference", *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    def __init__(self, *arguments: str, command: Sequence[str] = (sys.executable, "-m", "unspool")) -> None:
+        whole = [*command, "serve", "--port", "0", "--device", "reference", *arguments]
+        self.process = subprocess.Popen(whole, stderr=subprocess.PIPE, text=True)
         self.said = ""
         assert self.process.stderr is not None
         while (found := re.search(r"http://\S+?:(\d+)/v1", self.said)) is None:

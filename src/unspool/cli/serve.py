@@ -38,6 +38,11 @@ def make_parser() -> Parser:
     group.add_argument(
         "--allow-host", action="append", default=[], metavar="HOST", help="a Host header to take, without keys"
     )
+    group = parser.add_argument_group("limits, which hold before any key is checked")
+    group.add_argument("--max-connections", type=int, default=1000, metavar="N", help="open at once (1000)")
+    group.add_argument("--max-header-kb", type=float, default=64.0, metavar="KB", help="largest request head (64)")
+    group.add_argument("--header-timeout", type=float, default=20.0, metavar="S", help="for a head to arrive (20)")
+    group.add_argument("--idle-timeout", type=float, default=75.0, metavar="S", help="kept between requests (75)")
     group = parser.add_argument_group("how")
     group.add_argument("--lenient", action="store_true", help="ignore unknown fields with a warning in the response")
     group.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds to finish in when stopped (30)")
@@ -74,6 +79,10 @@ def main(argv: Sequence[str]) -> int:
         allowed_hosts=tuple(host.lower() for host in namespace.allow_host),
         lenient=namespace.lenient,
         drain=namespace.drain,
+        max_connections=namespace.max_connections,
+        max_header=int(namespace.max_header_kb * 1024),
+        header_timeout=namespace.header_timeout,
+        idle_timeout=namespace.idle_timeout,
         max_body=int(namespace.max_body_mb * 1024 * 1024),
         stall_timeout=namespace.stall_timeout,
         log_format=namespace.log,

@@ -10,6 +10,11 @@ from pathlib import Path
 
 from unspool.errors import RequestError
 
+POSITIVE = (
+    "max_connections", "max_header", "header_timeout", "idle_timeout", "max_body", "max_bodies", "read_timeout",
+    "stall_timeout", "ping_interval",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -23,6 +28,10 @@ class ServerConfig:
     drain: float = 30.0  # seconds that running requests get after SIGTERM
     max_body: int = 8 * 1024 * 1024  # bytes of one request
     max_bodies: int = 256 * 1024 * 1024  # bytes of all requests that are being read or prepared
+    max_connections: int = 1000  # open at once
+    max_header: int = 64 * 1024  # bytes of a request's line and headers
+    header_timeout: float = 20.0  # seconds for them to arrive
+    idle_timeout: float = 75.0  # seconds that a connection is kept after an answer
     read_timeout: float = 30.0  # seconds for a body to arrive
     stall_timeout: float = 60.0  # seconds that a reader may take nothing
     ping_interval: float = 15.0  # seconds of silence before a stream says that it lives
@@ -31,7 +40,7 @@ class ServerConfig:
     otel_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_bodies", "read_timeout", "stall_timeout", "ping_interval"):
+        for name in POSITIVE:
             if getattr(self, name) <= 0:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must be above 0", name)
         if self.drain < 0:

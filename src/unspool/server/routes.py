@@ -89,9 +89,8 @@ class Routes:
         return self._marked(path, handle)
 
     def _stream(self, request: Request, run: Run, writer: Writer, span: Any) -> EventStream:
-        config = self.service.config
         feed = partial(self._feed, request, run, writer, span)
-        return EventStream(feed, run.abort, stall_timeout=config.stall_timeout, ping_interval=config.ping_interval)
+        return EventStream(feed, run.abort, ping_interval=self.service.config.ping_interval)
 
     async def _feed(self, request: Request, run: Run, writer: Writer, span: Any, write: Write) -> None:
         """Write an answer's events. What one of the engine's events gives goes out in one write."""

@@ -16,6 +16,8 @@ import uvicorn
 from unspool.llm import LLM
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
+from unspool.server.connection import Connection
+from unspool.server.listener import Gate, Listener, bind, fit_descriptors
 from unspool.server.service import Service
 
 log = logging.getLogger("unspool.server")
@@ -24,6 +26,8 @@ GRACE = 10.0  # seconds after the drain for endings to be written
 
 class Server(uvicorn.Server):
     """Told to stop, it takes no more, lets what runs finish within the drain, then ends the rest honestly."""
+
+    servers: list[Any]  # uvicorn closes whatever is in it
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -43,12 +47,20 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            port = self.servers[0].sockets[0].getsockname()[1] if self.servers else self._service.config.port
-            announce(self._service, port)
-            # Beside the first requests, so that starting stays quick.
-            self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
+        """Listen with limits of our own: asyncio's way of accepting loops when descriptors run out."""
+        await self.lifespan.startup()
+        config = self._service.config
+        gate = Gate(config, fit_descriptors(config.max_connections))
+
+        def make() -> Connection:
+            return Connection(gate, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        bound = bind(config.host, config.port)
+        self.servers = [Listener(bound, gate, make)]
+        self.started = True
+        announce(self._service, bound[0].getsockname()[1])
+        # Beside the first requests, so that starting stays quick.
+        self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
 
     def _prepare(self) -> None:
         config = self._service.llm.engine.config
@@ -91,8 +103,7 @@ def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Confi
         log_config=None,
         server_header=False,
         proxy_headers=False,  # a client's word for its own address is not to be logged as truth
-        h11_max_incomplete_event_size=64 * 1024,
-        timeout_keep_alive=75,
+        http="httptools",
         timeout_graceful_shutdown=int(GRACE),
         **more,
     )

@@ -1,4 +1,4 @@
-"""Server-sent events: framing, and a response that ends its source when its reader goes away or stands still."""
+"""Server-sent events: framing, and a response that ends its source when its reader goes away."""
 
 from __future__ import annotations
 
@@ -59,24 +59,18 @@ class EventStream:
     """
 
     def __init__(
-        self,
-        feed: Callable[[Write], Awaitable[None]],
-        abort: Callable[[], None],
-        *,
-        stall_timeout: float,
-        ping_interval: float,
+        self, feed: Callable[[Write], Awaitable[None]], abort: Callable[[], None], *, ping_interval: float
     ) -> None:
-        self._feed, self._abort = feed, abort
-        self._stall_timeout, self._ping_interval = stall_timeout, ping_interval
+        self._feed, self._abort, self._ping_interval = feed, abort, ping_interval
         self._pending: list[bytes] = []
         self._flushing: asyncio.Task[None] | None = None  # waits for a reader that is behind
-        self._is_lost = False  # the reader left, or took nothing for too long: there is nobody to tell
+        self._is_lost = False  # the reader left: there is nobody to tell
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._now = scope.get("unspool.send", send), asyncio.get_running_loop().time
         watching = asyncio.create_task(self._watch(receive))
-        minding = asyncio.create_task(self._mind())
+        pinging = asyncio.create_task(self._ping())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             self._last_write = self._now()
@@ -89,7 +83,7 @@ class EventStream:
             self._is_lost = True
         finally:
             self._abort()
-            for task in (watching, minding, self._flushing):
+            for task in (watching, pinging, self._flushing):
                 if task is not None:
                     task.cancel()
 
@@ -128,16 +122,11 @@ class EventStream:
         await until_gone(receive)
         self._abort()
 
-    async def _mind(self) -> None:
-        """Cut a reader that takes nothing. Fill a silence: proxies cut a connection that is silent for long."""
+    async def _ping(self) -> None:
+        """Fill a silence: proxies cut a connection that is silent for long."""
         while True:
-            await asyncio.sleep(min(self._ping_interval, self._stall_timeout) / 2)
-            quiet = self._now() - self._last_write
-            if self._flushing is not None:
-                if quiet >= self._stall_timeout:
-                    self._lose()
-                    self._flushing.cancel()
-            elif quiet >= self._ping_interval:
+            await asyncio.sleep(self._ping_interval / 2)
+            if self._flushing is None and self._now() - self._last_write >= self._ping_interval:
                 self.write(PING)
 
 
