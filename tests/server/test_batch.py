@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import TEMPLATE, make_llm
+from unspool.cli import main
 from unspool.errors import RequestError
 from unspool.models.random import SHAPES, write_random_gguf
 from unspool.server.batch import Line, Results, read_requests, run_batch
@@ -147,3 +148,50 @@ def test_killed_again_and_again_it_loses_and_repeats_nothing(tmp_path: Path) -> 
     )
     texts = [{id: r["body"]["choices"] for id, r in read(path).items()} for path in (output, alone)]
     assert texts[0] == texts[1]
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """batch(*arguments) -> (status, stderr), in an empty directory with a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    write_random_gguf("tiny.gguf", SHAPES["tiny"])
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main(["batch", *arguments, "-m", "tiny.gguf", "--device", "reference"])
+        return status, capsys.readouterr().err
+
+    return run
+
+
+def test_refusals_are_told_by_the_exit_status_each_time(batch: Any) -> None:
+    write(Path("in.jsonl"), [request("good"), request("bad", body={"prompt": "a", "wobble": 1})])
+    first, _ = batch("in.jsonl", "-o", "out.jsonl")
+    again, said = batch("in.jsonl", "-o", "out.jsonl")
+    assert (first, again) == (3, 3)
+    assert said == "All 2 requests have a result already, 1 of them a refusal.\n"
+    assert batch("in.jsonl", "-o", "out.jsonl", "-q") == (3, "")
+    write(Path("in.jsonl"), [request("good"), request("bad", body={"prompt": "a", "wobble": 1}), request("more")])
+    assert batch("in.jsonl", "-o", "out.jsonl", "-q") == (3, ""), "what is left is answered; the refusal stays"
+    write(Path("in.jsonl"), [request("good"), request("more")])
+    assert batch("in.jsonl", "-o", "out.jsonl", "-q") == (0, ""), "of these requests none was refused"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.jsonl", "-o", "out.jsonl"], "missing.jsonl cannot be read: No such file or directory"),
+        ([".", "-o", "out.jsonl"], ". cannot be read: Is a directory"),
+        (["in.jsonl", "-o", "nowhere/out.jsonl"], "nowhere/out.jsonl cannot be written: No such file or directory"),
+        (["in.jsonl", "-o", "notes.txt"], "notes.txt, line 1 is no result"),
+        (["in.jsonl", "-o", "torn.jsonl"], "torn.jsonl, line 1 is no result (response is missing)"),
+        (["in.jsonl", "-o", "in.jsonl"], "REQUESTS and RESULTS are one file"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(batch: Any, arguments: list[str], message: str) -> None:
+    write(Path("in.jsonl"), [request("good")])
+    Path("notes.txt").write_text("my notes\n")
+    Path("torn.jsonl").write_text('{"custom_id": "good"}\n')
+    status, said = batch(*arguments)
+    assert (status, said.count("\n")) == (2, 1)
+    assert message in said

@@ -90,3 +90,44 @@ def test_wrong_usage_is_one_line(model: Path) -> None:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stderr == "unspool: port is 99999; allowed: 0 to 65535\n"
+
+
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "unspool", "serve", "--device", "reference", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_in_use_is_told_before_a_model_is_loaded(host: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_serve("-m", "./missing.gguf", "--host", host, "--port", str(port))
+    assert done.returncode == 2
+    message = f"{host} port {port} is in use by another process; --port takes another one, 0 a free one"
+    assert done.stderr == f"unspool: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be listened on: this machine has no such address"),
+        (["--host", "no such host"], "host is 'no such host', which has no address"),
+        (["--api-key-file", "./missing.txt"], "missing.txt cannot be read: No such file or directory"),
+        (["--port", "1", "--port", "2"], "argument --port: given twice; it takes one value"),
+        (["-m", "a", "--model", "b"], "argument -m/--model: given twice; it takes one value"),
+    ],
+)
+def test_wrong_usage_of_serve_is_told_by_name(arguments: list[str], message: str) -> None:
+    done = run_serve(*arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+
+
+def test_ctrl_c_says_that_it_stops(model: Path) -> None:
+    server = Process("-m", str(model), "--host", "localhost")
+    assert httpx.get(f"http://127.0.0.1:{server.port}/health").status_code == 200
+    status, said = server.stop(signal.SIGINT)
+    assert status == 0
+    assert said.endswith("\nstopping\nstopped\n")

@@ -12,7 +12,7 @@ import pytest
 
 from unspool.cli import COMMANDS, main, serve
 from unspool.cli.bench import benchmarks
-from unspool.cli.terminal import ProgressBar, harmless, human_bytes
+from unspool.cli.terminal import ProgressBar, harmless, human_bytes, human_number, human_seconds
 from unspool.errors import EngineError
 from unspool.version import VERSION
 
@@ -66,6 +66,12 @@ def test_a_failure_of_the_engine_is_one_line_and_status_1(monkeypatch: pytest.Mo
     fail_with(EngineError("the step failed"), monkeypatch)
     assert main(["pull"]) == 1
     assert capsys.readouterr().err == "unspool: the step failed\n"
+
+
+def test_an_error_of_the_system_names_the_file(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    fail_with(PermissionError(13, "Permission denied", "/some/file"), monkeypatch)
+    assert main(["pull"]) == 1
+    assert capsys.readouterr().err == "unspool: /some/file: Permission denied\n"
 
 
 def test_a_defect_says_so_and_how_to_see_more(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -205,6 +211,21 @@ def test_a_model_cannot_command_the_terminal() -> None:
 )  # fmt: skip
 def test_human_bytes(count: float, told: str) -> None:
     assert human_bytes(count) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(1.01833, "1.02 s"), (0.99951, "1.00 s"), (0.0016, "1.60 ms"), (0.1234, "123 ms"), (4e-5, "40.0 µs")],
+)
+def test_human_seconds(seconds: float, told: str) -> None:
+    assert human_seconds(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(0.98200, "0.982"), (1.0, "1.00"), (12.54, "12.5"), (626.1, "626"), (12345.6, "12,346")]
+)
+def test_human_number(value: float, told: str) -> None:
+    assert human_number(value) == told
 
 
 class Screen(io.StringIO):

@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_told_with_numbers(chat: Any, short_model: str) -> 
 
 
 def test_an_answer_cut_by_the_context_says_so(chat: Any, short_model: str) -> None:
-    _, _, err = chat(short_model, "hello\n", "--ignore-eos", "-n", "400")
+    _, _, err = chat(short_model, "/set max_tokens\nhello\n", "--ignore-eos")
     assert "The answer is cut: the context is full, 96 of 96 tokens." in err
 
 

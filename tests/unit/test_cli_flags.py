@@ -129,6 +129,8 @@ def test_what_is_no_escape_is_refused(typed: str) -> None:
         (["--json-object", "--regex", "a"], "--json-object and --regex are both given"),
         (["--beam", "2", "--early-stopping", "x"], "'x' is none of yes, no, never"),
         (["--top", "3"], "unrecognized arguments: --top 3"),
+        (["--seed", "1", "--seed", "2"], "argument --seed: given twice; it takes one value"),
+        (["-n", "1", "--max-tokens", "1"], "argument -n/--max-tokens: given twice"),
     ],
 )
 def test_nonsense_is_refused_by_name(arguments: list[str], message: str) -> None:

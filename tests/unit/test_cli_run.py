@@ -186,7 +186,7 @@ def test_bad_input(
         (["hi", "--stop", ""], "stop[0] is an empty string"),
         (["hi", "--logit-bias", "5000=1"], "logit_bias names token 5000; the vocabulary has 320"),
         (["hi", "--threads", "0"], "threads is 0"),
-        (["hi", "-m", "./missing.gguf"], "unspool: ./missing.gguf does not exist"),
+        (["hi", "-m", "./other.gguf"], "unspool: argument -m/--model: given twice; it takes one value"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(
@@ -198,6 +198,11 @@ def test_mistakes_are_one_line_and_status_2(
     assert captured.err.startswith("unspool: ")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_missing_model(capsys: Capture) -> None:
+    assert main(command("./missing.gguf", "hi")) == 2
+    assert capsys.readouterr().err.startswith("unspool: ./missing.gguf does not exist")
 
 
 def test_an_unreadable_model(tmp_path: Path, capsys: Capture) -> None:

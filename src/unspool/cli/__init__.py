@@ -108,8 +108,11 @@ def _report(error: Exception) -> int:
     if isinstance(error, UsageError | RequestError | ModelError):
         print(f"unspool: {error}", file=sys.stderr)
         return EXIT_USAGE
-    if isinstance(error, UnspoolError | OSError):
+    if isinstance(error, UnspoolError):
         print(f"unspool: {error}", file=sys.stderr)
+    elif isinstance(error, OSError):
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"unspool: {where}{error.strerror or error}", file=sys.stderr)
     elif isinstance(error, MemoryError):
         advice = "unspool plan MODEL says what a model needs; --kv-tokens N makes the KV cache smaller"
         print(f"unspool: out of memory{f' ({error})' if str(error) else ''}; {advice}", file=sys.stderr)

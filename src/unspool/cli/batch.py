@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Answer a file of requests in OpenAI's batch format, as one continuous batch. Results are appended as they come, in the
-order in which they are done; started again after a kill, it does what is left, nothing twice."""
+order in which they are done; started again after a kill, it does what is left, nothing twice. A request that cannot be
+honoured has a refusal for its result, which is not tried again: delete its line from RESULTS to do so."""
 EPILOG = """\
 example:
   echo '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
          "body": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}}' | tr -d '\\n' > requests.jsonl
   unspool batch requests.jsonl -o results.jsonl
 
-exit status: 0 every request has a result; 3 some results are refusals; 2 wrong usage; 130 stopped with Ctrl-C"""
+exit status: 0 every request has an answer; 3 every request has a result, and some are refusals, of this run or an
+earlier one; 2 wrong usage, or a file that cannot be used; 1 failure; 130 stopped with Ctrl-C"""
 EXIT_REFUSALS = 3
 
 
@@ -67,12 +69,16 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
 
     from unspool.cli.loading import load
     from unspool.cli.serve import served_names
+    from unspool.cli.terminal import note
     from unspool.server.batch import run_batch
     from unspool.server.config import ServerConfig
     from unspool.server.service import Service
 
     if all(line.custom_id in results.done for line in lines):
-        return 0
+        refused = results.num_refused(lines)
+        if not namespace.quiet:
+            note(f"All {len(lines):,} requests have a result already, {refused:,} of them a refusal.")
+        return EXIT_REFUSALS if refused else 0
     setattr(namespace, "engine.max_waiting", 1 << 30)  # the file is the queue here: nothing is ever turned away
     llm, _ = load(namespace)
     config = ServerConfig(names=served_names(namespace), lenient=namespace.lenient)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class UsageError(Exception):
@@ -15,6 +15,19 @@ class Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size((100, 24)).columns, 110)
         super().__init__(prog, max_help_position=30, width=width)
+
+
+class StoreOnce(argparse.Action):
+    """An option with one value. Given twice, keeping the last in silence would hide a mistake."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        given: set[str] = vars(namespace).setdefault("given_options", set())
+        if option is not None and self.dest in given:
+            raise argparse.ArgumentError(self, "given twice; it takes one value")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,6 +43,8 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
+        for name in (None, "store"):
+            self.register("action", name, StoreOnce)
 
     def add_common(self) -> None:
         group = self.add_argument_group("help")

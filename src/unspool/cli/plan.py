@@ -210,6 +210,7 @@ def as_object(plan: Plan, bandwidth: Bandwidth | None) -> dict[str, Any]:
 
 def describe(plan: Plan, bandwidth: Bandwidth | None) -> str:
     from unspool.cli.terminal import human_bytes as size
+    from unspool.cli.terminal import human_number, human_seconds
     from unspool.engine.sizing import integer_key_bytes
 
     bits = 8 * plan.weight_bytes / plan.parameters
@@ -240,9 +241,9 @@ def describe(plan: Plan, bandwidth: Bandwidth | None) -> str:
         told = as_object(plan, bandwidth)["decode_floor"]
         lines += [
             f"bandwidth     {bandwidth.bytes_per_second / 1e9:,.1f} GB/s ({bandwidth.how})",
-            f"decode floor  {1000 * told['seconds_per_token']:.2f} ms a token, {told['tokens_per_second']:,.0f} "
-            f"tokens/s: {size(plan.step_bytes)} read each step; {1000 * told['at_full_context']:.2f} ms with a full "
-            "context",
+            f"decode floor  {human_seconds(told['seconds_per_token'])} a token, "
+            f"{human_number(told['tokens_per_second'])} tokens/s: {size(plan.step_bytes)} read each step; "
+            f"{human_seconds(told['at_full_context'])} with a full context",
         ]
     return "\n".join(lines)
 

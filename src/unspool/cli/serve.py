@@ -61,7 +61,7 @@ def make_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     namespace = make_parser().parse_args(argv)
     try:
-        from unspool.server.run import serve
+        from unspool.server.run import bind, serve
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in PACKAGES.split():
             raise
@@ -89,8 +89,9 @@ def main(argv: Sequence[str]) -> int:
         metrics_prefix=namespace.metrics_prefix,
         otel_endpoint=namespace.otel_endpoint,
     )
+    sockets = bind(config)  # a port that cannot be had is known before a model is loaded
     llm, _ = load(namespace)
-    serve(llm, config)
+    serve(llm, config, sockets)
     return 0
 
 

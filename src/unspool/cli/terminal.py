@@ -60,6 +60,20 @@ def human_bytes(count: float) -> str:
     return f"{count:,.{digits}f} {unit}"
 
 
+def human_number(value: float) -> str:
+    """Three digits, or more where there are more before the point: 0.982, 12.5, 1,030."""
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
+    return f"{value:,.{digits}f}"
+
+
+def human_seconds(seconds: float) -> str:
+    """1.02 s, 16.6 ms, 40.0 µs."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * size:
+            return f"{human_number(seconds / size)} {unit}"
+    return f"{human_number(seconds / 1e-6)} µs"
+
+
 class ProgressBar:
     """A bar on a terminal, redrawn in place; elsewhere one line for each thing that begins."""
 

@@ -24,7 +24,7 @@ from unspool.server import plain
 from unspool.server.dialect import Body, check_stream_options
 from unspool.server.faults import HTTPFault, fault_of
 from unspool.server.http import parse_object
-from unspool.server.kinds import Checker, mapping, record, string, word
+from unspool.server.kinds import Checker, integer, mapping, record, string, word
 from unspool.server.routes import GENERATING, PLAIN
 from unspool.server.schema import SCORE
 from unspool.server.service import Service
@@ -35,6 +35,10 @@ URLS = (*GENERATING, *PLAIN, "/v1/score")
 LINE = record(
     {"custom_id": string(minLength=1, maxLength=512), "method": word("POST"), "url": word(*URLS), "body": mapping()},
     required=("custom_id", "method", "url", "body"),
+)
+RESULT = record(
+    {"custom_id": string(minLength=1), "response": record({"status_code": integer()}, required=("status_code",))},
+    required=("custom_id", "response"),
 )
 
 
@@ -50,7 +54,7 @@ class Line:
 class Progress:
     total: int
     done: int  # before this run
-    failed: int = 0
+    failed: int = 0  # refusals, those of earlier runs too
     tokens: int = 0
     started: float = field(default_factory=time.perf_counter)
     answered: int = 0  # in this run
@@ -78,36 +82,47 @@ def read_requests(path: Path) -> list[Line]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if text.strip():
-                yield number, text
+    try:
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                if text.strip():
+                    yield number, text
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}", "requests") from error
 
 
 class Results:
     """The output file: what it holds already, and a place to append."""
 
     def __init__(self, path: Path) -> None:
-        self.done: set[str] = set()
-        whole = self._read(path) if path.exists() else 0
-        # Unbuffered: what was written survives a kill. Only the machine's own death can take the last second of it.
-        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b", buffering=0)
-        self._file.truncate(whole)  # a torn last line is forgotten, and its request done again
+        self.done: dict[str, bool] = {}  # the ids that have a result: whether it is an answer (else a refusal)
+        try:
+            whole = self._read(path) if path.exists() else 0
+            # Unbuffered: what was written survives a kill. Only the machine's own death can take the last second of it.
+            self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b", buffering=0)
+            self._file.truncate(whole)  # a torn last line is forgotten, and its request done again
+        except OSError as error:
+            raise RequestError(f"{path} cannot be written: {error.strerror}", "output") from error
         self._file.seek(whole)
         self._synced = time.monotonic()
 
+    def num_refused(self, lines: list[Line]) -> int:
+        """How many of these lines have a refusal for their result."""
+        return sum(not self.done.get(line.custom_id, True) for line in lines)
+
     def _read(self, path: Path) -> int:
-        """Note the ids that are answered; the length of the whole lines."""
+        """Note the ids that have results; the length of the whole lines."""
         whole = 0
         with path.open("rb") as file:
             for number, text in enumerate(file, 1):
                 if not text.endswith(b"\n"):
                     break
                 try:
-                    id = parse_object(text)["custom_id"]
-                except (RequestError, KeyError) as error:
-                    raise RequestError(f"{path}, line {number} is no result ({error}); give another -o", "o") from None
-                self.done.add(id)
+                    Checker(lenient=True).check(RESULT, result := parse_object(text))
+                except RequestError as error:
+                    message = f"{path}, line {number} is no result ({error}); give another -o"
+                    raise RequestError(message, "output") from None
+                self.done[result["custom_id"]] = result["response"]["status_code"] == 200
                 whole += len(text)
         return whole
 
@@ -135,7 +150,7 @@ async def run_batch(
 ) -> Progress:
     """Answer every line that has no result yet, `concurrency` at a time, so that the engine's batch stays full."""
     left = [line for line in lines if line.custom_id not in results.done]
-    progress = Progress(len(lines), len(lines) - len(left))
+    progress = Progress(len(lines), len(lines) - len(left), results.num_refused(lines))
     queue = iter(left)
 
     async def work() -> None:

@@ -65,7 +65,11 @@ def is_loopback(host: str) -> bool:
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """A file of keys: one a line; blank lines and lines that begin with # are left out."""
-    lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise RequestError(f"{path} cannot be read: {reason}", "api_key_file") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise RequestError(f"{path} holds no key; a server that it guards would be open", "api_key_file")
