@@ -8,7 +8,6 @@ import json
 import logging
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -318,19 +317,6 @@ def limited_process(descriptors: int, *arguments: str) -> Process:
         "runpy.run_module('unspool', run_name='__main__')"
     )
     return Process(*arguments, command=[sys.executable, "-c", code])
-
-
-def test_an_address_that_is_taken_is_one_line(model: Path) -> None:  # noqa: F811
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        command = [sys.executable, "-m", "unspool", "serve", "-m", str(model), "--device", "reference", "--port", port]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"unspool: cannot listen on 127.0.0.1:{port}: Address already in use\n",
-    )
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

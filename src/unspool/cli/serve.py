@@ -61,7 +61,8 @@ def make_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     namespace = make_parser().parse_args(argv)
     try:
-        from unspool.server.run import bind, serve
+        from unspool.server.listener import bind
+        from unspool.server.run import serve
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in PACKAGES.split():
             raise
@@ -89,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         metrics_prefix=namespace.metrics_prefix,
         otel_endpoint=namespace.otel_endpoint,
     )
-    sockets = bind(config)  # a port that cannot be had is known before a model is loaded
+    sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
     llm, _ = load(namespace)
     serve(llm, config, sockets)
     return 0

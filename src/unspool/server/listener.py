@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unspool.errors import EngineError
+from unspool.errors import EngineError, RequestError
 from unspool.server.config import ServerConfig
 from unspool.server.connection import Connection
 
@@ -104,7 +104,16 @@ class Listener:
         self._is_closed = False
         gate.on_leave = self._resume
         for one in sockets:
+            self._listen(one)
             self._loop.add_reader(one, self._accept, one)
+
+    def _listen(self, one: socket.socket) -> None:
+        try:
+            one.listen(BACKLOG)
+        except OSError as error:  # another process bound the same port meanwhile, and listens already
+            host, port = one.getsockname()[:2]
+            raise RequestError(_why_not_bound(f"{host} port {port}", error), "port") from error
+        one.setblocking(False)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(BATCH):
@@ -159,11 +168,14 @@ class Listener:
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of a host. Port 0: any, the same for all of them."""
+    """A socket for every address of a host, to which nobody can connect yet. Port 0: any, the same for all of them."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise RequestError(f"host is {host!r}, which has no address: {error}", "host") from error
     sockets: list[socket.socket] = []
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(addresses):
+        for family, _, _, _, address in dict.fromkeys(found):
             one = socket.socket(family, socket.SOCK_STREAM)
             sockets.append(one)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,13 +183,19 @@ def bind(host: str, port: int) -> list[socket.socket]:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind((address[0], port, *address[2:]))
             port = one.getsockname()[1]
-            one.listen(BACKLOG)
-            one.setblocking(False)
     except OSError as error:
         for one in sockets:
             one.close()
-        raise EngineError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise RequestError(_why_not_bound(f"{host} port {port}", error), "port") from error
     return sockets
+
+
+def _why_not_bound(where: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use by another process; --port takes another one, 0 a free one"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{where} cannot be listened on: this machine has no such address; see --host"
+    return f"{where} cannot be listened on: {error.strerror}"
 
 
 def fit_descriptors(wanted: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -15,7 +14,6 @@ from typing import Any
 
 import uvicorn
 
-from unspool.errors import RequestError
 from unspool.llm import LLM
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
@@ -58,7 +56,7 @@ class Server(uvicorn.Server):
         def make() -> Connection:
             return Connection(gate, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
-        bound = bind(config.host, config.port)
+        bound = sockets or bind(config.host, config.port)
         self.servers = [Listener(bound, gate, make)]
         self.started = True
         announce(self._service, bound[0].getsockname()[1])
@@ -90,50 +88,12 @@ class Server(uvicorn.Server):
         log.info("stopped")
 
 
-def bind(config: ServerConfig) -> list[socket.socket]:
-    """A socket for each address of the host, taken before a model is loaded; nobody can connect to them yet."""
-    try:
-        found = socket.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise RequestError(f"host is {config.host!r}, which has no address: {error}", "host") from error
-    sockets: list[socket.socket] = []
-    port = config.port
-    for family, _, _, _, address in dict.fromkeys(found):
-        one = socket.socket(family, socket.SOCK_STREAM)
-        sockets.append(one)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a server has just left
-        if family == socket.AF_INET6:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            one.bind((address[0], port, *address[2:]))
-        except OSError as error:
-            for each in sockets:
-                each.close()
-            raise RequestError(_why_not_bound(config, error), "port") from error
-        port = one.getsockname()[1]  # all the same, where any would do
-    return sockets
-
-
-def _why_not_bound(config: ServerConfig, error: OSError) -> str:
-    where = f"{config.host} port {config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use by another process; --port takes another one, 0 a free one"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{where} cannot be listened on: this machine has no such address; see --host"
-    return f"{where} cannot be listened on: {error.strerror}"
-
-
 def serve(llm: LLM, config: ServerConfig, sockets: list[socket.socket]) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve on bound sockets until SIGINT or SIGTERM."""
     set_up_logging(config)
     service = Service(llm, config)
     app = build(service)
-    try:
-        Server(uvicorn_config(app, config), service).run(sockets)
-    except OSError as error:  # another process that bound the same port meanwhile listens already
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise RequestError(_why_not_bound(config, error), "port") from error
+    Server(uvicorn_config(app, config), service).run(sockets)
 
 
 def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Config:
