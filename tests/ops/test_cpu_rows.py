@@ -89,5 +89,10 @@ def test_widths_that_do_not_fit_are_refused(bench: Bench) -> None:
         bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
     with pytest.raises(EngineError, match="share their input"):
         bench.ops.matrix([random_weight(rng, 8, 32, "f32"), random_weight(rng, 8, 64, "f32")])
-    with pytest.raises(EngineError, match="outside compile"):
-        bench.ops.embed(plain_batch(1), matrix)
+
+
+def test_an_operation_without_a_kernel_is_refused_by_name(bench: Bench) -> None:
+    from tests.ops.test_graph import Scan
+
+    with pytest.raises(EngineError, match="no kernel for <Scan of 64 values, all rows>"):
+        bench.run(lambda ops, x, b, kv: Scan(x), np.ones((2, 64), np.float32))

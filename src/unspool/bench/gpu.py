@@ -182,7 +182,7 @@ def sampling(vocab_size: int, spread: float) -> dict[str, dict[str, float]]:
     as flat as random weights make them, 4 as steep as a model's."""
     import torch
 
-    from unspool.ops.cuda.runner import Graph
+    from unspool.ops.cuda.runner import LaunchGraph
     from unspool.ops.cuda.sampler import TELLS, WORDS, SampleRows, SamplingRoom, results_room
     from unspool.ops.cuda.sampling import PLANES
     from unspool.ops.cuda.steps import HEADER, ROW_PARAMS
@@ -202,7 +202,7 @@ def sampling(vocab_size: int, spread: float) -> dict[str, dict[str, float]]:
             words = np.zeros(HEADER + rows * WORDS, np.int32)
             words[ROW_PARAMS], words[HEADER:] = HEADER, some.words().reshape(-1)
             args = (logits, rows, torch.from_numpy(words).to(device), planes, sampled, results)
-            graph = Graph(room.launches(*args, filtered=some.is_filtered, tells=some.tells))
+            graph = LaunchGraph(room.launches(*args, filtered=some.is_filtered, tells=some.tells))
             for _ in range(3):
                 graph.run()
             took = 1e6 * statistics.median(event_seconds(graph.run) for _ in range(20))

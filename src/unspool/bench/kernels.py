@@ -78,9 +78,9 @@ def batch_of(rows: int, context: int) -> Batch:
 
 def seconds_of(launches: Sequence[Launch], repeats: int) -> float:
     """The median time of a graph of these launches."""
-    from unspool.ops.cuda.runner import Graph
+    from unspool.ops.cuda.runner import LaunchGraph
 
-    graph = Graph(launches)
+    graph = LaunchGraph(launches)
     for _ in range(3):
         graph.run()
     return statistics.median(event_seconds(graph.run) for _ in range(repeats))

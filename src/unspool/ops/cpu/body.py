@@ -1,4 +1,4 @@
-"""`CpuOps`: the vocabulary of ops, recorded by record.py, lowered by lower.py, run by the native extension."""
+"""`CpuOps`: a model is recorded as a graph, lowered by lower.py and run by the native extension."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import unspool._native as _native
-from unspool.config import Activation, EngineConfig, ModelConfig
+from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import BackendError, EngineError, ModelError, RequestError
 from unspool.lazy import np
 from unspool.machine import num_cores
-from unspool.ops import AttentionSpec, Batch, KVCache
+from unspool.ops import Batch, KVCache
 from unspool.ops.cpu.logits import Logits
-from unspool.ops.cpu.lower import PRODUCTS, Lowering, find_last
-from unspool.ops.cpu.record import Graph, Value, narrow
+from unspool.ops.cpu.lower import Lowering, find_last, matrix_of
+from unspool.ops.cpu.matrix import CpuMatrix
+from unspool.ops.graph import Embed, Product, RecordingOps, only_wanted_rows, record
 from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
 if TYPE_CHECKING:
@@ -51,31 +52,7 @@ class CpuKV:
         self.native.write_block(block, data)
 
 
-class CpuMatrix:
-    """Weights that share their input. They are packed into tiles once a program multiplies by them."""
-
-    def __init__(self, parts: Sequence[Weight]) -> None:
-        columns = {part.shape[-1] for part in parts}
-        if len(columns) != 1 or any(len(part.shape) != 2 for part in parts):
-            shapes = ", ".join(f"{part.name} {part.shape}" for part in parts)
-            raise EngineError(f"weights that do not share their input: {shapes}")
-        if any(part.format in ("fp8", "f8_e4m3") for part in parts):  # the kernels have no 8-bit floats
-            from unspool.weights.fp8_scales import widened
-
-            parts = [widened(part) for part in parts]
-        self.parts = parts
-        self.native = _native.Matrix([(part.format, part.raw, part.shape[0]) for part in parts], columns.pop())
-
-    def keep_exact(self) -> None:
-        """Its tiles are to have the file's own values: rows are looked up in them, or logits come straight from them.
-
-        Those that another program has packed stay as they are.
-        """
-        if not self.native.packed:
-            self.native.keep_exact()
-
-
-class CpuOps:
+class CpuOps(RecordingOps):
     name = "cpu"
 
     def __init__(self, threads: int | None = None, isa: str = "auto") -> None:
@@ -95,7 +72,6 @@ class CpuOps:
             raise BackendError(f"threads is {self.threads:,}, but {error}") from error
         self._arena = _native.Arena()
         self._packing: Any = None  # what is being packed, until somebody needs it
-        self._graph: Graph | None = None
 
     # Preparing a model -------------------------------------------------------------------------------------------
     def matrix(self, parts: Sequence[Weight]) -> CpuMatrix:
@@ -112,30 +88,16 @@ class CpuOps:
             raise RequestError(f"a cache of {num_blocks} blocks; it must have at least 1", "kv_tokens")
         return CpuKV(config, engine, num_blocks, self.isa)
 
-    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Callable[[Batch], np.ndarray]:
+    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Step:
         assert isinstance(kv, CpuKV)
-        self._graph = Graph()
-        try:
-            output = forward(SYMBOLIC_BATCH, kv)
-            graph = self._graph
-        finally:
-            self._graph = None
-        graph.add("output", {"x": output}, output.width)
-        graph = narrow(graph)
-        end = graph.nodes.pop()
-        for node in find_last(graph):
-            node.arguments["is_last"] = True
+        graph = only_wanted_rows(record(forward, kv))
+        last = find_last(graph)
         for node in graph.nodes:
-            if node.kind == "embed" or node.arguments.get("is_last"):
-                node.arguments["weight"].keep_exact()
-        self._pack([node.arguments["weight"] for node in graph.nodes if node.kind in PRODUCTS])
-        for node in graph.nodes:
-            if isinstance(node.arguments.get("weight"), CpuMatrix):
-                node.arguments["weight"] = node.arguments["weight"].native
-        lowering = Lowering(graph, end.inputs["x"])
-        lowering.plan()
+            if isinstance(node, Embed) or (isinstance(node, Product) and node in last):
+                matrix_of(node).keep_exact()
+        self._pack([matrix_of(node) for node in graph.nodes if isinstance(node, Product)])
         program = _native.Program(self._pool, self.isa, kv.native)
-        lowering.emit(program)
+        Lowering(graph).emit(program)
         return Step(program, self.finish_packing)
 
     def _pack(self, matrices: Sequence[CpuMatrix]) -> None:
@@ -163,58 +125,6 @@ class CpuOps:
             self._packing = None
             release(sources)
 
-    # Computing: recording --------------------------------------------------------------------------------------------
-    def _record(self, kind: str, inputs: dict[str, Value | None], width: int, **arguments: Any) -> Value:
-        if self._graph is None:
-            raise EngineError(f"{kind} was called outside compile: the CPU body records a model, then runs it")
-        return self._graph.add(kind, inputs, width, **arguments)
-
-    def embed(self, batch: Batch, weight: CpuMatrix, scale: float = 1.0) -> Value:
-        return self._record("embed", {}, weight.native.columns, weight=weight, scale=scale)
-
-    def norm(self, x: Value, weight: array[float], eps: float, residual: Value | None = None) -> Value:
-        expect_width(x, len(weight), "a norm's weight")
-        return self._record("norm", {"x": x, "residual": residual}, x.width, weight=weight, eps=eps)
-
-    def linear(
-        self, x: Value, weight: CpuMatrix, bias: array[float] | None = None, residual: Value | None = None
-    ) -> Value:
-        return self._product(x, weight, bias, residual)
-
-    def logits(self, x: Value, weight: CpuMatrix, softcap: float | None = None) -> Value:
-        return self._product(x, weight, softcap=softcap, is_head=True)
-
-    def _product(
-        self,
-        x: Value,
-        weight: CpuMatrix,
-        bias: array[float] | None = None,
-        residual: Value | None = None,
-        *,
-        softcap: float | None = None,
-        is_head: bool = False,
-    ) -> Value:
-        expect_width(x, weight.native.columns, f"the input of {weight.parts[0].name}")
-        if residual is not None:
-            expect_width(residual, weight.native.rows, f"the residual of {weight.parts[0].name}")
-        inputs = {"x": x, "residual": residual}
-        arguments = {"weight": weight, "bias": bias, "softcap": softcap, "is_head": is_head}
-        return self._record("linear", inputs, weight.native.rows, **arguments)
-
-    def gated(self, x: Value, weight: CpuMatrix, activation: Activation) -> Value:
-        expect_width(x, weight.native.columns, f"the input of {weight.parts[0].name}")
-        half, rest = divmod(weight.native.rows, 2)
-        if rest or (len(weight.parts) != 2 and half % 16) or weight.parts[0].shape[0] not in (half, 2 * half):
-            raise EngineError(f"{weight.parts[0].name}: a gate and an up projection of one size are needed")
-        return self._record("gated", {"x": x}, half, weight=weight, activation=activation)
-
-    def attention(self, qkv: Value, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Value:
-        expect_width(qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, f"layer {spec.layer}'s attention")
-        return self._record("attention", {"x": qkv}, spec.num_heads * spec.head_dim, spec=spec)
-
-    def take(self, x: Value, batch: Batch) -> Value:
-        return self._record("take", {"x": x}, x.width)
-
 
 class Step:
     """A compiled model: batch in, logits out. What it returns is the program's own, until the next step."""
@@ -239,12 +149,3 @@ class Step:
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
         return Logits(found, self._program.output_width)
-
-
-def expect_width(value: Value, width: int, what: str) -> None:
-    if value.width != width:
-        raise EngineError(f"{what} has {width} values a row; {value.width} are given")
-
-
-EMPTY: Any = array("i")
-SYMBOLIC_BATCH = Batch(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)

@@ -1,4 +1,4 @@
-"""Lowering: a recorded graph becomes a native program.
+"""Lowering: a graph becomes a native program.
 
 An activation has up to two forms, float32 and 8-bit, each made only where something reads it. Forms live in slots of
 the program's memory; a slot is used again once nothing can still be reading it.
@@ -6,25 +6,41 @@ the program's memory; a slot is used again once nothing can still be reading it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import unspool._native as _native
 from unspool.errors import EngineError
-from unspool.ops.cpu.record import Graph, Node, Value
+from unspool.ops.cpu.matrix import CpuMatrix
+from unspool.ops.graph import Attention, Embed, Gated, Graph, Linear, Logits, Node, Norm, Product, Take
 
 Form = Literal["f32", "q8"]
+RowKind = Literal["coarse", "whole", "fine"]  # how rows are rounded for a product, see `rows_wanted`
 Operand = tuple[int, bool, bool]  # slot, narrow, copied
 
 BLOCK = 32  # activations that share a scale
-PRODUCTS = {"linear", "gated"}
-WRITES_Q8 = {"norm", "take", "attention"}
-COPIABLE = {"norm", "quantize"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Quantize(Node):
+    """x rounded to rows of 8 or 16 bits, where the node that computes x cannot write such rows itself."""
+
+    x: Node
+    rows: RowKind
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+WRITES_Q8 = (Norm, Take, Attention, Quantize)  # can write rounded rows beside, or instead of, float32
+COPIABLE = (Norm, Quantize)  # few rows of these are cheaper computed by every thread than waited for
 
 
 @dataclass(eq=False)
-class Made:
-    """A form of a value: where it lies, until which step of the graph it is read."""
+class Buffer:
+    """Where a form of a node's rows lies, and until which step of the program it is read."""
 
     bytes_per_row: int
     slot: int = -1
@@ -32,251 +48,234 @@ class Made:
     late_read: int = -1  # until here a thread may still be copying from it
 
 
-@dataclass
 class Lowering:
-    graph: Graph
-    output: Value
-    forms: dict[Value, dict[Form, Made]] = field(default_factory=dict)
-    copied: set[Value] = field(default_factory=set)  # few rows of these are made by every thread for itself
-    slots: list[int] = field(default_factory=list)  # bytes per row
+    """`emit` writes the graph's instructions into a native program, whose output are the rows of `graph.output`."""
 
-    def plan(self) -> None:
-        self._insert_quantize()
-        self._find_copied()
-        self._find_forms()
+    def __init__(self, graph: Graph) -> None:
+        self.output = graph.output
+        self.last = find_last(graph)
+        self.rows: dict[Node, RowKind] = {}  # what a node writes, of the kinds that it can
+        self.rounded: dict[Node, Node] = {}  # by product: who writes its rounded rows
+        self.nodes = self._insert_quantize(graph)
+        self.reads = {node: self._reads_of(node) for node in self.nodes}
+        self.copied = self._find_copied()
+        self.forms = self._find_forms()
+        self.slots: list[int] = []  # bytes per row
         self._find_lives()
         self._place()
 
-    def _insert_quantize(self) -> None:
-        """A product that wants 8-bit rows reads them from a node of their own where their maker cannot write them."""
-        made: dict[tuple[Value, str], Value] = {}
+    def _insert_quantize(self, graph: Graph) -> list[Node]:
+        """A product that wants rounded rows reads them from a node of their own where its input cannot write them."""
+        made: dict[tuple[Node, RowKind], Quantize] = {}
         nodes: list[Node] = []
-        fresh = Graph()
-        for node in self.graph.nodes:
-            if node.kind in PRODUCTS and node.arguments["weight"].wants_q8:
-                x = node.inputs["x"]
-                rows = rows_wanted(node)
-                if not writes_rows(x, rows):
-                    if (x, rows) not in made:
-                        made[x, rows] = fresh.add("quantize", {"x": x}, x.width, rows=rows)
-                        nodes.append(made[x, rows].node)
-                    node.inputs["x_q8"] = made[x, rows]
+        for node in graph.nodes:
+            if isinstance(node, Product) and matrix_of(node).native.wants_q8:
+                rows = self.rows_wanted(node)
+                if self._writes(node.x, rows):
+                    self.rounded[node] = node.x
+                else:
+                    if (node.x, rows) not in made:
+                        made[node.x, rows] = quantize = Quantize(node.x, rows, narrow=node.x.narrow)
+                        self.rows[quantize] = rows
+                        nodes.append(quantize)
+                    self.rounded[node] = made[node.x, rows]
             nodes.append(node)
-        self.graph.nodes = nodes
+        return nodes
 
-    def _find_copied(self) -> None:
+    def _writes(self, node: Node, rows: RowKind) -> bool:
+        """Whether a node can write such rows. It writes one kind: the first that was asked for."""
+        if not isinstance(node, WRITES_Q8) or rows == "fine":
+            return False
+        if isinstance(node, Attention) and (rows == "whole" or node.spec.head_dim % BLOCK):
+            return False  # it writes head by head, and the scales of a whole row come last
+        return self.rows.setdefault(node, rows) == rows
+
+    def rows_wanted(self, node: Product) -> RowKind:
+        """A head's rows are fine ones, of 16 bits, and so are those of the product before it (`find_last`): they read
+        many weights for few rows. Others are of 8 bits; matrices whose scales are whole numbers want them with such
+        scales, too. A layer that is the last one of another model, too, keeps what it was packed for.
+        """
+        weight = matrix_of(node).native
+        keeps = weight.whole and not isinstance(node, Logits)
+        if node in self.last and not weight.wants_f32 and not keeps:
+            return "fine"
+        return "whole" if weight.whole else "coarse"
+
+    def _reads_of(self, node: Node) -> list[tuple[Node, Form]]:
+        if not isinstance(node, Product):
+            return [(source, "f32") for source in node.inputs.values()]
+        reads: list[tuple[Node, Form]] = [(node.x, "f32")] if matrix_of(node).native.wants_f32 else []
+        if node in self.rounded:
+            reads.append((self.rounded[node], "q8"))
+        return reads + [(source, "f32") for role, source in node.inputs.items() if role != "x"]
+
+    def _find_copied(self) -> set[Node]:
         """Copies spare threads a wait, but only until the next one: a thread that comes late to a copy may find what it
         would read written over, and must not need it any more.
         """
-        last_reader = {value: index for index, node in enumerate(self.graph.nodes) for value in node.inputs.values()}
-        wait = len(self.graph.nodes)
+        copied: set[Node] = set()
+        last_reader = {source: index for index, node in enumerate(self.nodes) for source, _ in self.reads[node]}
+        wait = len(self.nodes)
         for index in range(wait - 1, -1, -1):
-            node = self.graph.nodes[index]
-            if node.kind in COPIABLE and node.out is not self.output and last_reader.get(node.out, index) <= wait:
-                self.copied.add(node.out)
+            node = self.nodes[index]
+            if isinstance(node, COPIABLE) and node is not self.output and last_reader.get(node, index) <= wait:
+                copied.add(node)
             else:
                 wait = index
+        return copied
 
-    def _find_forms(self) -> None:
-        self.forms = {node.out: {} for node in self.graph.nodes}
-        for node in self.graph.nodes:
-            for role, value in node.inputs.items():
-                for form in forms_read(node, role):
-                    self._want(value, form)
-        self._want(self.output, "f32")
-        for node in self.graph.nodes:  # a value that nothing reads is still computed: attention stores keys
-            if not self.forms[node.out]:
-                self._want(node.out, "f32")
-
-    def _want(self, value: Value, form: Form) -> None:
-        size = value.width * 4
-        if form == "q8":
-            size = _native.block_row_bytes(rows_of(value.node), value.width)
-        self.forms[value].setdefault(form, Made(size))
+    def _find_forms(self) -> dict[Node, dict[Form, Buffer]]:
+        forms: dict[Node, dict[Form, Buffer]] = {node: {} for node in self.nodes}
+        wanted = [read for node in self.nodes for read in self.reads[node]]
+        for node, form in [*wanted, (self.output, "f32")]:
+            size = node.width * 4
+            if form == "q8":
+                size = _native.block_row_bytes(self.rows.get(node, "coarse"), node.width)
+            forms[node].setdefault(form, Buffer(size))
+        return forms
 
     def _find_lives(self) -> None:
-        nodes = self.graph.nodes
-        for index, node in enumerate(nodes):
-            for role, value in node.inputs.items():
-                for form in forms_read(node, role):
-                    made = self.forms[value][form]
-                    made.last_read = index
-                    if node.out in self.copied:
-                        made.late_read = max(made.late_read, self._wait_after(index))
-        for made in self.forms[self.output].values():
-            made.last_read = made.late_read = len(nodes)
+        for index, node in enumerate(self.nodes):
+            for source, form in self.reads[node]:
+                buffer = self.forms[source][form]
+                buffer.last_read = index
+                if node in self.copied:
+                    buffer.late_read = max(buffer.late_read, self._wait_after(index))
+        for buffer in self.forms[self.output].values():
+            buffer.last_read = buffer.late_read = len(self.nodes)
 
     def _wait_after(self, index: int) -> int:
         """The next node that every thread waits for."""
-        while index < len(self.graph.nodes) and self.graph.nodes[index].out in self.copied:
+        while index < len(self.nodes) and self.nodes[index] in self.copied:
             index += 1
         return index
 
     def _place(self) -> None:
         """Slots by a walk over the nodes: free what is dead, then take the free slot that fits best."""
         free: list[int] = []
-        live: list[Made] = []
-        for index, node in enumerate(self.graph.nodes):
-            for made in [m for m in live if max(m.last_read, m.late_read) < index]:
-                live.remove(made)
-                free.append(made.slot)
-            for form, made in self.forms[node.out].items():
-                made.last_read = max(made.last_read, index)
+        live: list[Buffer] = []
+        for index, node in enumerate(self.nodes):
+            for buffer in [each for each in live if max(each.last_read, each.late_read) < index]:
+                live.remove(buffer)
+                free.append(buffer.slot)
+            for form, buffer in self.forms[node].items():
+                buffer.last_read = max(buffer.last_read, index)
                 reused = self._in_place(node, form, index)
                 if reused is not None:
                     live.remove(reused)
-                    made.slot = reused.slot
+                    buffer.slot = reused.slot
                 else:
-                    made.slot = self._take_slot(free, made, own=node.out is self.output)
-                live.append(made)
+                    buffer.slot = self._take_slot(free, buffer, own=node is self.output)
+                live.append(buffer)
 
-    def _in_place(self, node: Node, form: Form, index: int) -> Made | None:
+    def _in_place(self, node: Node, form: Form, index: int) -> Buffer | None:
         """A linear layer may write over the residual that it adds, element by element, when nobody else reads that."""
-        residual = node.inputs.get("residual")
-        if node.kind != "linear" or residual is None or form != "f32" or node.out is self.output:
+        if not isinstance(node, Linear) or node.residual is None or form != "f32" or node is self.output:
             return None
-        if residual.narrow != node.out.narrow or residual in self.copied:
+        if node.residual.narrow != node.narrow or node.residual in self.copied:
             return None
-        made = self.forms[residual]["f32"]
-        return made if made.last_read == index and made.late_read < index else None
+        buffer = self.forms[node.residual]["f32"]
+        return buffer if buffer.last_read == index and buffer.late_read < index else None
 
-    def _take_slot(self, free: list[int], made: Made, own: bool) -> int:
+    def _take_slot(self, free: list[int], buffer: Buffer, own: bool) -> int:
         # Only rows of the same size: a line of memory then belongs to one row always, and stays with the core that
         # computes that row.
-        fitting = [slot for slot in free if self.slots[slot] == made.bytes_per_row]
+        fitting = [slot for slot in free if self.slots[slot] == buffer.bytes_per_row]
         if fitting and not own:
             free.remove(fitting[0])
             return fitting[0]
-        self.slots.append(made.bytes_per_row)
+        self.slots.append(buffer.bytes_per_row)
         return len(self.slots) - 1
 
-    def operand(self, value: Value | None, form: Form) -> Operand | None:
-        if value is None or form not in self.forms[value]:
-            return None
-        return (self.forms[value][form].slot, value.narrow, value in self.copied)
-
+    # Instructions ----------------------------------------------------------------------------------------------------
     def emit(self, program: Any) -> None:
         for bytes_per_row in self.slots:
             program.add_slot(bytes_per_row)
-        for node in self.graph.nodes:
-            EMIT[node.kind](self, program, node)
-        output = self.operand(self.output, "f32")
-        program.set_output(output, self.output.width)
+        for node in self.nodes:
+            if type(node) not in EMIT:
+                raise EngineError(f"the CPU backend has no kernel for {node!r}")
+            EMIT[type(node)](self, program, node)
+        program.set_output(self.operand(self.output, "f32"), self.output.width)
+
+    def operand(self, node: Node | None, form: Form) -> Operand | None:
+        """Where an instruction reads or writes that form; None: it does neither."""
+        if node is None or form not in self.forms[node]:
+            return None
+        return (self.forms[node][form].slot, node.narrow, node in self.copied)
+
+    def results(self, node: Node) -> dict[str, Any]:
+        """Where a node that can write rounded rows writes."""
+        return {"f32": self.operand(node, "f32"), "q8": self.operand(node, "q8")}
+
+    def factors(self, node: Product) -> dict[str, Any]:
+        """What a product multiplies."""
+        weight = matrix_of(node).native
+        return {
+            "f32": self.operand(node.x, "f32") if weight.wants_f32 else None,
+            "q8": self.operand(self.rounded.get(node), "q8"),
+            "rows": self.rows_wanted(node),
+            "weight": weight,
+        }
 
 
-def find_last(graph: Graph) -> list[Node]:
+def matrix_of(node: Embed | Product) -> CpuMatrix:
+    assert isinstance(node.matrix, CpuMatrix)
+    return node.matrix
+
+
+def find_last(graph: Graph) -> set[Product]:
     """Heads, and the products that nothing but norms parts from them: what they round goes straight into the logits."""
-    last: list[Node] = []
+    last: set[Product] = set()
     for node in graph.nodes:
-        if node.arguments.get("is_head"):
-            last.append(node)
-            before = node.inputs["x"].node
-            while before.kind in ("norm", "take"):
-                before = before.inputs["x"].node
-            if before.kind in PRODUCTS:
-                last.append(before)
+        if isinstance(node, Logits):
+            last.add(node)
+            before = node.x
+            while isinstance(before, Norm | Take):
+                before = before.x
+            if isinstance(before, Product):
+                last.add(before)
     return last
 
 
-def rows_wanted(node: Node) -> str:
-    """A head's rows are fine ones, of 16 bits, and so are those of the product before it (`find_last`): they read many
-    weights for few rows. Others are of 8 bits; matrices whose scales are whole numbers want them with such scales, too.
-    A layer that is the last one of another model, too, keeps what it was packed for.
-    """
-    weight = node.arguments["weight"]
-    keeps = weight.whole and not node.arguments.get("is_head")
-    if node.arguments.get("is_last") and not weight.wants_f32 and not keeps:
-        return "fine"
-    return "whole" if weight.whole else "coarse"
+def _embed(low: Lowering, program: Any, node: Embed) -> None:
+    program.embed(matrix_of(node).native, node.scale, low.operand(node, "f32"))
 
 
-def rows_of(node: Node) -> str:
-    """How a node writes its rows of 8 or 16 bits, if anybody wants them."""
-    rows: str = node.arguments.get("rows", "coarse")
-    return rows
-
-
-def writes_rows(value: Value, rows: str) -> bool:
-    """Whether a value's maker can write such rows. It writes one kind: the first that was asked for."""
-    node = value.node
-    if node.kind not in WRITES_Q8 or rows == "fine":
-        return False
-    if node.kind == "attention" and (rows == "whole" or node.arguments["spec"].head_dim % BLOCK):
-        return False  # it writes head by head, and the scales of a whole row come last
-    return bool(node.arguments.setdefault("rows", rows) == rows)
-
-
-def forms_read(node: Node, role: str) -> list[Form]:
-    if node.kind not in PRODUCTS or role == "residual":
-        return ["f32"]
-    weight = node.arguments["weight"]
-    if role == "x_q8":
-        return ["q8"]
-    forms: list[Form] = ["f32"] if weight.wants_f32 else []
-    if weight.wants_q8 and "x_q8" not in node.inputs:
-        forms.append("q8")
-    return forms
-
-
-# --- Instructions -----------------------------------------------------------------------------------------------------
-
-
-def _embed(low: Lowering, program: Any, node: Node) -> None:
-    program.embed(node.arguments["weight"], node.arguments["scale"], low.operand(node.out, "f32"))
-
-
-def _norm(low: Lowering, program: Any, node: Node) -> None:
+def _norm(low: Lowering, program: Any, node: Norm) -> None:
     program.norm(
-        x=low.operand(node.inputs["x"], "f32"),
-        weight=node.arguments["weight"],
-        eps=node.arguments["eps"],
-        residual=low.operand(node.inputs.get("residual"), "f32"),
-        f32=low.operand(node.out, "f32"),
-        q8=low.operand(node.out, "q8"),
-        rows=rows_of(node),
+        x=low.operand(node.x, "f32"),
+        weight=node.weight,
+        eps=node.eps,
+        residual=low.operand(node.residual, "f32"),
+        rows=low.rows.get(node, "coarse"),
+        **low.results(node),
     )
 
 
-def _x(low: Lowering, node: Node) -> tuple[Operand | None, Operand | None]:
-    weight = node.arguments["weight"]
-    x = node.inputs["x"]
-    f32 = low.operand(x, "f32") if weight.wants_f32 else None
-    q8 = low.operand(node.inputs.get("x_q8", x), "q8") if weight.wants_q8 else None
-    return f32, q8
+def _linear(low: Lowering, program: Any, node: Linear) -> None:
+    residual, out = low.operand(node.residual, "f32"), low.operand(node, "f32")
+    program.linear(bias=node.bias, residual=residual, softcap=0.0, out=out, **low.factors(node))
 
 
-def _linear(low: Lowering, program: Any, node: Node) -> None:
-    f32, q8 = _x(low, node)
-    program.linear(
-        f32=f32,
-        q8=q8,
-        rows=rows_wanted(node),
-        weight=node.arguments["weight"],
-        bias=node.arguments["bias"],
-        residual=low.operand(node.inputs.get("residual"), "f32"),
-        softcap=node.arguments["softcap"] or 0.0,
-        out=low.operand(node.out, "f32"),
-    )
+def _logits(low: Lowering, program: Any, node: Logits) -> None:
+    out = low.operand(node, "f32")
+    program.linear(bias=None, residual=None, softcap=node.softcap or 0.0, out=out, **low.factors(node))
 
 
-def _gated(low: Lowering, program: Any, node: Node) -> None:
-    f32, q8 = _x(low, node)
-    program.gated(
-        f32=f32,
-        q8=q8,
-        rows=rows_wanted(node),
-        weight=node.arguments["weight"],
-        activation=node.arguments["activation"],
-        out=low.operand(node.out, "f32"),
-    )
+def _gated(low: Lowering, program: Any, node: Gated) -> None:
+    matrix = matrix_of(node)
+    half, first = matrix.out_features // 2, matrix.parts[0].shape[0]
+    if (len(matrix.parts) != 2 and half % 16) or first not in (half, 2 * half):
+        raise EngineError(f"{matrix.name}: a gate and an up projection of one size are needed")
+    program.gated(activation=node.activation, out=low.operand(node, "f32"), **low.factors(node))
 
 
-def _attention(low: Lowering, program: Any, node: Node) -> None:
-    spec = node.arguments["spec"]
+def _attention(low: Lowering, program: Any, node: Attention) -> None:
+    spec = node.spec
     if spec.window is not None and spec.window < 1:
         raise EngineError(f"layer {spec.layer} has a window of {spec.window} keys; it must be at least 1")
     program.attention(
-        qkv=low.operand(node.inputs["x"], "f32"),
+        qkv=low.operand(node.x, "f32"),
         layer=spec.layer,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -288,36 +287,26 @@ def _attention(low: Lowering, program: Any, node: Node) -> None:
         q_norm=spec.q_norm,
         k_norm=spec.k_norm,
         norm_eps=spec.norm_eps,
-        f32=low.operand(node.out, "f32"),
-        q8=low.operand(node.out, "q8"),
+        **low.results(node),
     )
 
 
-def _take(low: Lowering, program: Any, node: Node) -> None:
-    program.take(
-        x=low.operand(node.inputs["x"], "f32"),
-        width=node.out.width,
-        f32=low.operand(node.out, "f32"),
-        q8=low.operand(node.out, "q8"),
-        rows=rows_of(node),
-    )
+def _take(low: Lowering, program: Any, node: Take) -> None:
+    rows = low.rows.get(node, "coarse")
+    program.take(x=low.operand(node.x, "f32"), width=node.width, rows=rows, **low.results(node))
 
 
-def _quantize(low: Lowering, program: Any, node: Node) -> None:
-    program.quantize(
-        x=low.operand(node.inputs["x"], "f32"),
-        width=node.out.width,
-        q8=low.operand(node.out, "q8"),
-        rows=rows_of(node),
-    )
+def _quantize(low: Lowering, program: Any, node: Quantize) -> None:
+    program.quantize(x=low.operand(node.x, "f32"), width=node.width, q8=low.operand(node, "q8"), rows=node.rows)
 
 
-EMIT = {
-    "embed": _embed,
-    "norm": _norm,
-    "linear": _linear,
-    "gated": _gated,
-    "attention": _attention,
-    "take": _take,
-    "quantize": _quantize,
+EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
+    Embed: _embed,
+    Norm: _norm,
+    Linear: _linear,
+    Logits: _logits,
+    Gated: _gated,
+    Attention: _attention,
+    Take: _take,
+    Quantize: _quantize,
 }

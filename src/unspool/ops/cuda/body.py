@@ -1,4 +1,4 @@
-"""CudaOps: the body's signatures. A forward pass is recorded once; each number of rows is laid out when first seen."""
+"""`CudaOps`: a model is recorded as a graph, which lower.py lays out for each number of rows when it is first seen."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.config import Activation, EngineConfig, ModelConfig
+from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import BackendError
-from unspool.ops import AttentionSpec, Batch, KVCache
+from unspool.ops import Batch, KVCache
 from unspool.ops.cuda import memory
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
-from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take
 from unspool.ops.cuda.runner import CudaRunner
+from unspool.ops.graph import RecordingOps, only_wanted_rows, record
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
 
-class CudaOps:
+class CudaOps(RecordingOps):
     name = "cuda"
 
     def __init__(self) -> None:
@@ -67,35 +67,7 @@ class CudaOps:
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaRunner:
         """A step that gives logits when called, and tokens by its `launch`."""
         assert isinstance(kv, CudaKV)
-        nothing: Any = None  # operations record what they are asked for; no batch is looked at before there is one
-        root = forward(nothing, kv)
-        if not isinstance(root, Logits):
-            raise BackendError("a model must end in logits to run on the CUDA body")
-        return CudaRunner(root, kv, self.device)
-
-    # Computing: recorded ---------------------------------------------------------------------------------------------
-    def embed(self, batch: Batch, weight: DeviceMatrix, scale: float = 1.0) -> Node:
-        return Embed(weight, scale)
-
-    def norm(self, x: Node, weight: torch.Tensor, eps: float, residual: Node | None = None) -> Node:
-        return Norm(x, weight, eps, residual)
-
-    def linear(
-        self, x: Node, weight: DeviceMatrix, bias: torch.Tensor | None = None, residual: Node | None = None
-    ) -> Node:
-        return Linear(x, weight, bias, residual)
-
-    def gated(self, x: Node, weight: DeviceMatrix, activation: Activation) -> Node:
-        return Gated(x, weight, activation)
-
-    def attention(self, qkv: Node, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Node:
-        return Attend(qkv, spec)
-
-    def take(self, x: Node, batch: Batch) -> Node:
-        return Take(x)
-
-    def logits(self, x: Node, weight: DeviceMatrix, softcap: float | None = None) -> Node:
-        return Logits(x, weight, softcap)
+        return CudaRunner(only_wanted_rows(record(forward, kv)), kv, self.device)
 
 
 def check_device() -> None:

@@ -1,4 +1,4 @@
-"""From a recorded forward pass to kernels: what is fused with what, and where results lie in between.
+"""Lowering: a graph becomes kernels. What is fused with what, and where results lie in between.
 
 A layer of a plain decoder becomes five kernels: q, k and v with rotation and cache write; attention; the output
 projection with residual, next norm's weight and sums of squares; gate and up with activation; down like the output.
@@ -24,8 +24,8 @@ from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.orders import gated_order, heads_order
 from unspool.ops.cuda.project import Projection
-from unspool.ops.cuda.record import Attend, Embed, Gated, Linear, Logits, Node, Norm, Take, in_order, late
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel, take_kernel
+from unspool.ops.graph import Attention, Embed, Gated, Graph, Linear, Logits, Node, Norm, Product, Take
 
 FEW, SOME = 8, 32  # rows: up to the first what lies between kernels counts
 # Columns that a linear layer, of few rows, of some or of more, has yet to come when it lets the next kernel in. Later,
@@ -68,52 +68,42 @@ class Lowering:
     """Lays out one number of rows: `body` for all of them, `tail` for those whose logits are wanted. With `take_all`
     that is every row, and the body goes on to the end."""
 
-    def __init__(self, root: Node, shared: Shared, arena: Arena, rows: int, logits: int, *, take_all: bool) -> None:
+    def __init__(self, graph: Graph, shared: Shared, arena: Arena, rows: int, logits: int, *, take_all: bool) -> None:
         self.shared, self.arena, self.rows, self.logits, self.take_all = shared, arena, rows, logits, take_all
-        self.order = in_order(root)
         self.body: list[Launch] = []
         self.tail: list[Launch] = []
         self._launches = self.body
         self._values: dict[Node, Value] = {}
-        self._users: dict[Node, list[Node]] = {}
-        self._uses_left: dict[Node, int] = {}
+        self._readers = graph.readers()
+        self._reads_left = {node: len(readers) for node, readers in self._readers.items()}
+        self._takes = [node for node in graph.nodes if isinstance(node, Take)]  # what the last attention has beside it
         self._ropes: list[Any] = []
+        for node in graph.nodes:
+            if isinstance(node, Attention) and not any(node.spec.rope is rope for rope in self._ropes):
+                self._ropes.append(node.spec.rope)
         self._released: list[Tensor] = []
         at = steps.places(rows)
         self._at = {name: shared.step[place:] for name, place in at.items()}
-        self._analyse()
-        self._late: set[Node] = set() if take_all else late(self.order, self._users)
         arena.reset()
-        for node in self.order:
+        for node in graph.nodes:
             self._lower(node)
             while self._released:
                 arena.give(self._released.pop())
-        self.out = self._values[root].data
+        self.out = self._values[graph.output].data
 
     # Looking ---------------------------------------------------------------------------------------------------------
-    def _analyse(self) -> None:
-        for node in self.order:
-            for source in node.inputs:
-                self._users.setdefault(source, []).append(node)
-            if isinstance(node, Attend) and not any(node.spec.rope is rope for rope in self._ropes):
-                self._ropes.append(node.spec.rope)
-        for node, users in self._users.items():
-            self._uses_left[node] = len(users)
-
     def _next_norm(self, node: Node) -> Norm | None:
         """The norm that a linear layer reads this through, if its producer can write what that layer needs."""
-        for user in self._users.get(node, ()):
-            if isinstance(user, Norm) and user.x is node and user.residual is None:
-                return user
-            if isinstance(user, Take):
-                return self._next_norm(user)
+        for reader in self._readers[node]:
+            if isinstance(reader, Norm) and reader.x is node and reader.residual is None:
+                return reader
         return None
 
     def _use(self, node: Node) -> Value:
         """A value, for the last or an earlier time; after the last, and after this node, its memory is free again."""
         value = self._values[node]
-        self._uses_left[node] -= 1
-        if self._uses_left[node] == 0:
+        self._reads_left[node] -= 1
+        if self._reads_left[node] == 0:
             shared = (self.shared.stream, self.shared.queries)
             served = [tensor for tensor in (value.data, value.parts) if tensor is not None]
             self._released += [tensor for tensor in served if not any(tensor is each for each in shared)]
@@ -136,14 +126,16 @@ class Lowering:
                 self._linear(node)
             case Gated():
                 self._gated(node)
-            case Attend():
+            case Attention():
                 self._attend(node)
             case Take():
                 self._take(node)
             case Logits():
-                out = self.arena.take(self.logits, node.matrix.features, F32)
-                self._project(node.matrix, self._use(node.x), out, "plain", softcap=node.softcap, label="head")
+                out = self.arena.take(self.logits, node.width, F32)
+                self._project(matrix_of(node), self._use(node.x), out, "plain", softcap=node.softcap, label="head")
                 self._values[node] = Value(out)
+            case _:
+                raise BackendError(f"the CUDA backend has no kernel for {node!r}")
 
     def _stream_args(self, node: Node, size: int) -> dict[str, Any]:
         """What a producer of the stream writes besides it: the next linear layer's input, if a norm comes next."""
@@ -156,7 +148,7 @@ class Lowering:
         return {"scaled": scaled, "next_weight": norm.weight, "next_parts": parts}
 
     def _embed(self, node: Embed) -> None:
-        matrix, size = node.matrix, node.matrix.width
+        matrix, size = matrix_of(node), node.width
         out = self._stream(node, size)
         self.rotations = _Rotations(self._ropes, self.rows, self.arena)
         args = {
@@ -170,7 +162,7 @@ class Lowering:
             "factor": float(node.scale),
             "out": out,
             "num_rows": self.rows,
-            "vocab_size": matrix.features,
+            "vocab_size": matrix.out_features,
             "FORMAT": matrix.format,
             "WIDTH": matrix.planes.width,
             "size": size,
@@ -186,7 +178,9 @@ class Lowering:
 
     def _is_for_tail(self, node: Node) -> bool:
         """Whether the body makes this for the tail, which is laid out by itself and must know where it is."""
-        return node not in self._late and any(user in self._late for user in self._users[node])
+        if self.take_all or node.narrow:
+            return False
+        return any(reader.narrow for reader in self._readers[node])
 
     def _settle(self, node: Norm) -> None:
         """A norm of a block's own output, before the stream is added."""
@@ -200,33 +194,35 @@ class Lowering:
         self._add(settle_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 12)
 
     def _take(self, node: Take) -> None:
-        value = self._values[node.x]
-        self._values[node] = value
-        self._uses_left[node.x] += self._uses_left[node] - 1  # an alias: whoever uses this uses that
+        if self.take_all:  # an alias: whoever reads this reads that
+            self._values[node] = self._values[node.x]
+            self._reads_left[node.x] += self._reads_left[node] - 1
+        elif node not in self._values:
+            raise BackendError("the CUDA body takes wanted rows at the last layer's attention, and nowhere before")
 
     def _linear(self, node: Linear) -> None:
         x = self._use(node.x)
-        features = node.matrix.features
-        users = self._users[node]
+        matrix, features = matrix_of(node), node.width
+        readers = self._readers[node]
         if node.residual is not None:
             residual = self._values[node.residual].data
             out = self._stream(node, features)
             more = self._stream_args(node, features)
             norm = self._next_norm(node)
-            is_output = norm is not None and any(isinstance(user, Gated) for user in self._users[norm])
+            is_output = norm is not None and any(isinstance(reader, Gated) for reader in self._readers[norm])
             left = self._columns_left("output" if is_output else "down")
-            self._project(node.matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, left=left)
+            self._project(matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, left=left)
             self._use(node.residual)
-        elif len(users) == 1 and isinstance(users[0], Attend) and is_fusable(users[0].spec):
-            self._heads(node, users[0].spec, x)
+        elif len(readers) == 1 and isinstance(readers[0], Attention) and is_fusable(readers[0].spec):
+            self._heads(node, readers[0].spec, x)
         else:
             out = self.arena.take(self.rows, features, F32)
             self._values[node] = Value(out)
-            self._project(node.matrix, x, out, "plain", bias=node.bias)
+            self._project(matrix, x, out, "plain", bias=node.bias)
 
     def _heads(self, node: Linear, spec: AttentionSpec, x: Value) -> None:
-        order = heads_order(spec)
-        node.matrix.arrange(f"heads-{spec.head_dim}-{spec.rope.style}-{len(spec.rope.inv_freq)}", order)
+        order, matrix = heads_order(spec), matrix_of(node)
+        matrix.arrange(f"heads-{spec.head_dim}-{spec.rope.style}-{len(spec.rope.inv_freq)}", order)
         bias = node.bias
         if bias is not None:
             bias = bias[torch.from_numpy(order).to(bias.device)].contiguous()
@@ -235,18 +231,18 @@ class Lowering:
         kv = self.shared.kv
         detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        self._project(node.matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=self._columns_left("heads"))
+        self._project(matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=self._columns_left("heads"))
 
     def _queries(self, spec: AttentionSpec, *, for_tail: bool) -> Tensor:
         return self.shared.queries if for_tail else self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
 
     def _gated(self, node: Gated) -> None:
-        features = node.matrix.features
-        node.matrix.arrange("gated", gated_order(features))
-        out = self.arena.take(self.rows, features // 2, BF16)
+        matrix, features = matrix_of(node), 2 * node.width
+        matrix.arrange("gated", gated_order(features))
+        out = self.arena.take(self.rows, node.width, BF16)
         has_rest = features > 128 * multiprocessors()  # some programs start when others have ended
         left = self._columns_left("gated") if has_rest else 0
-        self._project(node.matrix, self._use(node.x), out, "gated", detail=node.activation, left=left)
+        self._project(matrix, self._use(node.x), out, "gated", detail=node.activation, left=left)
         self._values[node] = Value(out)
 
     def _columns_left(self, kind: str) -> int:
@@ -269,12 +265,12 @@ class Lowering:
     ) -> None:
         """One linear layer and what follows. `left`: see LEFT; 0: the next kernel is let in at the end."""
         layer = Projection(matrix, self.rows)
-        parts = 0 if x.parts is None else -(-matrix.width // GROUP)
+        parts = 0 if x.parts is None else -(-matrix.in_features // GROUP)
         if parts and layer.is_many:
             x, parts = replace(x, parts=self._squares(x, parts)), 1
         names = ("scaled", "next_weight", "next_parts", "cos", "sin", "slots", "kv")
         after: dict[str, Any] = dict.fromkeys(names) | (more or {})
-        after |= {"parts": x.parts, "inverse_size": 1.0 / matrix.width, "eps": x.eps, "softcap": softcap}
+        after |= {"parts": x.parts, "inverse_size": 1.0 / matrix.in_features, "eps": x.eps, "softcap": softcap}
         after |= {"bias": bias, "residual": residual, "out": out, "EPILOGUE": epilogue, "DETAIL": detail}
         room = (self.shared.partial, self.shared.arrivals)
         self._launches.append(layer.launch(x.data, parts, *room, after, left, label or epilogue))
@@ -287,10 +283,10 @@ class Lowering:
         self._add(squares_kernel, (-(-self.rows // 128),), args, label="squares", bytes=4 * parts * self.rows)
         return out
 
-    def _attend(self, node: Attend) -> None:
+    def _attend(self, node: Attention) -> None:
         spec, shared = node.spec, self.shared
         kv, x = shared.kv, self._use(node.x).data
-        q, is_late = x, node in self._late
+        q, is_late = x, node.narrow and not self.take_all
         if x.dtype == F32:
             q = self._queries(spec, for_tail=is_late)
             self._norm_heads(spec, x, q)
@@ -335,16 +331,14 @@ class Lowering:
                 prompt_attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt"
             )
 
-    def _narrow(self, node: Attend) -> Tensor:
+    def _narrow(self, node: Attention) -> Tensor:
         """From here on the tail: the wanted rows' queries come back, and the stream to add to is theirs."""
-        beside = {source for each in self._late for source in each.inputs if source not in self._late} - {node.x}
-        if len(beside) != 1 or self._launches is self.tail:
+        if len(self._takes) != 1 or self._launches is self.tail:
             raise BackendError("the CUDA body runs models whose last layer has one attention and one stream beside it")
-        stream = beside.pop()
         self._launches, self.rows = self.tail, self.logits
         size, q_size = self.shared.stream.shape[1], self.shared.queries.shape[1]
         q, x = self.arena.take(self.rows, q_size, F16), self.arena.take(self.rows, size, F32)
-        self._values[stream] = Value(x)
+        self._values[self._takes[0]] = Value(x)
         args = {"step": self.shared.step, "q": self.shared.queries, "x": self.shared.stream}
         args |= {"q_taken": q, "x_taken": x, "Q_SIZE": q_size, "SIZE": size}
         args |= {"D": next_power(max(size, q_size)), "LOGIT_ROWS": steps.LOGIT_ROWS}
@@ -385,6 +379,11 @@ class _Rotations:
         index = next(i for i, rope in enumerate(self.ropes) if rope is spec.rope)
         start = index * self.rows * self.pairs
         return {"cos": self.cos.view(-1)[start:], "sin": self.sin.view(-1)[start:]}
+
+
+def matrix_of(node: Embed | Product) -> DeviceMatrix:
+    assert isinstance(node.matrix, DeviceMatrix)
+    return node.matrix
 
 
 def depth_of(spec: AttentionSpec) -> int:

@@ -22,11 +22,11 @@ PLAIN = ("bf16", "f16", "f32")
 
 @dataclass
 class DeviceMatrix:
-    """[features, width] on the device; `order` names how its rows were rearranged, if they were."""
+    """[out_features, in_features] on the device; `order` names how its rows were rearranged, if they were."""
 
     name: str
-    features: int
-    width: int
+    out_features: int
+    in_features: int
     planes: Planes
     order: str = "plain"
 

@@ -22,7 +22,7 @@ SHARED = 200_000  # bytes that a program's rounds may take: what a multiprocesso
 class Projection:
     def __init__(self, matrix: DeviceMatrix, rows: int) -> None:
         self.matrix, self.rows = matrix, rows
-        self.features, self.width = matrix.features, matrix.planes.width
+        self.features, self.width = matrix.out_features, matrix.planes.width
         self.is_plain = matrix.format == "bf16"
         self.tile = tile_of(self.features, self.width, rows) if self.is_plain else self._decoding_tile()
         self.splits = splits_of(self.features, self.width, is_decoded=not self.is_plain)

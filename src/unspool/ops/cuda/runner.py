@@ -20,15 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unspool.errors import BackendError
 from unspool.ops import Batch
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.handover import ABSENT, MORE
 from unspool.ops.cuda.launch import Arena, Launch, has_room_for_all, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.lower import Lowering, Shared, depth_of, programs_each, prompt_rows
-from unspool.ops.cuda.record import Attend, Logits, in_order
 from unspool.ops.cuda.sampler import Rows, Sampled, SampleRows, SamplingRoom, can_draw, results_room
 from unspool.ops.cuda.sampling import RESULT
+from unspool.ops.graph import Attention, Embed, Graph, Logits
 
 if TYPE_CHECKING:
     from unspool.params import ResolvedParams
@@ -54,7 +55,7 @@ def bucket_of(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class Graph:
+class LaunchGraph:
     """Launches, captured once and replayed; under the interpreter they just run."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
@@ -116,10 +117,13 @@ class CudaFlight:
 class CudaRunner:
     """Runs one model over one KV cache. Not thread-safe, like the engine that drives it."""
 
-    def __init__(self, root: Logits, kv: CudaKV, device: torch.device) -> None:
-        self.root, self.kv, self.device = root, kv, device
-        self.vocab_size = root.matrix.features
-        spec = next(node.spec for node in in_order(root) if isinstance(node, Attend))
+    def __init__(self, graph: Graph, kv: CudaKV, device: torch.device) -> None:
+        self.graph, self.kv, self.device = graph, kv, device
+        if not isinstance(graph.output, Logits):
+            raise BackendError("a model must end in logits to run on the CUDA body")
+        self.vocab_size = graph.output.width
+        self._hidden_size = next(node.width for node in graph.nodes if isinstance(node, Embed))
+        spec = next(node.spec for node in graph.nodes if isinstance(node, Attention))
         capacity = 256 if is_interpreted() else ATTENTION_ROWS
         self._depth, self._head_dim = depth_of(spec), spec.head_dim
         heads, rows = (spec.num_heads, spec.num_kv_heads), prompt_rows(self._depth)
@@ -127,7 +131,7 @@ class CudaRunner:
         each = programs_each(self._depth, shape.decode_rows)
         self.shape = replace(shape, programs=shape.programs * each)
         self._arena = Arena(device)
-        self._graphs: dict[tuple[object, ...], tuple[Graph, Tensor]] = {}
+        self._graphs: dict[tuple[object, ...], tuple[LaunchGraph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16 if is_interpreted() else STEP_WORDS, kv.engine.step_tokens)
         self._rows = Rows(self.vocab_size, device)
         self._planes = self._rows.slots.planes
@@ -154,7 +158,7 @@ class CudaRunner:
             arrivals=room(ARRIVALS, dtype=torch.int32),
             attention_partial=absent.view(torch.float32),
             decode_rows=self.shape.decode_rows,
-            stream=room(most, self.root.matrix.width),
+            stream=room(most, self._hidden_size),
             queries=room(most, self.shape.num_heads * self._head_dim, dtype=torch.float16),
         )
 
@@ -249,17 +253,17 @@ class CudaRunner:
         graph.run()
         return out
 
-    def _layout(self, part: str, rows: int, logits: int, mode: tuple[bool, bool] | None) -> tuple[Graph, Tensor]:
+    def _layout(self, part: str, rows: int, logits: int, mode: tuple[bool, bool] | None) -> tuple[LaunchGraph, Tensor]:
         key = (part, logits if part == "tail" else rows, mode)
         if key not in self._graphs:
-            made = Lowering(self.root, self._shared, self._arena, rows, logits, take_all=part == "all")
+            made = Lowering(self.graph, self._shared, self._arena, rows, logits, take_all=part == "all")
             launches = list(made.tail if part == "tail" else made.body)
             if mode is not None:
                 assert self._room is not None
                 sampled = (self._shared.sampled, self._results)
                 args = (made.out, logits, self._shared.step, self._planes, *sampled)
                 launches += self._room.launches(*args, filtered=mode[0], tells=mode[1])
-            self._graphs[key] = (Graph(launches), made.out)
+            self._graphs[key] = (LaunchGraph(launches), made.out)
         return self._graphs[key]
 
     def launches_of(self, rows: int) -> list[Launch]:

@@ -1,0 +1,290 @@
+"""A model's step as a graph of typed nodes: what compiled backends record, the passes they share, and then lower.
+
+A backend that compiles derives from `RecordingOps`: calling the model once yields the node whose rows it returns, and
+`Graph(node)` holds everything that node needs, in an order in which inputs come first. A node class is a frozen
+dataclass; fields that hold nodes are its inputs. CONTRIBUTING says how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+from unspool.config import Activation
+from unspool.errors import EngineError
+from unspool.ops import AttentionSpec, Batch, KVCache, Vector
+
+
+class PreparedMatrix(Protocol):
+    """What the graph needs to know of a weight that a backend has prepared: rows of `in_features` values are
+    multiplied by it, rows of `out_features` come out."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+
+
+# --- Nodes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Node:
+    """Rows that one operation computes. Nodes are compared by identity: two equal calls are two values.
+
+    A node has one row for every token of the step; a `narrow` one has a row for every wanted row (Batch.logit_rows).
+    """
+
+    # Row r of the result needs other rows of its sequence too, through a cache: all rows of the inputs are computed.
+    mixes_rows: ClassVar[bool] = False
+    # Backends can compute this for the wanted rows alone.
+    can_narrow: ClassVar[bool] = True
+
+    narrow: bool = field(default=False, kw_only=True)
+
+    @property
+    def width(self) -> int:
+        """Values in a row."""
+        raise NotImplementedError
+
+    @cached_property
+    def inputs(self) -> dict[str, Node]:
+        """The nodes that this one reads, by field."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if isinstance(value, Node)}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.width} values, {'wanted' if self.narrow else 'all'} rows>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Embed(Node):
+    can_narrow: ClassVar[bool] = False
+
+    matrix: PreparedMatrix
+    scale: float
+
+    @property
+    def width(self) -> int:
+        return self.matrix.in_features
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Norm(Node):
+    x: Node
+    weight: Vector
+    eps: float
+    residual: Node | None
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Product(Node):
+    """Rows that are multiplied by a matrix."""
+
+    x: Node
+    matrix: PreparedMatrix
+
+    @property
+    def width(self) -> int:
+        return self.matrix.out_features
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Linear(Product):
+    bias: Vector | None
+    residual: Node | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gated(Product):
+    activation: Activation
+
+    @property
+    def width(self) -> int:
+        return self.matrix.out_features // 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Logits(Product):
+    softcap: float | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attention(Node):
+    mixes_rows: ClassVar[bool] = True
+
+    x: Node
+    spec: AttentionSpec
+
+    @property
+    def width(self) -> int:
+        return self.spec.num_heads * self.spec.head_dim
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Take(Node):
+    """The wanted rows of x."""
+
+    x: Node
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+# --- Graphs -----------------------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """The nodes that `output` needs, each after its inputs, `output` last."""
+
+    def __init__(self, output: Node) -> None:
+        self.output = output
+        self.nodes = _in_order(output)
+
+    def readers(self) -> dict[Node, list[Node]]:
+        """For every node, the nodes that read it; one that reads it twice is there twice."""
+        readers: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for source in node.inputs.values():
+                readers[source].append(node)
+        return readers
+
+    def __str__(self) -> str:
+        """One line a node: its number, what it is, what it reads."""
+        number = {node: index for index, node in enumerate(self.nodes)}
+        lines = []
+        for node, index in number.items():
+            reads = ", ".join(f"{name}=%{number[source]}" for name, source in node.inputs.items())
+            rows = "wanted" if node.narrow else "all"
+            lines.append(f"%{index} = {type(node).__name__}({reads}): {node.width} values, {rows} rows")
+        return "\n".join(lines)
+
+
+def _in_order(output: Node) -> list[Node]:
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack = [(output, False)]
+    while stack:
+        node, inputs_are_done = stack.pop()
+        if inputs_are_done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((source, False) for source in reversed(node.inputs.values()))
+    return order
+
+
+# --- Passes -----------------------------------------------------------------------------------------------------------
+
+
+def only_wanted_rows(graph: Graph) -> Graph:
+    """The same step, where whatever is only read for the wanted rows is computed for those alone.
+
+    `Take` moves up to where all rows are still needed. The last layer's attention is the border: it stores every
+    token's keys and values, and attends for the wanted rows.
+    """
+    late = _read_late(graph)
+    renamed: dict[Node, Node] = {}
+    taken: dict[Node, Node] = {}
+
+    def wanted_rows(node: Node) -> Node:
+        new = renamed[node]
+        if new.narrow:
+            return new
+        if new not in taken:
+            taken[new] = Take(new, narrow=True)
+        return taken[new]
+
+    for node in graph.nodes:
+        if isinstance(node, Take):
+            renamed[node] = wanted_rows(node.x)
+            continue
+        is_late = node in late and not node.mixes_rows
+        inputs = {role: wanted_rows(each) if is_late else renamed[each] for role, each in node.inputs.items()}
+        has_narrow = any(each.narrow for each in inputs.values())
+        if has_narrow and (node.mixes_rows or not all(each.narrow for each in inputs.values())):
+            raise EngineError(f"{node!r} needs all rows of an input of which only the wanted ones were taken")
+        narrow = node in late or has_narrow
+        is_same = narrow == node.narrow and all(inputs[role] is each for role, each in node.inputs.items())
+        renamed[node] = node if is_same else replace(node, narrow=narrow, **inputs)
+    return Graph(renamed[graph.output])
+
+
+def _read_late(graph: Graph) -> set[Node]:
+    """Nodes of which nothing reads any but the wanted rows."""
+    readers = graph.readers()
+    late: set[Node] = set()
+
+    def reads_wanted_rows(reader: Node) -> bool:
+        return isinstance(reader, Take) or (reader in late and not reader.mixes_rows)
+
+    for node in reversed(graph.nodes):
+        may_be_late = node.can_narrow and not isinstance(node, Take) and readers[node]
+        if may_be_late and all(map(reads_wanted_rows, readers[node])):
+            late.add(node)
+    return late
+
+
+# --- Recording --------------------------------------------------------------------------------------------------------
+
+_nothing: Any = ()
+SYMBOLIC_BATCH = Batch(_nothing, _nothing, _nothing, _nothing, _nothing, _nothing)
+
+
+def record(forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Graph:
+    """What a model asks for when it is called once with the operations of `RecordingOps`."""
+    output = forward(SYMBOLIC_BATCH, kv)
+    if not isinstance(output, Node):
+        raise EngineError(f"a model must return the rows of one operation, not {type(output).__name__}")
+    return Graph(output)
+
+
+class RecordingOps:
+    """The computing half of `Ops`, for backends that compile: each operation checks its widths and makes its node."""
+
+    def embed(self, batch: Batch, weight: PreparedMatrix, scale: float = 1.0) -> Node:
+        return Embed(weight, scale)
+
+    def norm(self, x: Node, weight: Vector, eps: float, residual: Node | None = None) -> Node:
+        expect_width(x, len(weight), "a norm's weight")
+        if residual is not None:
+            expect_width(residual, x.width, "the residual of a norm")
+        return Norm(x, weight, eps, residual)
+
+    def linear(self, x: Node, weight: PreparedMatrix, bias: Vector | None = None, residual: Node | None = None) -> Node:
+        expect_width(x, weight.in_features, f"the input of {weight.name}")
+        if residual is not None:
+            expect_width(residual, weight.out_features, f"the residual of {weight.name}")
+        return Linear(x, weight, bias, residual)
+
+    def gated(self, x: Node, weight: PreparedMatrix, activation: Activation) -> Node:
+        expect_width(x, weight.in_features, f"the input of {weight.name}")
+        if weight.out_features % 2:
+            raise EngineError(f"{weight.name}: a gate and an up projection of one size are needed")
+        return Gated(x, weight, activation)
+
+    def attention(self, qkv: Node, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Node:
+        expect_width(qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, f"layer {spec.layer}'s attention")
+        return Attention(qkv, spec)
+
+    def take(self, x: Node, batch: Batch) -> Node:
+        return Take(x)
+
+    def logits(self, x: Node, weight: PreparedMatrix, softcap: float | None = None) -> Node:
+        expect_width(x, weight.in_features, f"the input of {weight.name}")
+        return Logits(x, weight, softcap)
+
+
+def expect_width(node: Node, width: int, what: str) -> None:
+    if node.width != width:
+        raise EngineError(f"{what} has {width} values a row; {node.width} are given")
