@@ -20,6 +20,7 @@ from unspool.version import VERSION
 from unspool.weights.store import resolve
 
 if TYPE_CHECKING:
+    from unspool.chat.model_chat import ModelChat
     from unspool.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int]
@@ -127,6 +128,13 @@ class LLM:
             source, bos_token=_text_of(self.tokenizer, self.tokenizer.bos_id), eos_token=_text_of(self.tokenizer, end)
         )
 
+    @cached_property
+    def model_chat(self) -> ModelChat:
+        """How this model holds a conversation."""
+        from unspool.chat.model_chat import ModelChat
+
+        return ModelChat(self.checkpoint.name, self.tokenizer, self.template)
+
     # Text to tokens -------------------------------------------------------------------------------------------------
     def _ids(self, prompt: Prompt | Messages) -> list[int]:
         is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
@@ -140,15 +148,27 @@ class LLM:
             raise RequestError("a prompt is a text or a sequence of token ids (integers)", "prompt")
         return list(prompt)
 
-    def render(self, messages: Messages, **options: Any) -> list[int]:
-        """Token ids of a conversation, through the model's chat template; control tokens in messages are plain text."""
-        if self.template is None:
-            raise RequestError(
-                f"{self.checkpoint.name} has no chat template, so it can only continue text; use generate()", "messages"
-            )
-        from unspool.text.guard import encode_chat
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, through the model's chat template; control tokens in messages are plain text.
 
-        return encode_chat(self.tokenizer, self.template, messages, options)
+        `options` are the template's own variables.
+        """
+        from unspool.chat.messages import for_template
+        from unspool.chat.tools import read_toolbox
+        from unspool.text.chat import validate_messages
+
+        valid = for_template(validate_messages(messages))
+        prompt = self.model_chat.prompt(
+            valid, read_toolbox(tools), options, add_generation_prompt=add_generation_prompt
+        )
+        return prompt.ids
 
     # The loop -------------------------------------------------------------------------------------------------------
     def _events(self, ids: Sequence[int], params: SamplingParams | None) -> Iterator[Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ from tests.server.harness import Client, in_process
 from unspool.errors import RequestError
 from unspool.params import SamplingParams
 from unspool.server import fields, schema
+from unspool.server.endpoints import ENDPOINTS
 from unspool.server.fieldtable import tables
 from unspool.server.kinds import Checker, Schema, published
 from unspool.server.openapi import document
-from unspool.server.routes import GENERATING, PLAIN
 
 BODIES = {
     name: value
@@ -66,11 +67,15 @@ def test_bounds_agree_with_the_engines(name: str) -> None:
 
 def test_every_route_is_published_with_its_own_table() -> None:
     paths = document()["paths"]
-    served = {**{path: dialect.schema for path, dialect in GENERATING.items()}, **{p: s for p, (s, _) in PLAIN.items()}}
-    served["/v1/score"] = schema.SCORE
-    for path, table in served.items():
-        assert paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"] == published(table)
-    assert {path for path, methods in paths.items() if "post" in methods} == set(served)
+    for path, endpoint in ENDPOINTS.items():
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        assert body["schema"] == published(endpoint.schema)
+    assert {path for path, methods in paths.items() if "post" in methods} == set(ENDPOINTS)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_examples_are_taken(path: str) -> None:
+    Checker().check(ENDPOINTS[path].schema, copy.deepcopy(ENDPOINTS[path].example))
 
 
 def _parts(node: Any) -> Iterator[Schema]:

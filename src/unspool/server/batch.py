@@ -10,30 +10,32 @@ most one torn last one; the next run drops that, reads which requests are answer
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from unspool.errors import RequestError
-from unspool.server import plain
-from unspool.server.dialect import Body, check_stream_options
+from unspool.server import endpoints
+from unspool.server.dialect import Body
 from unspool.server.faults import HTTPFault, fault_of
 from unspool.server.http import parse_object
 from unspool.server.kinds import Checker, integer, mapping, record, string, word
-from unspool.server.routes import GENERATING, PLAIN
-from unspool.server.schema import SCORE
 from unspool.server.service import Service
 from unspool.server.sse import dumps
 
 SYNC_SECONDS = 1.0  # between two flushes to the disk: at most this much work is done again after a power cut
-URLS = (*GENERATING, *PLAIN, "/v1/score")
 LINE = record(
-    {"custom_id": string(minLength=1, maxLength=512), "method": word("POST"), "url": word(*URLS), "body": mapping()},
+    {
+        "custom_id": string(minLength=1, maxLength=512),
+        "method": word("POST"),
+        "url": word(*endpoints.ENDPOINTS),
+        "body": mapping(),
+    },
     required=("custom_id", "method", "url", "body"),
 )
 RESULT = record(
@@ -176,7 +178,8 @@ async def run_batch(
 async def answer(service: Service, line: Line) -> Body:
     """A line's result. What is wrong with a request is its result; what is wrong with the engine is raised."""
     try:
-        status, body = 200, await _answer(service, line.url, line.body)
+        copied = deepcopy(line.body)  # checking takes nulls out, and the caller's line stays whole
+        status, body = 200, await endpoints.answer(service, endpoints.ENDPOINTS[line.url], copied)
     except Exception as error:
         fault = fault_of(error)
         if not isinstance(error, RequestError | HTTPFault):
@@ -188,23 +191,6 @@ async def answer(service: Service, line: Line) -> Body:
         "response": {"status_code": status, "request_id": f"req_{secrets.token_hex(12)}", "body": body},
         "error": None,
     }
-
-
-async def _answer(service: Service, url: str, body: Body) -> Body:
-    checker = Checker(lenient=service.config.lenient)
-    dialect = GENERATING.get(url)
-    schema = dialect.schema if dialect is not None else SCORE if url == "/v1/score" else PLAIN[url][0]
-    body = json.loads(json.dumps(body))  # checking takes nulls out, and the caller's line stays whole
-    checker.check(schema, body)
-    check_stream_options(body)
-    service.check_model(body.get("model"))
-    if dialect is None and url != "/v1/score":
-        return await PLAIN[url][1](service, body)
-    job = await (dialect.prepare(service, body) if dialect is not None else plain.prepare_score(service, body))
-    job.warnings = [*checker.warnings, *job.warnings]
-    run = await service.start(job)
-    await service.finish(run)
-    return dialect.writer(service, run, body).body() if dialect is not None else plain.score_body(service, run)
 
 
 def _num_tokens(body: Any) -> int:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unspool.chat.call_parser import Content
 from unspool.errors import RequestError
 from unspool.events import Token
-from unspool.server import schema
 from unspool.server.answer import Choice, Delta
-from unspool.server.calls import Content
 from unspool.server.dialect import (
     Body,
-    Dialect,
     Writer,
     ending,
     logprob,
+    sampling_params,
     text_prompts,
     token_entry,
     traces,
@@ -190,23 +189,18 @@ def token_key(id: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class CompletionDialect(Dialect):
-    schema = schema.COMPLETIONS
-    writer = CompletionWriter
-    operation = "text_completion"
-
-    async def prepare(self, service: Service, body: Body) -> Job:
-        stream, echo, top = bool(body.get("stream")), body.get("echo"), body.get("logprobs")
-        if stream and echo and top is not None:
-            raise RequestError("echo with logprobs cannot be streamed: the prompt's logprobs come last", "echo")
-        scored = body.get("prompt_logprobs", top if echo else None)
-        defaults: dict[str, Any] = {} if "max_tokens" in body else {"max_tokens": DEFAULT_LENGTH}
-        length = body.get("max_tokens", DEFAULT_LENGTH)
-        if scored is not None and top is not None:
-            scored = max(scored, top)
-        params = service.sampling(body, max_tokens=length, logprobs=top, prompt_logprobs=scored)
-        prompts = []
-        for prompt in text_prompts(body["prompt"], "prompt"):
-            ids = await service.encode(prompt) if isinstance(prompt, str) else prompt
-            prompts.append((ids, params))
-        return Job(prompts, stream, defaults=defaults)
+async def prepare(service: Service, body: Body) -> Job:
+    stream, echo, top = bool(body.get("stream")), body.get("echo"), body.get("logprobs")
+    if stream and echo and top is not None:
+        raise RequestError("echo with logprobs cannot be streamed: the prompt's logprobs come last", "echo")
+    scored = body.get("prompt_logprobs", top if echo else None)
+    defaults: dict[str, Any] = {} if "max_tokens" in body else {"max_tokens": DEFAULT_LENGTH}
+    length = body.get("max_tokens", DEFAULT_LENGTH)
+    if scored is not None and top is not None:
+        scored = max(scored, top)
+    params = sampling_params(body, max_tokens=length, logprobs=top, prompt_logprobs=scored)
+    prompts = []
+    for prompt in text_prompts(body["prompt"], "prompt"):
+        ids = await service.encode(prompt) if isinstance(prompt, str) else prompt
+        prompts.append((ids, params))
+    return Job(prompts, stream, defaults=defaults)

@@ -1,18 +1,19 @@
-"""What the generating endpoints have in common: a body becomes a job, its deltas become a dialect's words."""
+"""What the generating endpoints share: from a body to a job, and from what comes of it to an API's words."""
 
 from __future__ import annotations
 
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unspool.chat.tools import Toolbox, check_schema_size
 from unspool.errors import RequestError
 from unspool.events import Token
-from unspool.params import Constraint
+from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
 from unspool.server.answer import Choice, Delta
-from unspool.server.fields import MAX_PROMPTS
-from unspool.server.kinds import Schema
+from unspool.server.fields import EXTRA, MAX_PROMPTS
 from unspool.server.service import Job, Run, Service, usage_of
 
 if TYPE_CHECKING:
@@ -20,19 +21,38 @@ if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
 Body = dict[str, Any]
+# Parameters that the endpoints have under SamplingParams' own names.
+SHARED_PARAMS = (
+    "temperature",
+    "top_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+    "n",
+    "best_of",
+    "logit_bias",
+    "stop",
+)
 CUT_SHORT = ("length", "deadline", "repetition", "abort")  # endings that are not the model's own
 NEVER = -9999.0  # JSON has no minus infinity; this is how OpenAI writes the logprob of what cannot be
 
 
-class Writer:
-    """Writes one answer: `begin`, `write` for each delta and `end` as framed events, or `body` as a whole."""
+class WholeWriter:
+    """Writes an answer in one piece."""
 
-    prefix: ClassVar[str]
+    prefix: ClassVar[str] = ""  # of the answer's id
 
     def __init__(self, service: Service, run: Run, body: Body) -> None:
         self.service, self.run, self.asked = service, run, body
         self.id = f"{self.prefix}{secrets.token_hex(12)}"
         self.tokenizer = service.llm.tokenizer
+
+    def body(self) -> Body:
+        raise NotImplementedError
+
+
+class Writer(WholeWriter):
+    """Writes an answer in one piece or as framed events: `begin`, `write` for each delta, `end`."""
 
     def begin(self) -> Iterable[bytes]:
         return ()
@@ -47,26 +67,66 @@ class Writer:
         """The answer broke off after it had begun."""
         raise NotImplementedError
 
-    def body(self) -> Body:
-        raise NotImplementedError
+
+# From a body to a job -----------------------------------------------------------------------------------------------
+def sampling_params(body: Body, **more: Any) -> SamplingParams:
+    """Parameters from a checked body; `more` are those that an endpoint has under other names."""
+    values = {name: body[name] for name in (*SHARED_PARAMS, *EXTRA) if name in body}
+    if values.get("seed", 0) < 0:
+        values["seed"] %= 2**53  # as any reported seed, it then survives JSON in every language
+    if "constraint" in values:
+        given = values["constraint"]
+        check_schema_size(given.get("value"), "constraint.value")
+        values["constraint"] = Constraint(given["kind"], given.get("value"))
+    if "beam" in values:
+        values["beam"] = BeamParams(**values["beam"])
+    if "repetition_detector" in values:
+        values["repetition_detector"] = RepetitionDetector(**values["repetition_detector"])
+    return SamplingParams(**values | {name: value for name, value in more.items() if value is not None})
 
 
-class Dialect:
-    """One endpoint's language."""
+@dataclass(frozen=True)
+class ChatRequest:
+    """What the APIs for conversations ask for, each in its own words."""
 
-    schema: ClassVar[Schema]
-    writer: ClassVar[type[Writer]]
-    operation: ClassVar[str] = "chat"  # the name that OpenTelemetry's conventions have for what the endpoint does
-
-    async def prepare(self, service: Service, body: Body) -> Job:
-        raise NotImplementedError
-
-
-def check_stream_options(body: Body) -> None:
-    if "stream_options" in body and not body.get("stream"):
-        raise RequestError("stream_options needs stream: true", "stream_options")
+    messages: list[Body]  # as templates read them
+    toolbox: Toolbox
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    stop: Any = None
+    format: Constraint | None = None  # what the answer must look like
+    format_field: str = "response_format"  # what the API calls that, the messages and the answer's length
+    prompt_field: str = "messages"
+    length_field: str = "max_tokens"
 
 
+async def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
+    toolbox, chat = request.toolbox, service.chat
+    if "constraint" in body and (request.format is not None or toolbox.binds):
+        other = request.format_field if request.format is not None else "tools"
+        raise RequestError(f"constraint and {other} bind the answer twice", "constraint")
+    if request.format is not None and request.format.value is not None:
+        check_schema_size(request.format.value, request.format_field)
+    params = sampling_params(
+        body,
+        max_tokens=request.max_tokens,
+        logprobs=request.logprobs,
+        stop=request.stop,
+        constraint=chat.constraint(toolbox, request.format),
+    )
+    prompt = await service.render(request.messages, toolbox, body.get("chat_template_kwargs", {}))
+    return Job(
+        [(prompt.ids, params)],
+        stream=bool(body.get("stream")),
+        syntax=chat.syntax(toolbox),
+        warnings=list(prompt.warnings),
+        prompt_field=request.prompt_field,
+        length_field=request.length_field,
+    )
+
+
+
+# Words that several APIs share --------------------------------------------------------------------------------------
 def finish_reason(choice: Choice) -> str | None:
     """In OpenAI's words. `length`: it was cut short, by its length or (see the `unspool` object) by something else."""
     if choice.end is None:
@@ -107,7 +167,7 @@ def text_prompts(prompt: Any, param: str) -> list[str | list[int]]:
 
 
 def answer_format(format: Mapping[str, Any] | None, schema: Any) -> Constraint | None:
-    """The constraint that a response format means; `schema` is where the dialect keeps it."""
+    """The constraint that a response format means; `schema` is where the API keeps it."""
     if format is None or format["type"] == "text":
         return None
     if format["type"] == "json_object":
@@ -120,7 +180,7 @@ def logprob(value: float | None) -> float | None:
 
 
 def token_entry(token: Token, tokenizer: Tokenizer) -> Body:
-    """A token as chat completions tell it: text, bytes, logprob and alternatives."""
+    """A token as chat completions write it: text, bytes, logprob and alternatives."""
 
     def entry(id: int, value: float | None) -> Body:
         return {

@@ -26,8 +26,6 @@ MAX_PROMPTS = 256
 MAX_TOP = 20
 MAX_TOOLS = 128
 MAX_BIASES = 4096
-MAX_SCHEMA_BYTES = 64 * 1024  # of a JSON schema, grammar or expression, as text
-MAX_SCHEMA_DEPTH = 200  # of a JSON schema
 
 TOKEN_ID = integer(0)
 STOPS = any_of(

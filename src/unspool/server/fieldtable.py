@@ -11,27 +11,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unspool.server import schema
+from unspool.server.endpoints import ENDPOINTS
 from unspool.server.fields import EXTRA
 from unspool.server.kinds import Schema, treatment
 
-TITLES: dict[str, Schema] = {
-    "/v1/chat/completions": schema.CHAT,
-    "/v1/completions": schema.COMPLETIONS,
-    "/v1/responses": schema.RESPONSES,
-    "/v1/messages": schema.MESSAGES,
-    "/v1/embeddings": schema.EMBEDDINGS,
-    "/v1/score": schema.SCORE,
-    "/tokenize": schema.TOKENIZE,
-    "/detokenize": schema.DETOKENIZE,
-}
 WORDS = {"honoured": "honoured", "inert": "accepted: cannot change an answer", "refused": "**refused**"}
 MARKS = ("<!-- fields -->\n", "<!-- /fields -->")
 
 
 def tables() -> str:
     parts = []
-    for path, body in TITLES.items():
+    for path, endpoint in ENDPOINTS.items():
+        body = endpoint.schema
         own = {name: field for name, field in body["properties"].items() if name not in EXTRA}
         ours = [name for name in body["properties"] if name in EXTRA]
         more = f"\nand {len(ours)} of [our own](#our-own-fields).\n" if len(ours) > 5 else ""

@@ -4,31 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from unspool.server import schema
+from unspool.server.endpoints import ENDPOINTS, PAGES, Endpoint, Page
 from unspool.server.kinds import Schema, published
 from unspool.version import VERSION
 
-# path: (operation, what it does, the body's schema, whether it can stream)
-POSTS: dict[str, tuple[str, str, Schema, bool]] = {
-    "/v1/chat/completions": ("createChatCompletion", "Answer a conversation.", schema.CHAT, True),
-    "/v1/completions": ("createCompletion", "Continue texts.", schema.COMPLETIONS, True),
-    "/v1/responses": ("createResponse", "Answer, in the form of OpenAI's responses.", schema.RESPONSES, True),
-    "/v1/messages": ("createMessage", "Answer, in Anthropic's form.", schema.MESSAGES, True),
-    "/v1/messages/count_tokens": ("countMessageTokens", "How long a prompt is.", schema.COUNT_TOKENS, False),
-    "/v1/embeddings": ("createEmbedding", "Refused by models that write text.", schema.EMBEDDINGS, False),
-    "/v1/score": ("createScore", "The logprob of every token of given texts, in one pass.", schema.SCORE, False),
-    "/tokenize": ("tokenize", "Text or a conversation to token ids.", schema.TOKENIZE, False),
-    "/detokenize": ("detokenize", "Token ids to text.", schema.DETOKENIZE, False),
-}
-GETS: dict[str, tuple[str, str, str, tuple[int, ...]]] = {
-    "/v1/models": ("listModels", "The models served.", "application/json", ()),
-    "/v1/models/{name}": ("getModel", "One model.", "application/json", (404,)),
-    "/health": ("health", "Whether the process lives and its engine runs.", "application/json", (503,)),
-    "/ready": ("ready", "Whether requests are taken.", "application/json", (503,)),
-    "/metrics": ("metrics", "Prometheus metrics.", "text/plain", ()),
-    "/openapi.json": ("openapi", "This document.", "application/json", ()),
-    "/docs": ("docs", "This document, to be read.", "text/html", ()),
-}
 STATUSES = {
     400: "A field cannot be honoured; the error names it.",
     401: "No valid key.",
@@ -60,11 +39,8 @@ ERROR: Schema = {
 
 
 def document() -> dict[str, Any]:
-    paths: dict[str, Any] = {}
-    for path, (operation, summary, body, streams) in POSTS.items():
-        paths[path] = {"post": _post(operation, summary, body, streams)}
-    for path, (operation, summary, media, others) in GETS.items():
-        paths[path] = {"get": _get(path, operation, summary, media, others)}
+    paths: dict[str, Any] = {path: {"post": _post(endpoint)} for path, endpoint in ENDPOINTS.items()}
+    paths |= {path: {"get": _get(page)} for path, page in PAGES.items()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -84,27 +60,28 @@ def document() -> dict[str, Any]:
     }
 
 
-def _post(operation: str, summary: str, body: Schema, streams: bool) -> dict[str, Any]:
+def _post(endpoint: Endpoint) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
+    if endpoint.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
+    body = {"schema": published(endpoint.schema), "example": endpoint.example}
     return {
-        "operationId": operation,
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": published(body)}}},
+        "operationId": endpoint.id,
+        "summary": endpoint.summary,
+        "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": {"description": "The answer.", "content": content}} | _errors(tuple(STATUSES)),
     }
 
 
-def _get(path: str, operation: str, summary: str, media: str, others: tuple[int, ...]) -> dict[str, Any]:
-    kind = {"type": "object"} if media == "application/json" else {"type": "string"}
+def _get(page: Page) -> dict[str, Any]:
+    kind = {"type": "object"} if page.media_type == "application/json" else {"type": "string"}
     described: dict[str, Any] = {
-        "operationId": operation,
-        "summary": summary,
-        "responses": {"200": {"description": "The answer.", "content": {media: {"schema": kind}}}}
-        | _errors((401, 403, *others), is_plain=path in ("/health", "/ready")),
+        "operationId": page.id,
+        "summary": page.summary,
+        "responses": {"200": {"description": "The answer.", "content": {page.media_type: {"schema": kind}}}}
+        | _errors((401, 403, *page.statuses), is_plain=page.path in ("/health", "/ready")),
     }
-    if "{name}" in path:
+    if "{name}" in page.path:
         described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     return described
 

@@ -6,16 +6,25 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from unspool.chat.answers import ToolCall
+from unspool.chat.call_parser import Arguments, Begin, Content, Part
+from unspool.chat.messages import call_for_template, text_of
+from unspool.chat.tools import Toolbox, make_toolbox, read_tool
 from unspool.errors import RequestError
-from unspool.server import schema
-from unspool.server.answer import Call, Delta
-from unspool.server.calls import Arguments, Begin, Content, Part
-from unspool.server.chat import template_call, text_of
-from unspool.server.dialect import CUT_SHORT, Body, Dialect, Writer, answer_format, token_entry, traces
+from unspool.server.answer import Delta
+from unspool.server.dialect import (
+    CUT_SHORT,
+    Body,
+    ChatRequest,
+    Writer,
+    answer_format,
+    prepare_chat,
+    token_entry,
+    traces,
+)
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service, usage_of
 from unspool.server.sse import frame
-from unspool.server.tools import Tool, make_toolbox
 
 # What a response tells back of what was asked, and what it says where nothing was.
 ECHOED: dict[str, Any] = {
@@ -43,7 +52,7 @@ class ResponseWriter(Writer):
         self._items: list[Body] = []  # finished, in order
         self._message: Body | None = None  # the message item that is open
         self._part_text = ""  # its text so far
-        self._call: tuple[Body, Call] | None = None  # the call item that is open
+        self._call: tuple[Body, ToolCall] | None = None  # the call item that is open
         self._logprobs: list[Body] = []
 
     # Streaming ------------------------------------------------------------------------------------------------------
@@ -116,7 +125,7 @@ class ResponseWriter(Writer):
         yield from self._close(self._message | {"status": self._item_status, "content": [part]})
         self._message = None
 
-    def _open_call(self, call: Call) -> Iterable[bytes]:
+    def _open_call(self, call: ToolCall) -> Iterable[bytes]:
         item = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "in_progress"}
         item |= {"call_id": call.id, "name": call.name, "arguments": ""}
         self._call = (item, call)
@@ -174,7 +183,7 @@ class ResponseWriter(Writer):
         """Nobody streamed: the same events, for nobody."""
         choice = self.run.answer.choices[0]
         parts: list[Part] = []
-        for piece in choice.pieces:
+        for piece in choice.message.pieces:
             if isinstance(piece, str):
                 parts.append(Content(piece))
             else:
@@ -219,46 +228,33 @@ def _text_part(text: str, logprobs: list[Body]) -> Body:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-class ResponseDialect(Dialect):
-    schema = schema.RESPONSES
-    writer = ResponseWriter
-
-    async def prepare(self, service: Service, body: Body) -> Job:
-        wants_logprobs = "message.output_text.logprobs" in body.get("include", ())
-        if body.get("top_logprobs") and not wants_logprobs:
-            raise RequestError('top_logprobs needs include: ["message.output_text.logprobs"]', "top_logprobs")
-        toolbox = _toolbox(body)
-        format = body.get("text", {}).get("format")
-        answer = answer_format(format, (format or {}).get("schema"))
-        constraint, calling = service.bind(body, toolbox, answer, "text.format")
-        params = service.sampling(
-            body,
-            max_tokens=body.get("max_output_tokens"),
-            logprobs=body.get("top_logprobs", 0) if wants_logprobs else None,
-            constraint=constraint,
-        )
-        ids, warnings = await service.render(conversation(body), toolbox, body.get("chat_template_kwargs", {}))
-        return Job(
-            [(ids, params)],
-            bool(body.get("stream")),
-            calling,
-            warnings,
-            length_field="max_output_tokens",
-            prompt_field="input",
-        )
+async def prepare(service: Service, body: Body) -> Job:
+    wants_logprobs = "message.output_text.logprobs" in body.get("include", ())
+    if body.get("top_logprobs") and not wants_logprobs:
+        raise RequestError('top_logprobs needs include: ["message.output_text.logprobs"]', "top_logprobs")
+    format = body.get("text", {}).get("format")
+    request = ChatRequest(
+        messages=conversation(body),
+        toolbox=_toolbox(body),
+        max_tokens=body.get("max_output_tokens"),
+        logprobs=body.get("top_logprobs", 0) if wants_logprobs else None,
+        format=answer_format(format, (format or {}).get("schema")),
+        format_field="text.format",
+        prompt_field="input",
+        length_field="max_output_tokens",
+    )
+    return await prepare_chat(service, body, request)
 
 
-def _toolbox(body: Mapping[str, Any]) -> Any:
-    tools = [
-        Tool(tool["name"], tool.get("description", ""), tool.get("parameters"), bool(tool.get("strict")))
-        for tool in body.get("tools", ())
-    ]
+def _toolbox(body: Mapping[str, Any]) -> Toolbox:
+    """From OpenAI's newer form, in which a function's fields are the tool's own."""
     choice: Any = body.get("tool_choice", "auto")
     mode, names = choice, None
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         mode, names = choice["mode"], [tool["name"] for tool in choice["tools"]]
     elif isinstance(choice, dict):
         mode, names = "required", [choice["name"]]
+    tools = [read_tool(tool) for tool in body.get("tools", ())]
     return make_toolbox(tools, mode, allowed=names, parallel=body.get("parallel_tool_calls", True))
 
 
@@ -278,9 +274,9 @@ def conversation(body: Mapping[str, Any]) -> list[Body]:
             names[item["call_id"]] = item["name"]
             call = {"id": item["call_id"], "function": {"name": item["name"], "arguments": item["arguments"]}}
             if messages and messages[-1]["role"] == "assistant":
-                messages[-1].setdefault("tool_calls", []).append(template_call(call))
+                messages[-1].setdefault("tool_calls", []).append(call_for_template(call))
             else:
-                messages.append({"role": "assistant", "content": "", "tool_calls": [template_call(call)]})
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call_for_template(call)]})
         else:
             name = {"name": names[item["call_id"]]} if item["call_id"] in names else {}
             output = text_of(item["output"])

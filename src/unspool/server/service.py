@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from unspool.chat.answers import CallSyntax, Message
+from unspool.chat.model_chat import Prompt
+from unspool.chat.tools import Toolbox
 from unspool.engine.async_engine import AsyncEngine, Ticket
 from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.llm import LLM
-from unspool.params import BeamParams, Constraint, RepetitionDetector, ResolvedParams, SamplingParams
+from unspool.params import Constraint, ResolvedParams, SamplingParams
 from unspool.sampling.resolve import jsonable
-from unspool.server.answer import Answer, Calling, Delta
-from unspool.server.calls import GENERIC, format_of
+from unspool.server.answer import Answer, Delta
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
-from unspool.server.fields import EXTRA, MAX_SCHEMA_BYTES
 from unspool.server.meter import attach
 from unspool.server.metrics import Metrics
-from unspool.server.tools import Toolbox, check_schema_size, constraint_for, with_description
 
-ASIDE = 32 * 1024  # characters of a prompt from which on it is rendered and tokenized in another thread
-PLAIN = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "n", "best_of", "logit_bias", "stop")
+OFFLOAD_CHARS = 32 * 1024  # a text of more characters is tokenized in another thread
 Listener = Callable[[Delta], None]
 
 
@@ -36,7 +35,7 @@ class Job:
 
     prompts: list[tuple[list[int], SamplingParams]]
     stream: bool = False
-    calling: Calling | None = None
+    syntax: CallSyntax | None = None  # of tool calls in the answers
     warnings: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
     prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
@@ -50,7 +49,7 @@ class Run:
         self.job = job
         self.tickets: list[Ticket] = []
         self.num_choices = sum(params.n for _, params in job.prompts)
-        self.answer = Answer(self.num_choices, service.llm.tokenizer, job.calling)
+        self.answer = Answer([Message(service.llm.tokenizer, job.syntax) for _ in range(self.num_choices)])
         self.created = int(time.time())
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(_retrieve)
@@ -100,7 +99,7 @@ class Run:
         elif isinstance(event, Finished):
             self._metrics.on_finished(event, is_first=event.choice == 0)
         delta = self.answer.push(index, event)
-        if delta.end is None and self.answer.is_full(delta.choice):
+        if delta.end is None and delta.choice.message.is_full:
             self.abort("stop")
         return delta
 
@@ -113,7 +112,7 @@ def _retrieve(done: asyncio.Future[None]) -> None:
 
 class Service:
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
-        self.llm, self.config = llm, config
+        self.llm, self.config, self.chat = llm, config, llm.model_chat
         self.meter = attach(llm.engine)
         self.engine = AsyncEngine(llm.engine)
         self.name = config.names[0] if config.names else llm.checkpoint.name
@@ -123,20 +122,6 @@ class Service:
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
         self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"
-        self.call_format = format_of(llm.template.source) if llm.template is not None else GENERIC
-        self.takes_tools = self._shows(tools=[_PROBE])
-        self.takes_names = self._shows(name=_PROBE_NAME)
-        self.takes_developer = llm.template is not None and "developer" in llm.template.source
-
-    def _shows(self, tools: list[Any] | None = None, **message: str) -> bool:
-        """Whether the model's template has a place for something: it is tried."""
-        if self.llm.template is None:
-            return False
-        try:
-            text = self.llm.template.render([{"role": "user", "content": "?", **message}], tools=tools)
-        except RequestError:
-            return False
-        return _PROBE_NAME in text
 
     @property
     def state(self) -> str:
@@ -152,88 +137,21 @@ class Service:
 
     # Prompts --------------------------------------------------------------------------------------------------------
     async def encode(self, text: str) -> list[int]:
-        if len(text) > ASIDE:
+        if len(text) > OFFLOAD_CHARS:
             return await asyncio.to_thread(self.llm.encode, text)
         return self.llm.encode(text)
 
     async def render(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         toolbox: Toolbox,
         options: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
-    ) -> tuple[list[int], list[str]]:
-        """A conversation's token ids, and what the caller should know about how they came to be."""
-        warnings: list[str] = []
-        if add_generation_prompt and messages[-1]["role"] == "assistant":
-            raise RequestError(
-                "the conversation ends with an assistant message; to continue such a message is not supported: "
-                "end with a user or tool message",
-                "messages",
-            )
-        if not self.takes_names and any("name" in message and message["role"] != "tool" for message in messages):
-            warnings.append("the model's chat template shows no names: messages' names have no effect")
-        if not self.takes_developer:
-            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        reserved = options.keys() & {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
-        if reserved:
-            name = sorted(reserved)[0]
-            raise RequestError(f"chat_template_kwargs may not set {name}", f"chat_template_kwargs.{name}")
-        tools = list(toolbox.tools) if toolbox.callable else []
-        speaks_tools = bool(tools) or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
-        options = {**options, "add_generation_prompt": add_generation_prompt}
-        if speaks_tools and not self.takes_tools:
-            messages = with_description(messages, tools) if tools else messages
-            if tools:
-                warnings.append("the model's chat template has no place for tools; the system's message tells them")
-        elif tools:
-            options["tools"] = [tool.as_template() for tool in tools]
-        size = sum(len(str(message.get("content", ""))) for message in messages)
-        if size > ASIDE:
-            return await asyncio.to_thread(self.llm.render, messages, **options), warnings
-        return self.llm.render(messages, **options), warnings
-
-    # Parameters -----------------------------------------------------------------------------------------------------
-    def sampling(self, body: Mapping[str, Any], **more: Any) -> SamplingParams:
-        """SamplingParams from a checked body; `more` are those that an endpoint names differently."""
-        values = {name: body[name] for name in (*PLAIN, *EXTRA) if name in body}
-        if values.get("seed", 0) < 0:
-            values["seed"] %= 2**53  # as any reported seed, it then survives JSON in every language
-        if "constraint" in values:
-            given = values["constraint"]
-            check_schema_size(given.get("value"), "constraint.value")
-            values["constraint"] = Constraint(given["kind"], given.get("value"))
-        if "beam" in values:
-            values["beam"] = BeamParams(**values["beam"])
-        if "repetition_detector" in values:
-            values["repetition_detector"] = RepetitionDetector(**values["repetition_detector"])
-        return SamplingParams(**values | {name: value for name, value in more.items() if value is not None})
-
-    def bind(
-        self, body: Mapping[str, Any], toolbox: Toolbox, answer: Constraint | None, param: str
-    ) -> tuple[Constraint | None, Calling | None]:
-        """What the answer must look like by its format and its tools, and how calls are read from it."""
-        own = body.get("constraint")
-        if own is not None and (answer is not None or toolbox.binds):
-            raise RequestError(
-                f"constraint and {param if answer is not None else 'tools'} bind the answer twice", "constraint"
-            )
-        if answer is not None and answer.value is not None:
-            check_schema_size(answer.value, param)
-        if not toolbox.callable:
-            return answer, None
-        format, tokenizer = self.call_format if self.takes_tools else GENERIC, self.llm.tokenizer
-        constraint = constraint_for(toolbox, format, answer, tokenizer)
-        if constraint is not None and constraint.kind == "grammar" and len(constraint.value) > 4 * MAX_SCHEMA_BYTES:
-            raise RequestError(f"the tools' schemas have {len(constraint.value):,} characters together", "tools")
-        marks = {}
-        for mark in format.marks:
-            ids = tokenizer.encode(mark, add_special=False, parse_special=True)
-            if len(ids) == 1 and ids[0] in tokenizer.special_ids:
-                marks[ids[0]] = mark
-        names = frozenset(tool.name for tool in toolbox.callable)
-        return constraint, Calling(format, names, toolbox.parallel, marks)
+    ) -> Prompt:
+        """A conversation's token ids. A template is a stranger's program: it runs in another thread."""
+        render = partial(self.chat.prompt, add_generation_prompt=add_generation_prompt)
+        return await asyncio.to_thread(render, messages, toolbox, options)
 
     # Running --------------------------------------------------------------------------------------------------------
     async def start(self, job: Job) -> Run:
@@ -272,6 +190,7 @@ class Service:
         large ones."""
         from unspool.sampling.constraint import compile_constraint
 
+        self.chat.prepare()
         compile_constraint(Constraint("json_object"), self.llm.tokenizer)
 
     @property
@@ -331,14 +250,3 @@ def _details(end: Finished) -> dict[str, Any]:
     """What extensions add: a beam's score, what speculation came to. Prompt logprobs have their own place."""
     details = {name: jsonable(value) for name, value in end.details.items() if name != "prompt_logprobs"}
     return {"details": details} if details else {}
-
-
-_PROBE_NAME = "qx_probe_zk"
-_PROBE = {
-    "type": "function",
-    "function": {
-        "name": _PROBE_NAME,
-        "description": "",
-        "parameters": {"type": "object", "properties": {}, "required": []},
-    },
-}

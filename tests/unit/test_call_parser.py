@@ -7,19 +7,8 @@ import random
 
 import pytest
 
-from unspool.server.calls import (
-    GENERIC,
-    HERMES,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    Arguments,
-    Begin,
-    CallFormat,
-    CallParser,
-    Content,
-    format_of,
-)
+from unspool.chat.call_formats import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat, format_of
+from unspool.chat.call_parser import Arguments, Begin, CallParser, Content
 
 NAMES = frozenset({"look", "go"})
 

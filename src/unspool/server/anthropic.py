@@ -6,16 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from unspool.chat.call_parser import Arguments, Begin, Content
+from unspool.chat.messages import text_of
+from unspool.chat.tools import Tool, Toolbox, make_toolbox
 from unspool.errors import RequestError
-from unspool.server import schema
 from unspool.server.answer import Choice, Delta
-from unspool.server.calls import Arguments, Begin, Content
-from unspool.server.chat import text_of
-from unspool.server.dialect import CUT_SHORT, Body, Dialect, Writer, traces
+from unspool.server.dialect import CUT_SHORT, Body, ChatRequest, Writer, prepare_chat, traces
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service, usage_of
 from unspool.server.sse import frame
-from unspool.server.tools import Tool, Toolbox, make_toolbox
 
 
 class MessageWriter(Writer):
@@ -56,7 +55,7 @@ class MessageWriter(Writer):
     def body(self) -> Body:
         choice = self.run.answer.choices[0]
         content: list[Body] = []
-        for piece in choice.pieces:
+        for piece in choice.message.pieces:
             if isinstance(piece, str):
                 content.append({"type": "text", "text": piece})
             else:
@@ -130,23 +129,19 @@ def _input(arguments: str) -> Any:
         return {"_incomplete": arguments}
 
 
-class MessageDialect(Dialect):
-    schema = schema.MESSAGES
-    writer = MessageWriter
-
-    async def prepare(self, service: Service, body: Body) -> Job:
-        toolbox = toolbox_of(body)
-        constraint, calling = service.bind(body, toolbox, None, "tools")
-        params = service.sampling(
-            body, max_tokens=body["max_tokens"], stop=body.get("stop_sequences"), constraint=constraint
-        )
-        ids, warnings = await service.render(conversation(body), toolbox, body.get("chat_template_kwargs", {}))
-        return Job([(ids, params)], bool(body.get("stream")), calling, warnings, prompt_field="messages")
+async def prepare(service: Service, body: Body) -> Job:
+    request = ChatRequest(
+        messages=conversation(body),
+        toolbox=toolbox_of(body),
+        max_tokens=body["max_tokens"],
+        stop=body.get("stop_sequences"),
+    )
+    return await prepare_chat(service, body, request)
 
 
 async def count_tokens(service: Service, body: Body) -> Body:
-    ids, _ = await service.render(conversation(body), toolbox_of(body), body.get("chat_template_kwargs", {}))
-    return {"input_tokens": len(ids)}
+    prompt = await service.render(conversation(body), toolbox_of(body), body.get("chat_template_kwargs", {}))
+    return {"input_tokens": len(prompt.ids)}
 
 
 def toolbox_of(body: Mapping[str, Any]) -> Toolbox:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from unspool.chat.answers import ToolCall
+from unspool.chat.call_parser import Arguments, Begin, Content
+from unspool.chat.messages import for_template
+from unspool.chat.tools import Toolbox, read_toolbox
 from unspool.errors import RequestError
 from unspool.events import Token
-from unspool.server import schema
-from unspool.server.answer import Call, Choice, Delta
-from unspool.server.calls import Arguments, Begin, Content
+from unspool.server.answer import Choice, Delta
 from unspool.server.dialect import (
     Body,
-    Dialect,
+    ChatRequest,
     Writer,
     answer_format,
     ending,
+    prepare_chat,
     token_entry,
     traces,
     usage,
@@ -24,7 +26,6 @@ from unspool.server.dialect import (
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service
 from unspool.server.sse import DONE, Mould, frame
-from unspool.server.tools import Tool, Toolbox, make_toolbox
 
 
 class ChatWriter(Writer):
@@ -141,36 +142,32 @@ class ChatWriter(Writer):
         return {"content": [token_entry(token, self.tokenizer) for token in tokens], "refusal": None}
 
     def _message(self, choice: Choice) -> Body:
-        message: Body = {"role": "assistant", "content": choice.text, "refusal": None}
+        text = choice.text
+        message: Body = {"role": "assistant", "content": text, "refusal": None}
         if choice.calls:
-            message["content"] = choice.text or None
+            message["content"] = text or None
             message["tool_calls"] = [call_entry(call) for call in choice.calls]
         return message
 
 
-def call_entry(call: Call) -> Body:
+def call_entry(call: ToolCall) -> Body:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-class ChatDialect(Dialect):
-    schema = schema.CHAT
-    writer = ChatWriter
-
-    async def prepare(self, service: Service, body: Body) -> Job:
-        if body.get("top_logprobs") is not None and not body.get("logprobs"):
-            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
-        limit, field = _length(body)
-        toolbox = toolbox_of(body)
-        format = body.get("response_format")
-        schema_ = (format or {}).get("json_schema", {}).get("schema")
-        constraint, calling = service.bind(body, toolbox, answer_format(format, schema_), "response_format")
-        top = body.get("top_logprobs", 0) if body.get("logprobs") else None
-        params = service.sampling(body, max_tokens=limit, logprobs=top, constraint=constraint)
-        messages = conversation(body["messages"])
-        ids, warnings = await service.render(messages, toolbox, body.get("chat_template_kwargs", {}))
-        return Job(
-            [(ids, params)], bool(body.get("stream")), calling, warnings, length_field=field, prompt_field="messages"
-        )
+async def prepare(service: Service, body: Body) -> Job:
+    if body.get("top_logprobs") is not None and not body.get("logprobs"):
+        raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    limit, length_field = _length(body)
+    format = body.get("response_format")
+    request = ChatRequest(
+        messages=conversation(body["messages"]),
+        toolbox=toolbox_of(body),
+        max_tokens=limit,
+        logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
+        format=answer_format(format, (format or {}).get("json_schema", {}).get("schema")),
+        length_field=length_field,
+    )
+    return await prepare_chat(service, body, request)
 
 
 def _length(body: Mapping[str, Any]) -> tuple[int | None, str]:
@@ -183,55 +180,13 @@ def _length(body: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def toolbox_of(body: Mapping[str, Any]) -> Toolbox:
-    tools = [
-        Tool(
-            tool["function"]["name"],
-            tool["function"].get("description", ""),
-            tool["function"].get("parameters"),
-            bool(tool["function"].get("strict")),
-        )
-        for tool in body.get("tools", ())
-    ]
-    choice: Any = body.get("tool_choice", "auto")
-    mode, names = choice, None
-    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        allowed = choice["allowed_tools"]
-        mode, names = allowed["mode"], [tool["function"]["name"] for tool in allowed["tools"]]
-    elif isinstance(choice, dict):
-        mode, names = "required", [choice["function"]["name"]]
-    return make_toolbox(tools, mode, allowed=names, parallel=body.get("parallel_tool_calls", True))
+    parallel = body.get("parallel_tool_calls", True)
+    return read_toolbox(body.get("tools", ()), body.get("tool_choice", "auto"), parallel=parallel)
 
 
-def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates read them: content as one text, a call's arguments as an object."""
-    out = []
-    names: dict[str, str] = {}  # of calls, by id
+def conversation(messages: Sequence[Mapping[str, Any]]) -> list[Body]:
+    """Checked messages as templates read them."""
     for index, message in enumerate(messages):
-        path = f"messages[{index}]"
-        told = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
-        told["content"] = text_of(message.get("content"))
-        if message.get("tool_calls"):
-            told["tool_calls"] = [template_call(call) for call in message["tool_calls"]]
-            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if "id" in call}
-        elif message["role"] == "assistant" and message.get("content") is None:
-            raise RequestError(f"{path} has neither content nor tool_calls", f"{path}.content")
-        if message["role"] == "tool" and message.get("tool_call_id") in names:
-            told.setdefault("name", names[message["tool_call_id"]])
-        out.append(told)
-    return out
-
-
-def text_of(content: Any) -> str:
-    if content is None:
-        return ""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
-def template_call(call: Mapping[str, Any]) -> Body:
-    arguments = call["function"]["arguments"]
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        parsed = None
-    function = {"name": call["function"]["name"], "arguments": parsed if isinstance(parsed, dict) else arguments}
-    return {"type": "function", "function": function, **({"id": call["id"]} if "id" in call else {})}
+        if message["role"] == "assistant" and message.get("content") is None and not message.get("tool_calls"):
+            raise RequestError(f"messages[{index}] has neither content nor tool_calls", f"messages[{index}].content")
+    return for_template(messages)

@@ -1,10 +1,10 @@
-"""Calls in a model's text, found as it streams: content goes through, a call's arguments come out as they are written.
+"""Finds tool calls in a model's text while it streams: content passes through, arguments come out as they are written.
 
     "Let me see.\\n<tool_call>\\n{"name": "look", "arguments": {"at": 3}}\\n</tool_call>"
      └─ content ┘              └──────── begin ──────┘ └ arguments ┘
 
-Held back is only what could still become a mark, and the whitespace that may turn out to be a call's framing. What
-looks like a call and is none (broken JSON, a function nobody offered) is content again, every character of it.
+Only text that could still become a mark is held back, and whitespace that may turn out to surround a call. Text that
+looks like a call but is not one (broken JSON, an unknown function) is content, every character of it.
 """
 
 from __future__ import annotations
@@ -13,58 +13,30 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from unspool.chat.call_formats import CallFormat
+
 SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True)
-class CallFormat:
-    """How a family of models writes calls."""
-
-    name: str
-    opens: str  # the mark before a call, or before a run of calls
-    closes: str = ""  # the mark after one
-    joins: str = ""  # characters that may stand around and between the calls of a run
-    is_bare: bool = False  # an answer that begins with "{" is a call, without a mark
-    key: str = "arguments"  # of the arguments in a call's object
-    argues: str = ""  # the mark between a call's name and its arguments, where a call is no object of both
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Those that a vocabulary may have as control tokens."""
-        return (self.opens, self.argues) if self.argues else (self.opens,)
-
-
-HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
-LLAMA3 = CallFormat("llama3", "<|python_tag|>", joins=";,", is_bare=True, key="parameters")
-MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", joins="[],")
-MISTRAL_ARGS = CallFormat("mistral", "[TOOL_CALLS]", argues="[ARGS]")  # since its eleventh tokenizer
-GENERIC = CallFormat("generic", "<tool_call>", "</tool_call>")  # for a template without tools: we describe it ourselves
-
-
-def format_of(template: str) -> CallFormat:
-    """The format that a chat template's own text uses."""
-    if "<tool_call>" in template:
-        return HERMES
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    if "<|python_tag|>" in template or '"parameters"' in template:
-        return LLAMA3
-    return GENERIC
-
-
-@dataclass(frozen=True)
 class Content:
+    """Text outside calls."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class Begin:
+    """A call begins; its arguments follow."""
+
     index: int
     name: str
 
 
 @dataclass(frozen=True)
 class Arguments:
+    """More of a call's arguments, as JSON text."""
+
     index: int
     text: str
 
@@ -233,7 +205,7 @@ def _text(value: str) -> str | None:
 
 
 class CallParser:
-    """A whole answer: text in, parts out."""
+    """Parses one answer. The parts of its pieces, joined, are the parts of the whole text, however it is cut."""
 
     def __init__(self, format: CallFormat, names: Collection[str]) -> None:
         self.num_calls = 0

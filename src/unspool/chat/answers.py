@@ -1,0 +1,107 @@
+"""An answer's text and tokens as they come, read as a message: content and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unspool.chat.call_formats import CallFormat
+from unspool.chat.call_parser import Arguments, Begin, CallParser, Content, Part
+from unspool.events import Token
+
+if TYPE_CHECKING:
+    from unspool.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call that the model wrote; `arguments` is its JSON text."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """How calls are found in the answers to one request."""
+
+    format: CallFormat
+    names: frozenset[str]  # of the functions that may be called
+    parallel: bool  # else an answer ends after its first call
+    marks: dict[int, str]  # control tokens of the format, which have no text of their own
+
+
+class Message:
+    """One answer as it grows. Without a `syntax` all of it is content."""
+
+    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax | None = None) -> None:
+        self.calls: list[ToolCall] = []
+        self._tokenizer, self._syntax = tokenizer, syntax
+        self._parser = None if syntax is None else CallParser(syntax.format, syntax.names)
+        self._pieces: list[list[str] | ToolCall] = []  # in the order in which they came
+
+    @property
+    def content(self) -> str:
+        """The text outside calls."""
+        return "".join("".join(piece) for piece in self._pieces if isinstance(piece, list))
+
+    @property
+    def pieces(self) -> list[str | ToolCall]:
+        """Content and calls, in the order in which the model wrote them."""
+        return ["".join(piece) if isinstance(piece, list) else piece for piece in self._pieces]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is one call and the request wants no other: the rest of the answer is not needed."""
+        if self._parser is None or self._syntax is None or self._syntax.parallel:
+            return False
+        return self._parser.num_calls > 0 and not self._parser.is_inside
+
+    def push(self, text: str, tokens: Sequence[Token] = ()) -> Sequence[Part]:
+        """Add text, and the tokens that it is of; returns what is new."""
+        if self._parser is None:
+            parts: Sequence[Part] = [Content(text)] if text else ()
+        elif self.is_full:
+            return ()
+        else:
+            parts = self._parser.push(self._with_marks(text, tokens))
+            if self.is_full:
+                parts = [part for part in parts if isinstance(part, Content) or part.index == 0]
+        self._add(parts)
+        return parts
+
+    def flush(self) -> Sequence[Part]:
+        """The answer has ended: what was held back comes out."""
+        if self._parser is None or self.is_full:
+            return ()
+        parts = self._parser.flush()
+        self._add(parts)
+        return parts
+
+    def _with_marks(self, text: str, tokens: Sequence[Token]) -> str:
+        """The text with the control tokens in it that surround a call, where they stood."""
+        assert self._syntax is not None
+        for position in range(len(tokens) - 1, -1, -1):
+            mark = self._syntax.marks.get(tokens[position].id)
+            if mark is not None:
+                before = len(self._tokenizer.decode([token.id for token in tokens[:position]]))
+                text = text[:before] + mark + text[before:]
+        return text
+
+    def _add(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if isinstance(part, Content):
+                last = self._pieces[-1] if self._pieces else None
+                if isinstance(last, list):
+                    last.append(part.text)
+                else:
+                    self._pieces.append([part.text])
+            elif isinstance(part, Begin):
+                assert self._syntax is not None
+                call = ToolCall(self._syntax.format.new_call_id(), part.name)
+                self.calls.append(call)
+                self._pieces.append(call)
+            elif isinstance(part, Arguments):
+                self.calls[part.index].arguments += part.text

@@ -1,0 +1,133 @@
+"""The tools of a request, and how a model is shown them whose template has no place for tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unspool.chat.call_formats import GENERIC
+from unspool.errors import RequestError
+
+MAX_SCHEMA_BYTES = 64 * 1024  # of a JSON schema, grammar or expression, as text
+MAX_SCHEMA_DEPTH = 200  # of a JSON schema
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it, which is OpenAI's form."""
+        schema = self.parameters if self.parameters is not None else {"type": "object", "properties": {}}
+        function = {"name": self.name, "description": self.description, "parameters": schema}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of one request: the model sees all of them and may call those in `allowed` (None: all)."""
+
+    tools: tuple[Tool, ...] = ()
+    allowed: frozenset[str] | None = None
+    must_call: bool = False
+    parallel: bool = True
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """Those that the model may call."""
+        return tuple(tool for tool in self.tools if self.allowed is None or tool.name in self.allowed)
+
+    @property
+    def binds(self) -> bool:
+        """Whether what the model writes must be held to a grammar."""
+        return self.must_call or any(tool.strict for tool in self.callable)
+
+
+def read_toolbox(tools: Sequence[Mapping[str, Any]], choice: Any = "auto", *, parallel: bool = True) -> Toolbox:
+    """A toolbox from OpenAI's `tools` and `tool_choice`, whose shape was checked."""
+    mode, names = choice, None
+    if isinstance(choice, Mapping) and choice["type"] == "allowed_tools":
+        allowed = choice["allowed_tools"]
+        mode, names = allowed["mode"], [tool["function"]["name"] for tool in allowed["tools"]]
+    elif isinstance(choice, Mapping):
+        mode, names = "required", [choice["function"]["name"]]
+    return make_toolbox([read_tool(tool["function"]) for tool in tools], mode, allowed=names, parallel=parallel)
+
+
+def read_tool(function: Mapping[str, Any]) -> Tool:
+    strict = bool(function.get("strict"))
+    return Tool(function["name"], function.get("description", ""), function.get("parameters"), strict)
+
+
+def make_toolbox(
+    tools: Sequence[Tool], choice: str, *, allowed: Sequence[str] | None = None, parallel: bool = True
+) -> Toolbox:
+    """`choice`: auto, none or required; `allowed`: the names that tool_choice gives, if it gives any."""
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RequestError(f"tools has two functions named {name!r}", f"tools[{index}]")
+    for name in allowed or ():
+        if name not in names:
+            raise RequestError(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+    if not tools and choice == "required":
+        raise RequestError(f"tool_choice is {choice!r} but there are no tools", "tool_choice")
+    for index, tool in enumerate(tools):
+        check_schema_size(tool.parameters, f"tools[{index}].parameters")
+    may_call = frozenset() if choice == "none" else frozenset(allowed) if allowed is not None else None
+    return Toolbox(tuple(tools), may_call, choice == "required", parallel)
+
+
+def check_schema_size(schema: Any, param: str) -> None:
+    size = len(schema) if isinstance(schema, str) else len(json.dumps(schema))
+    if size > MAX_SCHEMA_BYTES:
+        raise RequestError(f"{param} has {size:,} characters; at most {MAX_SCHEMA_BYTES:,} are taken", param)
+    level = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [item for value in level for item in _inside(value)]
+    if level:
+        raise RequestError(f"{param} nests deeper than {MAX_SCHEMA_DEPTH} levels", param)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+# For templates without a place for tools ----------------------------------------------------------------------------
+def describe(tools: Sequence[Tool]) -> str:
+    """What the system message says of the tools."""
+    listed = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
+    return (
+        f"You may call functions. These are available:\n<tools>\n{listed}\n</tools>\n"
+        "To call one, write its name and arguments as a JSON object within <tool_call></tool_call>:\n"
+        '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>'
+    )
+
+
+def with_description(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
+    """The conversation with its tools described in the system message; calls and results become text of that format."""
+    text = describe(tools)
+    plain = [_as_text(message) for message in messages]
+    if plain and plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = [
+        f"{GENERIC.opens}\n{json.dumps(call['function'], ensure_ascii=False)}\n{GENERIC.closes}" for call in calls
+    ]
+    content = "\n".join([*([message["content"]] if message["content"] else []), *written])
+    return {"role": "assistant", "content": content}
