@@ -21,7 +21,10 @@ import pytest
 from unspool.cli import main
 from unspool.cli.conversation import Conversation
 from unspool.cli.reading import Reader
+from unspool.cli.talk import own_system_message
 from unspool.errors import RequestError
+from unspool.models.checkpoint import Checkpoint
+from unspool.text.chat import ChatTemplate
 
 Capture = pytest.CaptureFixture[str]
 OPTIONS = ["--device", "reference", "--kv-tokens", "4096", "--allowed-token-ids", "97,98", "--seed", "5", "-n", "4"]
@@ -205,6 +208,29 @@ def test_what_is_no_conversation(content: str, tmp_path: Path) -> None:
     assert talk.system == "kept"
 
 
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "own"),
+    [
+        ("{% if messages[0].role != 'system' %}<system>Be kind.</>{% endif %}" + TURNS, "Be kind."),
+        (TURNS, None),
+        ("{% for m in messages %}{{ m.content }} {% endfor %}", None),
+        ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{% endfor %}", None),
+        ("{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% endif %}{% endfor %}", None),
+    ],
+)
+def test_a_templates_own_system_message(source: str, own: str | None) -> None:
+    assert own_system_message(ChatTemplate(source)) == own
+
+
+def test_system_tells_what_the_default_models_template_adds(smollm2: Checkpoint) -> None:
+    assert smollm2.chat_template is not None
+    own = own_system_message(ChatTemplate(smollm2.chat_template))
+    assert own == "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+
+
 # A terminal --------------------------------------------------------------------------------------------------------
 def _as_in_a_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ^C in it is a signal
@@ -225,7 +251,7 @@ class Terminal:
         )  # fmt: skip
         os.close(slave)
         self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
-        self.seen = ""
+        self.seen = self.all = ""
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
@@ -235,7 +261,9 @@ class Terminal:
         between readline's prompt and its waiting for input is lost, for people too, and they press it again."""
         for _ in range(30):
             while text not in self.seen and select.select([self._master], [], [], 2)[0]:
-                self.seen += self._decoder.decode(os.read(self._master, 4096))
+                read = self._decoder.decode(os.read(self._master, 4096))
+                self.seen += read
+                self.all += read
             if text in self.seen:
                 self.seen = self.seen.partition(text)[2]
                 return
@@ -256,6 +284,7 @@ def test_on_a_terminal(chat_model: str, own_cache: Path) -> None:
     terminal.wait_for("ab")
     terminal.type("\x03")
     terminal.wait_for("interrupted")
+    assert "^C" not in terminal.all, "the key is not written into the answer"
     terminal.wait_for("› ")
     terminal.type("half a line")
     terminal.wait_for("half a line")
@@ -271,3 +300,23 @@ def test_on_a_terminal(chat_model: str, own_cache: Path) -> None:
     history = own_cache / "chat_history"
     assert history.read_text().splitlines() == ["hello", "/set max_tokens 3", "/retry "]
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_what_is_pasted_is_one_message(chat_model: str, own_cache: Path, tmp_path: Path) -> None:
+    """The terminal marks a paste; its lines end in \\r, as if each were typed."""
+    terminal = Terminal(chat_model, own_cache.parent)
+    terminal.wait_for("› ")
+    terminal.type("/set max_tokens 3\n")
+    terminal.wait_for("max_tokens = 3")
+    terminal.wait_for("› ")
+    terminal.type("\x1b[200~one\r/two\r\rthree\x1b[201~")
+    terminal.wait_for("three")
+    terminal.type("\n")
+    terminal.wait_for("3 tokens")
+    terminal.wait_for("› ")
+    terminal.type(f"/save {tmp_path}/talk.json\n")
+    terminal.wait_for("Saved 2 messages")
+    terminal.type("\x04")
+    assert terminal.close() == 0
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["messages"][0]["content"] == "one\n/two\n\nthree"

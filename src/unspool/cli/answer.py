@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from unspool.cli.terminal import hide_control_keys
 from unspool.events import Text
 from unspool.results import Fold, Result
 
@@ -24,16 +25,21 @@ class Answer:
 
 
 class Interrupt:
-    """While open, Ctrl-C only sets `came`, which is looked at between steps; a third one interrupts as ever."""
+    """While open, Ctrl-C only sets `came`, which is looked at between steps; a third one interrupts as ever.
+
+    A terminal does not write ^C into the answer meanwhile.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._previous: Any = None
         self._is_main = threading.current_thread() is threading.main_thread()
+        self._restore: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         if self._is_main:
             self._previous = signal.signal(signal.SIGINT, self._note)
+            self._restore = hide_control_keys()
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -49,6 +55,7 @@ class Interrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_main:
+            self._restore()
             signal.signal(signal.SIGINT, self._previous)
 
 

@@ -9,9 +9,9 @@ from unspool.cli import flags
 from unspool.cli.parser import Parser
 
 DESCRIPTION = '''\
-Talk to a model. Ctrl-C stops an answer and not the program; Ctrl-D leaves; ↑ brings back what you typed. A line that
-ends in \\ goes on in the next, and """ opens a text of several lines that """ closes. /help lists the commands.
-With a pipe for stdin each line is a turn.'''
+Talk to a model. Ctrl-C stops an answer and not the program; Ctrl-D leaves; ↑ brings back what you typed. What you
+paste is one message. A line that ends in \\ goes on in the next, and """ opens a text of several lines that """
+closes. /help lists the commands. With a pipe for stdin each line is a turn.'''
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,12 +10,14 @@ from pathlib import Path
 from unspool.cli.terminal import is_styled
 
 HISTORY_LINES = 2000
+PASTE_SECONDS = 0.02  # between two lines of a paste, at most
 QUOTES = '"""'
 PROMPT, CONTINUED = "› ", "· "
 
 
 class Reader:
-    """Messages from stdin. A line that ends in \\ goes on in the next; \"\"\" opens a text that \"\"\" closes.
+    """Messages from stdin. A line that ends in \\ goes on in the next; \"\"\" opens a text that \"\"\" closes. What is
+    pasted is one message.
 
     On a terminal there is line editing, a history that outlives the program, and completion of `words`. Elsewhere each
     line is a message, and nothing is printed.
@@ -24,6 +26,7 @@ class Reader:
     def __init__(self, history: Path, words: Sequence[str] = ()) -> None:
         self.is_terminal = sys.stdin.isatty()
         self._history = history
+        self._knows_pastes = False
         if self.is_terminal:
             self._set_up(words)
 
@@ -41,6 +44,9 @@ class Reader:
         readline.set_completer_delims(" ")
         readline.set_completer(_completer(words))
         readline.parse_and_bind("tab: complete")
+        # A paste of several lines is one text. Where the library knows no such mode, `read` takes what is waiting.
+        readline.parse_and_bind("set enable-bracketed-paste on")
+        self._knows_pastes = "libedit" not in (readline.__doc__ or "")
 
         def save() -> None:
             self._history.parent.mkdir(parents=True, exist_ok=True)
@@ -56,10 +62,18 @@ class Reader:
         if line.lstrip().startswith(QUOTES):
             return self._quoted(line.lstrip().removeprefix(QUOTES))
         parts = [line]
-        while parts[-1].endswith("\\"):
-            parts[-1] = parts[-1][:-1]
+        while parts[-1].endswith("\\") or self._more_is_waiting():
+            parts[-1] = parts[-1].removesuffix("\\")
             parts.append(self._line(CONTINUED))
         return "\n".join(parts)
+
+    def _more_is_waiting(self) -> bool:
+        """Whether lines come faster than anyone types: the rest of a paste."""
+        if not self.is_terminal or self._knows_pastes:
+            return False
+        import select
+
+        return bool(select.select([sys.stdin], [], [], PASTE_SECONDS)[0])
 
     def _quoted(self, line: str) -> str:
         parts = []

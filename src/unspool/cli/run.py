@@ -67,6 +67,9 @@ class Page:
     """Streams the first answer; others wait for their turn, each under its number."""
 
     def __init__(self, num_choices: int) -> None:
+        from unspool.cli.terminal import AnswerWriter
+
+        self._write = AnswerWriter().write
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         if num_choices > 1:
             self._write("[1]\n")
@@ -85,10 +88,5 @@ class Page:
     def _end_line(self, parts: list[str]) -> None:
         if not parts or not parts[-1].endswith("\n"):
             self._write("\n")
-
-    def _write(self, text: str) -> None:
-        from unspool.cli.terminal import write
-
-        write(text)
 
 

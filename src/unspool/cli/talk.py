@@ -12,13 +12,14 @@ from unspool.cli.answer import respond
 from unspool.cli.conversation import Conversation
 from unspool.cli.reading import Reader
 from unspool.cli.report import summary
-from unspool.cli.terminal import note, styled, warn, write
-from unspool.errors import ContextLengthError, UnspoolError
+from unspool.cli.terminal import AnswerWriter, note, note_term, styled, warn
+from unspool.errors import ContextLengthError, RequestError, UnspoolError
 from unspool.params import ResolvedParams
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.results import Result
+    from unspool.text.chat import ChatTemplate
 
 # Name -> (argument, what it does); the order is /help's.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -72,7 +73,7 @@ class Talk:
                 print()
 
     def _take(self, line: str) -> None:
-        if line.startswith("/"):
+        if line.startswith("/") and "\n" not in line:  # a text of several lines is a message, whatever it begins with
             self._command(line)
         else:
             self._ask(line)
@@ -83,7 +84,8 @@ class Talk:
         self.conversation.say("user", content)
         try:
             ids = self.llm.render(self.conversation.messages())
-            answer = respond(self.llm, ids, params, lambda choice, text: write(text))
+            writer = AnswerWriter()
+            answer = respond(self.llm, ids, params, lambda choice, text: writer.write(text))
         except ContextLengthError as error:
             self.conversation.take_back()
             note(f"unspool: {error}", "red")
@@ -93,7 +95,7 @@ class Talk:
             self.conversation.take_back()
             raise
         if not answer.result.text.endswith("\n"):
-            write("\n")
+            writer.write("\n")
         self.conversation.say("assistant", answer.result.text)
         self._tell(answer.result)
 
@@ -131,7 +133,7 @@ class Talk:
 
     def _help(self, rest: str) -> None:
         for name, (argument, meaning) in COMMANDS.items():
-            note(f"  {f'/{name} {argument}'.rstrip():<24}{meaning}")
+            note_term(f"/{name} {argument}".rstrip(), meaning)
         note('A line that ends in \\ goes on in the next; """ opens a text of several lines that """ closes.')
         note("Ctrl-C stops an answer. Tab completes commands and parameters.")
 
@@ -156,7 +158,11 @@ class Talk:
         if rest:
             self.conversation.system = None if rest == "-" else rest
         system = self.conversation.system
-        note("There is no system message." if system is None else f"System message: {system}")
+        if system is not None:
+            note(f"System message: {system}")
+            return
+        own = None if self.llm.template is None else own_system_message(self.llm.template)
+        note("There is no system message." if own is None else f"None is set; the model's template adds its own: {own}")
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
@@ -207,6 +213,24 @@ def parameter_lines(resolved: ResolvedParams) -> list[str]:
         elif told["origin"] != "default" or name in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
             lines.append(f"  {name:<22}{told['value']!s:<16} {styled(told['origin'], 'cyan', sys.stderr)}")
     return lines
+
+
+def own_system_message(template: ChatTemplate) -> str | None:
+    """What a template puts where a system message stands when there is none; None where it puts nothing, or refuses
+    system messages. It is what stands between the same two texts as a message that is given."""
+    system, user = "qx-system-message", "qx-user-message"
+    message = {"role": "user", "content": user}
+    try:
+        with_one = template.render([{"role": "system", "content": system}, message])
+        without = template.render([message])
+    except RequestError:
+        return None
+    before, found, rest = with_one.partition(system)
+    after, found_too, _ = rest.partition(user)
+    if not (found and found_too and after and without.startswith(before)):
+        return None
+    own, found, _ = without[len(before) :].partition(after + user)
+    return own.strip() if found and own.strip() else None
 
 
 def _short(text: str) -> str:

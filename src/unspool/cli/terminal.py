@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from unspool.cli.wrapping import LineWrapper, fold
+
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 # Everything below space but newline and tab, and what some terminals take for more of the same.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -34,20 +36,61 @@ def width() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def note(text: str, style: str = "dim") -> None:
+def note(text: str, style: str = "dim", indent: str = "") -> None:
     """A line beside the answer: on stderr, so that stdout holds the answer alone."""
     sys.stdout.flush()
+    if sys.stderr.isatty():
+        text = fold(text, width() - 1, indent)
     print(styled(text, style, sys.stderr), file=sys.stderr, flush=True)
+
+
+def note_term(term: str, meaning: str) -> None:
+    """A line of a list: a term, and what it means beside it, or below it where there is no room."""
+    if sys.stderr.isatty() and width() < 70:
+        note(f"  {term}")
+        note(f"      {meaning}", indent=" " * 6)
+    else:
+        note(f"  {term:<24}{meaning}", indent=" " * 26)
 
 
 def warn(text: str) -> None:
     note(f"unspool: warning: {text}", "yellow")
 
 
-def write(text: str) -> None:
-    """A piece of an answer, at once."""
-    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+class AnswerWriter:
+    """Answers on stdout, piece by piece. On a terminal lines end between words, and nothing in them is obeyed."""
+
+    def __init__(self) -> None:
+        self._is_seen = sys.stdout.isatty()
+        self._wrapper = LineWrapper() if self._is_seen and os.environ.get("TERM") != "dumb" else None
+
+    def write(self, text: str) -> None:
+        if self._is_seen:
+            text = harmless(text)
+        if self._wrapper is not None:
+            text = self._wrapper.feed(text, max(1, width() - 1))
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def hide_control_keys() -> Callable[[], None]:
+    """Keep the terminal from writing ^C where one is typed; calling what comes back ends that."""
+    try:
+        import termios
+    except ImportError:
+        return lambda: None
+    try:
+        descriptor = sys.stdin.fileno()
+        # A process in the background would be stopped for changing the terminal.
+        if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
+            return lambda: None
+        before = termios.tcgetattr(descriptor)
+        quiet = before.copy()
+        quiet[3] &= ~termios.ECHOCTL
+        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+        return lambda: termios.tcsetattr(descriptor, termios.TCSANOW, before)
+    except (OSError, ValueError, termios.error):  # no terminal, or none of this kind
+        return lambda: None
 
 
 def human_bytes(count: float) -> str:
