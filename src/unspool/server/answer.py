@@ -1,4 +1,4 @@
-"""An answer as it grows: the engine's events in, what they add to a choice out. A whole answer is the fold."""
+"""An answer while it grows: takes the engine's events and returns what each adds. A whole answer is their fold."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from unspool.events import Event, Finished, Text, Token
 
 @dataclass(slots=True)
 class Choice:
-    """One answer: what has been given of it so far."""
+    """One answer, as far as it has been delivered."""
 
     index: int
     message: Message
     tokens: list[Token] = field(default_factory=list)
     end: Finished | None = None
-    last_text: float | None = None  # when text came last
+    last_text: float | None = None  # when the last text came
 
     @property
     def text(self) -> str:

@@ -92,7 +92,7 @@ class MessageWriter(Writer):
         return frame({"type": kind, **more}, kind)
 
     def _usage(self) -> Body:
-        """As Anthropic counts: what the cache gave stands apart from the input."""
+        """As Anthropic counts: cached tokens are not part of the input tokens."""
         prompt, completion, cached = usage_of(self.run)
         return {
             "input_tokens": prompt - cached,
@@ -122,7 +122,7 @@ def _stop_sequence(choice: Choice) -> str | None:
 
 
 def _input(arguments: str) -> Any:
-    """A call's input is an object; one that was cut short has none, and its text stays readable."""
+    """A call's arguments as an object. If they were cut short they are none, and their text is given instead."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -156,7 +156,7 @@ def toolbox_of(body: Mapping[str, Any]) -> Toolbox:
 
 
 def conversation(body: Mapping[str, Any]) -> list[Body]:
-    """Anthropic's messages as templates read them: a turn's results become messages of their own."""
+    """Anthropic's messages as templates read them: each tool result becomes a message of its own."""
     messages: list[Body] = []
     if body.get("system"):
         messages.append({"role": "system", "content": text_of(body["system"])})

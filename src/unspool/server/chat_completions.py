@@ -25,22 +25,22 @@ from unspool.server.dialect import (
 )  # fmt: skip
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service
-from unspool.server.sse import DONE, Mould, frame
+from unspool.server.sse import DONE, ChunkTemplate, frame
 
 
 class ChatWriter(Writer):
     prefix = "chatcmpl-"
 
     def begin(self) -> Iterable[bytes]:
-        self._moulds: dict[int, Mould] = {}  # by choice: of a chunk that brings content and nothing else
-        self._is_plain = not self._wants_logprobs and not self._wants_trace
+        self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with content and nothing else
+        self._text_only = not self._wants_logprobs and not self._wants_trace
         for choice in self.run.answer.choices:
             yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def write(self, delta: Delta) -> Iterable[bytes]:
         choice, parts = delta.choice, delta.parts
-        if self._is_plain and delta.end is None and len(parts) == 1 and isinstance(parts[0], Content):
-            return (self._cast(choice, parts[0].text),)
+        if self._text_only and delta.end is None and len(parts) == 1 and isinstance(parts[0], Content):
+            return (self._content_chunk(choice, parts[0].text),)
         return self._write(delta)
 
     def _write(self, delta: Delta) -> Iterable[bytes]:
@@ -57,7 +57,7 @@ class ChatWriter(Writer):
             elif isinstance(part, Arguments):
                 yield self._call_chunk(choice, {"function": {"arguments": part.text}}, part.index, tokens)
             tokens = ()
-        if tokens and not self._is_plain:
+        if tokens and not self._text_only:
             yield self._chunk(choice, {}, tokens)
         if delta.end is not None:
             yield self._last_chunk(choice)
@@ -107,11 +107,12 @@ class ChatWriter(Writer):
             "service_tier": "default",
         }
 
-    def _cast(self, choice: Choice, text: str) -> bytes:
-        mould = self._moulds.get(choice.index)
-        if mould is None:
-            mould = self._moulds[choice.index] = Mould(self._chunk(choice, {"content": Mould.TEXT}))
-        return mould.cast(text)
+    def _content_chunk(self, choice: Choice, text: str) -> bytes:
+        template = self._templates.get(choice.index)
+        if template is None:
+            template = ChunkTemplate(self._chunk(choice, {"content": ChunkTemplate.TEXT}))
+            self._templates[choice.index] = template
+        return template.render(text)
 
     def _chunk(self, choice: Choice, delta: Body, tokens: Iterable[Token] = (), *, is_last: bool = False) -> bytes:
         tokens = list(tokens)

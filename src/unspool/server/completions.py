@@ -22,7 +22,7 @@ from unspool.server.dialect import (
 )  # fmt: skip
 from unspool.server.faults import Fault
 from unspool.server.service import Job, Service
-from unspool.server.sse import DONE, Mould, frame
+from unspool.server.sse import DONE, ChunkTemplate, frame
 from unspool.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_LENGTH = 16  # OpenAI's
 
 
-class Place:
-    """Where tokens stand in a text: a token starts behind the characters that those before it complete, so all tokens
-    of one character start where it does."""
+class Offsets:
+    """Offsets of tokens in a text: a token starts after the characters that the tokens before it complete, so all
+    tokens of one character start at that character."""
 
     def __init__(self, tokenizer: Tokenizer, start: int = 0) -> None:
         self._detokenizer, self._offset = Detokenizer(tokenizer), start
@@ -50,19 +50,19 @@ class CompletionWriter(Writer):
     prefix = "cmpl-"
 
     def begin(self) -> Iterable[bytes]:
-        self._places: dict[int, Place] = {}
-        self._moulds: dict[int, Mould] = {}  # by choice: of a chunk that brings text and nothing else
-        self._is_plain = self.asked.get("logprobs") is None and not self.asked.get("trace")
+        self._places: dict[int, Offsets] = {}
+        self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with text and nothing else
+        self._text_only = self.asked.get("logprobs") is None and not self.asked.get("trace")
         if self.asked.get("echo"):
             for choice in self.run.answer.choices:
                 text = self._prompt_text(choice)
-                self._places[choice.index] = Place(self.tokenizer, len(text))
+                self._places[choice.index] = Offsets(self.tokenizer, len(text))
                 yield self._chunk(choice, text)
 
     def write(self, delta: Delta) -> Iterable[bytes]:
         choice, parts = delta.choice, delta.parts
-        if self._is_plain and delta.end is None and len(parts) == 1 and isinstance(parts[0], Content):
-            return (self._cast(choice, parts[0].text),)
+        if self._text_only and delta.end is None and len(parts) == 1 and isinstance(parts[0], Content):
+            return (self._content_chunk(choice, parts[0].text),)
         return self._write(delta)
 
     def _write(self, delta: Delta) -> Iterable[bytes]:
@@ -107,16 +107,16 @@ class CompletionWriter(Writer):
             "system_fingerprint": self.service.fingerprint,
         }
 
-    def _cast(self, choice: Choice, text: str) -> bytes:
-        mould = self._moulds.get(choice.index)
-        if mould is None:
-            mould = self._moulds[choice.index] = Mould(self._chunk(choice, Mould.TEXT))
-        return mould.cast(text)
+    def _content_chunk(self, choice: Choice, text: str) -> bytes:
+        template = self._templates.get(choice.index)
+        if template is None:
+            template = self._templates[choice.index] = ChunkTemplate(self._chunk(choice, ChunkTemplate.TEXT))
+        return template.render(text)
 
     def _chunk(self, choice: Choice, text: str, tokens: Sequence[Token] = (), *, is_last: bool = False) -> bytes:
         logprobs = None
         if tokens and self.asked.get("logprobs") is not None:
-            place = self._places.setdefault(choice.index, Place(self.tokenizer))
+            place = self._places.setdefault(choice.index, Offsets(self.tokenizer))
             logprobs = self._logprobs(tokens, place.of(tokens))
         entry: Body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": None}
         entry |= self._trace(tokens) if tokens else {}
@@ -156,10 +156,10 @@ class CompletionWriter(Writer):
         if self.asked.get("logprobs") is None:
             return None
         if not self.asked.get("echo"):
-            return self._logprobs(choice.tokens, Place(self.tokenizer).of(choice.tokens))
+            return self._logprobs(choice.tokens, Offsets(self.tokenizer).of(choice.tokens))
         before = self._prompt_tokens(choice)
-        offsets = Place(self.tokenizer).of(before)
-        offsets += Place(self.tokenizer, len(self._prompt_text(choice))).of(choice.tokens)
+        offsets = Offsets(self.tokenizer).of(before)
+        offsets += Offsets(self.tokenizer, len(self._prompt_text(choice))).of(choice.tokens)
         return self._logprobs([*before, *choice.tokens], offsets)
 
     def _logprobs(self, tokens: Sequence[Token], offsets: Sequence[int]) -> Body:
@@ -181,7 +181,7 @@ class CompletionWriter(Writer):
 
 
 def token_key(id: int, tokenizer: Tokenizer) -> str:
-    """A token's text; of one that holds part of a character the bytes, as OpenAI writes them: `bytes:\\xf0\\x9f`."""
+    """A token's text, or its bytes if it holds part of a character, as OpenAI writes them: `bytes:\\xf0\\x9f`."""
     data = tokenizer.token_bytes(id)
     try:
         return data.decode()

@@ -34,7 +34,7 @@ SHARED_PARAMS = (
     "stop",
 )
 CUT_SHORT = ("length", "deadline", "repetition", "abort")  # endings that are not the model's own
-NEVER = -9999.0  # JSON has no minus infinity; this is how OpenAI writes the logprob of what cannot be
+NEVER = -9999.0  # JSON has no minus infinity; OpenAI writes this for the logprob of an impossible token
 
 
 class WholeWriter:
@@ -64,7 +64,7 @@ class Writer(WholeWriter):
         return ()
 
     def fail(self, fault: Fault) -> Iterable[bytes]:
-        """The answer broke off after it had begun."""
+        """An error after the stream has begun."""
         raise NotImplementedError
 
 
@@ -128,7 +128,7 @@ async def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Jo
 
 # Words that several APIs share --------------------------------------------------------------------------------------
 def finish_reason(choice: Choice) -> str | None:
-    """In OpenAI's words. `length`: it was cut short, by its length or (see the `unspool` object) by something else."""
+    """In OpenAI's words. `length` means cut short: by its length or by what the `unspool` object says."""
     if choice.end is None:
         return None
     if choice.end.reason in CUT_SHORT:
@@ -154,7 +154,7 @@ def usage(run: Run) -> Body:
 
 
 def text_prompts(prompt: Any, param: str) -> list[str | list[int]]:
-    """OpenAI's four ways of giving prompts: a text, texts, token ids, lists of token ids."""
+    """OpenAI's four forms of prompts: a text, texts, token ids, lists of token ids."""
     if isinstance(prompt, str):
         return [prompt]
     if all(isinstance(item, int) for item in prompt):
@@ -197,17 +197,4 @@ def token_entry(token: Token, tokenizer: Tokenizer) -> Body:
 
 
 def traces(tokens: Sequence[Token]) -> list[Any]:
-    return [_finite(token.trace.as_dict()) for token in tokens if token.trace is not None]
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinities; a trace may."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if value is None or isinstance(value, str | int | float):
-        return value
-    return getattr(value, "item", lambda: str(value))()
+    return [token.trace.as_dict() for token in tokens if token.trace is not None]

@@ -1,4 +1,4 @@
-"""Failures as HTTP tells them: one status and one meaning, in OpenAI's shape and in Anthropic's."""
+"""Errors as HTTP responses: a status and a body, in OpenAI's shape or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("unspool.server")
 
 
 class HTTPFault(UnspoolError):
-    """What is wrong with a request before it is one: its path, its key, its size."""
+    """A request that is refused before its fields are read: for its path, its key, its size."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None
@@ -51,7 +51,7 @@ _ANTHROPIC = _TYPES | {413: "request_too_large", 503: "overloaded_error"}
 
 
 def fault_of(error: BaseException, *, retry_after: int = 1) -> Fault:
-    """The caller's mistakes are told whole; ours too, when we made them on purpose, and else are logged."""
+    """The response to an error. Messages of UnspoolErrors are shown to the caller; other errors are only logged."""
     message = str(error)
     again = (("retry-after", str(retry_after)),)
     if isinstance(error, HTTPFault):

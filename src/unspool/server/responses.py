@@ -26,7 +26,7 @@ from unspool.server.faults import Fault
 from unspool.server.service import Job, Service, usage_of
 from unspool.server.sse import frame
 
-# What a response tells back of what was asked, and what it says where nothing was.
+# Request fields that a response repeats, and their values where the request has none.
 ECHOED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -160,7 +160,7 @@ class ResponseWriter(Writer):
 
     # As a whole -----------------------------------------------------------------------------------------------------
     def body(self) -> Body:
-        """The fold of the stream: its items are those that the events told."""
+        """The fold of the stream: its items are those of the events."""
         if not self._items:
             self._replay()
         response = self._response(self._item_status)
@@ -180,7 +180,7 @@ class ResponseWriter(Writer):
         return response
 
     def _replay(self) -> None:
-        """Nobody streamed: the same events, for nobody."""
+        """Nobody read a stream: make the items as if somebody had."""
         choice = self.run.answer.choices[0]
         parts: list[Part] = []
         for piece in choice.message.pieces:
@@ -203,8 +203,8 @@ class ResponseWriter(Writer):
 
     def _response(self, status: str) -> Body:
         params = self.run.params[0]
-        told = {name: self.asked.get(name, default) for name, default in ECHOED.items()}
-        told |= {"temperature": params.temperature, "top_p": params.top_p}
+        repeated = {name: self.asked.get(name, default) for name, default in ECHOED.items()}
+        repeated |= {"temperature": params.temperature, "top_p": params.top_p}
         return {
             "id": self.id,
             "object": "response",
@@ -220,7 +220,7 @@ class ResponseWriter(Writer):
             "service_tier": "default",
             "store": False,
             "background": False,
-            **told,
+            **repeated,
         }
 
 
@@ -247,7 +247,7 @@ async def prepare(service: Service, body: Body) -> Job:
 
 
 def _toolbox(body: Mapping[str, Any]) -> Toolbox:
-    """From OpenAI's newer form, in which a function's fields are the tool's own."""
+    """The tools of the Responses API, where a function's fields are the tool's own."""
     choice: Any = body.get("tool_choice", "auto")
     mode, names = choice, None
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":

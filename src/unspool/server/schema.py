@@ -153,7 +153,7 @@ COMPLETIONS = record(
 )
 
 # Responses ----------------------------------------------------------------------------------------------------------
-# What items say about themselves; clients send back whole what they were given.
+# Clients send items back with every field that they were given.
 _ITEM = {"id": inert(string()), "status": inert(string())}
 _CALL_ITEM = {**_ITEM, "caller": inert(mapping()), "async": inert(only(False)), "namespace": inert(string())}
 _ITEM_PARTS = array(

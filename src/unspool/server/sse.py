@@ -18,7 +18,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 def dumps(value: Any) -> bytes:
-    """JSON as it is sent: UTF-8, nothing that is not JSON. A lone surrogate, which UTF-8 lacks, stays escaped."""
+    """JSON in UTF-8, without NaN or infinities. A lone surrogate, which UTF-8 cannot encode, stays escaped."""
     text = _encode(value)
     try:
         return text.encode()
@@ -27,20 +27,20 @@ def dumps(value: Any) -> bytes:
 
 
 def frame(data: Any, event: str | None = None) -> bytes:
-    """One event. JSON holds no line break, so its data is one line."""
+    """One event. Encoded JSON has no line breaks, so the data is one line."""
     head = b"event: " + event.encode() + b"\n" if event is not None else b""
     return head + b"data: " + dumps(data) + b"\n\n"
 
 
-class Mould:
-    """Events that differ in one text alone: the rest is made once."""
+class ChunkTemplate:
+    """Renders events that differ in one text only: everything around the text is encoded once."""
 
-    TEXT = "\0text\0"  # stands for that text in the event that a mould is taken of
+    TEXT = "\0text\0"  # stands for the text in the event that the template is made from
 
     def __init__(self, event: bytes) -> None:
         self._before, self._after = event.split(dumps(self.TEXT))
 
-    def cast(self, text: str) -> bytes:
+    def render(self, text: str) -> bytes:
         return self._before + dumps(text) + self._after
 
 
@@ -64,7 +64,7 @@ class EventStream:
         self._feed, self._abort, self._ping_interval = feed, abort, ping_interval
         self._pending: list[bytes] = []
         self._flushing: asyncio.Task[None] | None = None  # waits for a reader that is behind
-        self._is_lost = False  # the reader left: there is nobody to tell
+        self._is_lost = False  # the reader left
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +142,7 @@ def _body(data: bytes) -> dict[str, Any]:
 
 
 def begin(coroutine: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Run a coroutine up to where it waits. None: it never did and is done; else what is left of it, to be awaited."""
+    """Run a coroutine until it waits. Returns the rest of it, to be awaited, or None if it has finished."""
     try:
         return Rest(coroutine, coroutine.send(None))
     except StopIteration:
@@ -150,7 +150,7 @@ def begin(coroutine: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
 
 
 class Rest:
-    """A coroutine that was begun outside any task, and what it waits for first."""
+    """A coroutine that was started outside any task, and the first thing that it waits for."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
         self._coroutine, self._awaited = coroutine, awaited

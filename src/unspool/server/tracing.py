@@ -18,7 +18,7 @@ class NoSpan:
 
 
 class Tracer:
-    """Without an endpoint it does nothing, and costs nothing."""
+    """Without an endpoint: does nothing."""
 
     def begin(self, operation: str, request: Request, run: Run) -> Any:
         return NoSpan()
