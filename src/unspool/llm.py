@@ -1,22 +1,22 @@
-"""LLM: a model in this process. `generate` folds `stream`; `chat` is both, through the model's template."""
+"""LLM: a model in this process, for any number of threads. `generate` is the fold of `stream`."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from unspool.config import EngineConfig
+from unspool.engine.driver import Driver
 from unspool.engine.engine import Engine
+from unspool.engine.streams import Stream
 from unspool.errors import RequestError
-from unspool.events import Event, Failed, Finished, Token
+from unspool.events import Token
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.params import SamplingParams
-from unspool.results import Fold, Receipt, Result
-from unspool.version import VERSION
+from unspool.results import Receipt, Result
 from unspool.weights.store import resolve
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Job = tuple[Sequence[int], SamplingParams | None]  # token ids and how they are to be continued
 
 
 class LLM:
@@ -44,7 +45,7 @@ class LLM:
         self.checkpoint = self.engine.checkpoint  # quantized, if that was asked for
         assert self.engine.tokenizer is not None  # it was just made
         self.tokenizer = self.engine.tokenizer
-        self._inboxes: dict[str, deque[Event]] = {}
+        self.driver = Driver(self.engine)
 
     # Generating -----------------------------------------------------------------------------------------------------
     @overload
@@ -58,24 +59,26 @@ class LLM:
         many = not isinstance(prompts, str) and not (prompts and isinstance(prompts[0], int))
         each = list(prompts) if many else [prompts]
         per_prompt = _spread(params, len(each))
-        results = self._run_all([(self.encode(p), one) for p, one in zip(each, per_prompt, strict=True)])
+        results = self._answer([(self.encode(p), one) for p, one in zip(each, per_prompt, strict=True)])
         return results if many else results[0]
 
     def chat(self, messages: Messages, params: SamplingParams | None = None, **template_options: Any) -> Result:
         """Answer a conversation: a list of {"role": …, "content": …}."""
-        return self._run_all([(self.render(messages, **template_options), params)])[0]
+        return self._answer([(self.render(messages, **template_options), params)])[0]
 
-    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> Iterator[Event]:
-        """The events of an answer as they come: Text, then Finished for each choice. Closing the iterator aborts it.
+    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> Stream:
+        """The events of an answer as they come: Text, then Finished for each choice. Closing the stream aborts it.
 
         A list of messages is a chat. Failures are raised.
         """
-        return self._events(self._ids(prompt), params)
+        stream = Stream(self.driver, self._ids(prompt), params or SamplingParams())
+        Stream.start(self.driver, [stream])
+        return stream
 
     def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
         """The logprob of each token of a text given those before it, in one pass; None for the first."""
         params = SamplingParams(max_tokens=0, prompt_logprobs=top)
-        scored = self._run_all([(self.encode(text), params)])[0].prompt_logprobs
+        scored = self._answer([(self.encode(text), params)])[0].prompt_logprobs
         assert scored is not None
         return scored
 
@@ -98,7 +101,7 @@ class LLM:
         output = kept[:index] + ([] if token is None else [token])
         if params is None:
             params = result.params.request(seed=result.choices[choice].seed, n=1, best_of=1)
-        return self._run_all([(result.prompt_ids, params)], output=output)[0]
+        return self._answer([(result.prompt_ids, params)], output=output)[0]
 
     # Keeping --------------------------------------------------------------------------------------------------------
     def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
@@ -106,14 +109,14 @@ class LLM:
         from unspool.engine import state
 
         ids = self._ids(prompt)
-        self._run_all([(ids, SamplingParams(max_tokens=0))])
-        return state.save(self.engine, ids, Path(path))
+        self._answer([(ids, SamplingParams(max_tokens=0))])
+        return self.driver.call(lambda engine: state.save(engine, ids, Path(path)))
 
     def load_state(self, path: str | Path) -> int:
         """Take a saved prompt into the prefix cache; how many tokens are thereby computed already."""
         from unspool.engine import state
 
-        return len(state.load(self.engine, Path(path)))
+        return len(self.driver.call(lambda engine: state.load(engine, Path(path))))
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -170,63 +173,25 @@ class LLM:
         )
         return prompt.ids
 
-    # The loop -------------------------------------------------------------------------------------------------------
-    def _events(self, ids: Sequence[int], params: SamplingParams | None) -> Iterator[Event]:
-        request = self._add(ids, params)
-        inbox, left = self._inboxes[request], (params or SamplingParams()).n
+    # Running --------------------------------------------------------------------------------------------------------
+    def _answer(self, jobs: Sequence[Job], output: Sequence[int] = ()) -> list[Result]:
+        """The folded streams of some requests, which run as one batch."""
+        streams = [
+            Stream(self.driver, ids, params or SamplingParams(), output=output, whole=True) for ids, params in jobs
+        ]
         try:
-            while left:
-                while not inbox:
-                    self._step()
-                event = inbox.popleft()
-                if isinstance(event, Failed):
-                    raise event.error
-                left -= isinstance(event, Finished)
-                yield event
+            Stream.start(self.driver, streams)
+            return [stream.result() for stream in streams]
         finally:
-            self._inboxes.pop(request, None)
-            self.engine.abort(request)
-
-    def _run_all(
-        self, jobs: Sequence[tuple[Sequence[int], SamplingParams | None]], output: Sequence[int] = ()
-    ) -> list[Result]:
-        requests: list[str] = []
-        try:
-            for ids, params in jobs:
-                requests.append(self._add(ids, params, output))
-            folds = [Fold((params or SamplingParams()).n) for _, params in jobs]
-            resolved = [self.engine.params_of(request) for request in requests]
-            while not all(fold.is_done for fold in folds):
-                self._step()
-                for request, fold in zip(requests, folds, strict=True):
-                    inbox = self._inboxes[request]
-                    while inbox:
-                        fold.push(inbox.popleft())
-            return [
-                Result(tuple(ids), params, tuple(fold.completions()), self.receipt(params.seed))
-                for (ids, _), params, fold in zip(jobs, resolved, folds, strict=True)
-            ]
-        finally:
-            for request in requests:
-                self._inboxes.pop(request, None)
-                self.engine.abort(request)
-
-    def _add(self, ids: Sequence[int], params: SamplingParams | None, output: Sequence[int] = ()) -> str:
-        request = self.engine.add(ids, params, output=output)
-        self._inboxes[request] = deque()
-        return request
-
-    def _step(self) -> None:
-        for event in self.engine.step():
-            inbox = self._inboxes.get(event.request)
-            if inbox is not None:  # else its reader has gone
-                inbox.append(event)
+            for stream in streams:
+                stream.close()
 
     def receipt(self, seed: int) -> Receipt:
-        return Receipt(self.checkpoint.fingerprint, VERSION, self.engine.ops.kernel_set, seed)
+        return self.engine.receipt(seed)
 
     def close(self) -> None:
-        self.engine.close()
+        """Abort what runs and end the engine's thread; later calls raise EngineClosedError."""
+        self.driver.close()
 
     def __enter__(self) -> Self:
         return self

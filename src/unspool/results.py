@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unspool.events import Event, Failed, Finished, FinishReason, Text, Timings, Token, Usage
+from unspool.events import Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
 
 
@@ -98,31 +98,32 @@ class Result:
 
 
 class Fold:
-    """Collects a request's events; `completions` once every choice has ended."""
+    """Collects the events of a request; `result` once every choice has ended. There is no other way from events to a
+    result."""
 
-    def __init__(self, num_choices: int) -> None:
-        self._text: list[list[str]] = [[] for _ in range(num_choices)]
-        self._tokens: list[list[Token]] = [[] for _ in range(num_choices)]
+    def __init__(self, prompt_ids: Sequence[int], params: ResolvedParams, receipt: Receipt) -> None:
+        self._prompt_ids, self._params, self._receipt = tuple(prompt_ids), params, receipt
+        self._text: list[list[str]] = [[] for _ in range(params.n)]
+        self._tokens: list[list[Token]] = [[] for _ in range(params.n)]
         self._finished: dict[int, Finished] = {}
-        self.error: Exception | None = None
 
     def push(self, event: Event) -> None:
+        """Take in an event; a failure is raised."""
         if isinstance(event, Text):
             self._text[event.choice].append(event.text)
             self._tokens[event.choice].extend(event.tokens)
         elif isinstance(event, Finished):
             self._finished[event.choice] = event
-        elif isinstance(event, Failed):
-            self.error = self.error or event.error
+        else:
+            raise event.error
 
     @property
     def is_done(self) -> bool:
-        return self.error is not None or len(self._finished) == len(self._text)
+        return len(self._finished) == len(self._text)
 
-    def completions(self) -> Sequence[Completion]:
-        if self.error is not None:
-            raise self.error
-        return [self._completion(self._finished[choice]) for choice in range(len(self._text))]
+    def result(self) -> Result:
+        choices = tuple(self._completion(self._finished[choice]) for choice in range(self._params.n))
+        return Result(self._prompt_ids, self._params, choices, self._receipt)
 
     def _completion(self, end: Finished) -> Completion:
         return Completion(

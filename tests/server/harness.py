@@ -102,7 +102,7 @@ def in_process(
             async with asyncio.timeout(120):
                 await test(client)
                 await idle(service)
-                await service.engine.ask(lambda engine: engine.check())
+                await service.engine.call_async(lambda engine: engine.check())
         finally:
             await client.http.aclose()
             await service.engine.shutdown()
@@ -112,7 +112,7 @@ def in_process(
 
 async def idle(service: Service) -> None:
     """Wait until the engine has nothing left to do."""
-    while await service.engine.ask(lambda engine: engine.has_work):
+    while await service.engine.call_async(lambda engine: engine.has_work):
         await asyncio.sleep(0.01)
     stats = service.llm.engine.stats
     assert (stats["running"], stats["waiting"]) == (0, 0)

@@ -158,7 +158,7 @@ def test_a_burst_is_taken_as_far_as_it_can_run_or_wait() -> None:
     async def paused(client: Client) -> None:
         """All six arrive before the engine's thread takes its next step."""
         engine, gate = client.service.engine, threading.Event()
-        waits = asyncio.create_task(engine.ask(lambda _: gate.wait(30)))
+        waits = asyncio.create_task(engine.call_async(lambda _: gate.wait(30)))
         await asyncio.sleep(0.05)
         asyncio.get_running_loop().call_later(0.3, gate.set)
         await test(client)

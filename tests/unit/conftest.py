@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from unspool.engine.streams import Stream
 from unspool.models.random import SHAPES, byte_vocabulary, random_checkpoint
 from unspool.models.registry import metadata_of
 from unspool.weights.gguf_writer import write_gguf
@@ -49,3 +56,40 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache directory of one's own, empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "unspool"
+
+
+@pytest.fixture
+def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """interrupt_at(step, times=1): Ctrl-C before the engine computes its n-th step, which waits until it was heard."""
+    from unspool.cli.answer import Interrupt
+    from unspool.engine.engine import Engine
+
+    watching, heard = threading.Event(), threading.Event()
+    watch, note, step = Interrupt.watch, Interrupt._note, Engine.step
+
+    def watched(self: Interrupt, stream: Stream) -> None:
+        watch(self, stream)
+        watching.set()
+
+    def noted(self: Interrupt, number: int, frame: FrameType | None) -> None:
+        heard.set()
+        note(self, number, frame)
+
+    def interrupt(number: int, times: int = 1) -> None:
+        count = itertools.count(1)
+
+        def interrupted(engine: Engine) -> object:
+            if next(count) == number:
+                assert watching.wait(60)
+                for _ in range(times):
+                    heard.clear()
+                    while not heard.is_set():  # again if the main thread was just about to sleep
+                        os.kill(os.getpid(), signal.SIGINT)
+                        heard.wait(1)
+            return step(engine)
+
+        monkeypatch.setattr(Interrupt, "watch", watched)
+        monkeypatch.setattr(Interrupt, "_note", noted)
+        monkeypatch.setattr(Engine, "step", interrupted)
+
+    return interrupt

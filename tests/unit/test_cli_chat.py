@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import fcntl
 import io
-import itertools
 import json
 import os
 import select
@@ -13,6 +12,7 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +142,9 @@ def test_an_answer_cut_by_the_context_says_so(chat: Any, short_model: str) -> No
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(
-    chat: Any, chat_model: str, monkeypatch: pytest.MonkeyPatch
+    chat: Any, chat_model: str, interrupt_at: Callable[..., None]
 ) -> None:
-    from unspool.engine.engine import Engine
-
-    whole, count = Engine.step, itertools.count(1)
-
-    def step_and_signal(engine: Engine) -> Any:
-        if next(count) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return whole(engine)
-
-    monkeypatch.setattr(Engine, "step", step_and_signal)
+    interrupt_at(2)
     status, out, err = chat(chat_model, "hello\nagain\n")
     assert status == 0
     assert [len(line) for line in out.splitlines()] == [2, 4]

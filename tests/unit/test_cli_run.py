@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -237,41 +237,28 @@ def test_ctrl_c_stops_the_answer(chat_model: str) -> None:
     assert b"Traceback" not in err
 
 
-def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
-    """Ctrl-C while the engine computes its n-th step."""
-    from unspool.engine.engine import Engine
-
-    whole, count = Engine.step, itertools.count(1)
-
-    def step_and_signal(engine: Engine) -> Any:
-        if next(count) == step:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-        return whole(engine)
-
-    monkeypatch.setattr(Engine, "step", step_and_signal)
-
-
 def test_ctrl_c_with_json_prints_what_there_is(
-    chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    chat_model: str, interrupt_at: Callable[..., None], capsys: Capture
 ) -> None:
-    interrupt_at(4, monkeypatch)
+    interrupt_at(4)
     assert main(command(chat_model, "hello", "--json", *LETTERS)) == 130
     told = json.loads(capsys.readouterr().out)
     assert told["finish_reason"] == "abort"
     assert len(told["token_ids"]) == told["usage"]["completion_tokens"] == 4
 
 
-def test_ctrl_c_gives_out_what_was_held_back(chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_ctrl_c_gives_out_what_was_held_back(
+    chat_model: str, interrupt_at: Callable[..., None], capsys: Capture
+) -> None:
     """A stop string that never completes holds text back; an interrupted answer has it all the same."""
-    interrupt_at(4, monkeypatch)
+    interrupt_at(4)
     biased = ["--logit-bias", "97=100", "--stop", "a" * 30]
     assert main(command(chat_model, "hello", *biased, "-q")) == 130
     assert capsys.readouterr().out == "aaaa\n"
 
 
-def test_a_third_ctrl_c_ends_at_once(chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    interrupt_at(2, monkeypatch, times=3)
+def test_a_third_ctrl_c_ends_at_once(chat_model: str, interrupt_at: Callable[..., None], capsys: Capture) -> None:
+    interrupt_at(2, times=3)
     assert main(command(chat_model, "hello", *LETTERS)) == 130
     assert "Traceback" not in capsys.readouterr().err
 

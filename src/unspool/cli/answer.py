@@ -1,4 +1,4 @@
-"""One answer, driven step by step, so that Ctrl-C is heard between steps and what was held back still comes out."""
+"""One answer. Ctrl-C ends it, and what was held back still comes out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from unspool.cli.terminal import hide_control_keys
 from unspool.events import Text
-from unspool.results import Fold, Result
+from unspool.results import Result
 
 if TYPE_CHECKING:
+    from unspool.engine.streams import Stream
     from unspool.llm import LLM
     from unspool.params import SamplingParams
 
@@ -25,13 +26,14 @@ class Answer:
 
 
 class Interrupt:
-    """While open, Ctrl-C only sets `came`, which is looked at between steps; a third one interrupts as ever.
+    """While open, Ctrl-C aborts the stream instead of raising KeyboardInterrupt, until the third time.
 
     A terminal does not write ^C into the answer meanwhile.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self._stream: Stream | None = None
         self._previous: Any = None
         self._is_main = threading.current_thread() is threading.main_thread()
         self._restore: Callable[[], None] = lambda: None
@@ -42,14 +44,17 @@ class Interrupt:
             self._restore = hide_control_keys()
         return self
 
+    def watch(self, stream: Stream) -> None:
+        self._stream = stream
+        if self.count:  # it came while the stream was being opened
+            stream.abort()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+        if self._stream is not None:
+            self._stream.abort()
         if self.count > 2:
             raise KeyboardInterrupt
-
-    @property
-    def came(self) -> bool:
-        return self.count > 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,21 +67,10 @@ class Interrupt:
 def respond(
     llm: LLM, prompt: Sequence[int], params: SamplingParams, show: Callable[[int, str], None] | None = None
 ) -> Answer:
-    """Answers a prompt; `show` gets each choice's text as it comes."""
-    engine = llm.engine
-    request = engine.add(prompt, params)
-    resolved = engine.params_of(request)
-    fold = Fold(resolved.n)
-    try:
-        with Interrupt() as interrupt:
-            while not fold.is_done:
-                if interrupt.came:
-                    engine.abort(request)
-                for event in engine.step():
-                    fold.push(event)
-                    if show is not None and isinstance(event, Text) and event.text:
-                        show(event.choice, event.text)
-        result = Result(tuple(prompt), resolved, tuple(fold.completions()), llm.receipt(resolved.seed))
-    finally:
-        engine.abort(request)
-    return Answer(result, interrupt.came)
+    """Answers a prompt; `show` gets each choice's text as it comes. Ctrl-C ends the answer where it is."""
+    with Interrupt() as interrupt, llm.stream(prompt, params) as stream:
+        interrupt.watch(stream)
+        for event in stream:
+            if show is not None and isinstance(event, Text) and event.text:
+                show(event.choice, event.text)
+        return Answer(stream.result(), interrupt.count > 0)

@@ -26,7 +26,9 @@ from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
 from unspool.lazy import np
 from unspool.models.registry import build
 from unspool.params import ResolvedParams, SamplingParams
+from unspool.results import Receipt
 from unspool.text.assembler import Piece
+from unspool.version import VERSION
 
 if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Runs one model. Not thread-safe: whoever owns it calls it from one thread (AsyncEngine does)."""
+    """Runs one model. Not thread-safe: its owner calls it from one thread (see Driver)."""
 
     def __init__(
         self,
@@ -401,6 +403,10 @@ class Engine:
             self.abort(id)
         events, self._events = self._events, []
         return events
+
+    def receipt(self, seed: int) -> Receipt:
+        """What an answer with this seed is a function of, besides its prompt and its parameters."""
+        return Receipt(self.checkpoint.fingerprint, VERSION, self.ops.kernel_set, seed)
 
     # Looking in -----------------------------------------------------------------------------------------------------
     @property

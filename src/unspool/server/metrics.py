@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unspool.engine.async_engine import AsyncEngine
+from unspool.engine.driver import Driver
 from unspool.events import Finished, FinishReason, Text
 from unspool.server.answer import Choice
 from unspool.server.meter import Meter
@@ -44,7 +44,7 @@ class Tally:
 
 
 class Metrics:
-    def __init__(self, prefix: str, model: str, engine: AsyncEngine, meter: Meter) -> None:
+    def __init__(self, prefix: str, model: str, engine: Driver, meter: Meter) -> None:
         self.registry = CollectorRegistry()
         self.first_token, self.gap, self.total = Tally(LATENCIES), Tally(GAPS), Tally(LATENCIES)
         self.queue, self.prefill, self.decode = Tally(LATENCIES), Tally(LATENCIES), Tally(LATENCIES)
@@ -133,7 +133,7 @@ class AnswerCollector(Families):
 class EngineCollector(Families):
     """What the engine has counted itself."""
 
-    def __init__(self, prefix: str, model: str, engine: AsyncEngine, meter: Meter) -> None:
+    def __init__(self, prefix: str, model: str, engine: Driver, meter: Meter) -> None:
         super().__init__(prefix, model)
         self._engine, self._meter = engine, meter
 

@@ -13,7 +13,7 @@ from typing import Any
 from unspool.chat.answers import CallSyntax, Message
 from unspool.chat.model_chat import Prompt
 from unspool.chat.tools import Toolbox
-from unspool.engine.async_engine import AsyncEngine, Ticket
+from unspool.engine.driver import Submission
 from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.llm import LLM
@@ -47,24 +47,24 @@ class Run:
 
     def __init__(self, service: Service, job: Job) -> None:
         self.job = job
-        self.tickets: list[Ticket] = []
+        self.submissions: list[Submission] = []
         self.num_choices = sum(params.n for _, params in job.prompts)
         self.answer = Answer([Message(service.llm.tokenizer, job.syntax) for _ in range(self.num_choices)])
         self.created = int(time.time())
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(_retrieve)
-        self._metrics = service.metrics
+        self._metrics, self._driver = service.metrics, service.engine
         self._num_left = self.num_choices
         self._listener: Listener | None = None
         self._early: list[tuple[int, Event]] | None = [] if job.stream else None  # came before somebody listened
 
     @property
     def params(self) -> list[ResolvedParams]:
-        return [ticket.params for ticket in self.tickets]
+        return [one.resolved for one in self.submissions if one.resolved is not None]
 
     def abort(self, reason: FinishReason = "abort") -> None:
-        for ticket in self.tickets:
-            ticket.abort(reason)
+        for one in self.submissions:
+            self._driver.abort(one, reason)
 
     def listen(self, listener: Listener) -> None:
         """Have every delta told: those of events that came already at once, the others as they come."""
@@ -114,7 +114,7 @@ class Service:
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
         self.llm, self.config, self.chat = llm, config, llm.model_chat
         self.meter = attach(llm.engine)
-        self.engine = AsyncEngine(llm.engine)
+        self.engine = llm.driver
         self.name = config.names[0] if config.names else llm.checkpoint.name
         self.names = tuple(dict.fromkeys([self.name, *config.names, llm.checkpoint.name]))
         self.created = int(time.time())
@@ -165,14 +165,14 @@ class Service:
                     f"{job.length_field} is {params.max_tokens}: {total} together",
                     job.length_field,
                 )
-        run, offset = Run(self, job), 0
+        run, offset, loop = Run(self, job), 0, asyncio.get_running_loop()
+        for ids, params in job.prompts:
+            run.submissions.append(Submission(ids, params, partial(run.receive, offset), loop=loop))
+            offset += params.n
         try:
-            for ids, params in job.prompts:
-                run.tickets.append(await self.engine.start(ids, params, partial(run.receive, offset)))
-                offset += params.n
-        except BaseException as error:
-            run.abort()
-            if isinstance(error, RequestError) and error.param == "prompt":
+            await self.engine.start_async(run.submissions)
+        except RequestError as error:
+            if error.param == "prompt":
                 error.param = job.prompt_field
             raise
         return run
