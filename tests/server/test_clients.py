@@ -135,6 +135,24 @@ def test_responses(client: openai.OpenAI) -> None:
     assert isinstance(final.output_parsed, Place)
 
 
+def test_responses_go_on_with_the_items_as_they_came(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    tool = {"type": "function", "name": "weather", "parameters": weather.model_json_schema()}
+    answer = client.responses.create(
+        model=model,
+        input="Hello",
+        tools=[tool],  # type: ignore[list-item]
+        max_output_tokens=200,
+        extra_body={"constraint": {"kind": "choice", "value": ["Well.\n" + CALL]}},
+    )
+    assert [item.type for item in answer.output] == ["message", "function_call"]
+    history: list[Any] = [{"role": "user", "content": "Hello"}]
+    history += [item.model_dump(by_alias=True) for item in answer.output]
+    call_id = answer.output[1].call_id  # type: ignore[union-attr]
+    history.append({"type": "function_call_output", "call_id": call_id, "output": "sunny"})
+    client.responses.create(model=model, input=history, max_output_tokens=3)
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI, server: Live) -> None:
     model = client.models.list().data[0].id
     with pytest.raises(openai.BadRequestError) as refused:
@@ -187,6 +205,13 @@ def test_anthropics_client(server: Live) -> None:
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"
     assert final.content[0].type == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": final.content[0].id, "content": "sunny"}
+    history: list[Any] = [
+        *USER,
+        {"role": "assistant", "content": [block.model_dump() for block in final.content]},
+        {"role": "user", "content": [result]},
+    ]
+    client.messages.create(model=server.service.name, max_tokens=3, messages=history, tools=tools)
     count = client.messages.count_tokens(model=server.service.name, messages=USER)
     assert count.input_tokens > 0
     with pytest.raises(anthropic.BadRequestError, match="thinking"):
