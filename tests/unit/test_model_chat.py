@@ -1,0 +1,156 @@
+"""How a model holds a conversation: what its template shows, prompts with tools, what answers are held to."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from unspool.chat.call_formats import GENERIC, HERMES, MISTRAL_ARGS
+from unspool.chat.messages import for_template
+from unspool.chat.model_chat import ModelChat
+from unspool.chat.tools import MAX_SCHEMA_DEPTH, Toolbox, read_toolbox
+from unspool.errors import RequestError
+from unspool.params import Constraint
+from unspool.text.chat import ChatTemplate
+
+BARE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+NAMES = "{% for m in messages %}{{ m.name or m.role }}:{{ m.content }};{% endfor %}"
+TOOLS = "{% for t in tools or [] %}<tool_call>{{ t.function.name }}{% endfor %}" + BARE
+HELLO = [{"role": "user", "content": "hi"}]
+LOOK: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+GO: dict[str, Any] = {"type": "function", "function": {"name": "go", "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Any) -> Any:
+    return tiny().tokenizer()
+
+
+def text_of(chat: ModelChat, messages: list[dict[str, Any]], *arguments: Any, **more: Any) -> str:
+    return chat.tokenizer.decode(chat.prompt(messages, *arguments, **more).ids, skip_special=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "names", "format"),
+    [(BARE, False, False, GENERIC), (NAMES, False, True, GENERIC), (TOOLS, True, False, HERMES)],
+)
+def test_what_a_template_shows_is_tried(tokenizer: Any, template: str, tools: bool, names: bool, format: Any) -> None:
+    chat = ModelChat("m", tokenizer, ChatTemplate(template))
+    assert (chat.shows_tools, chat.shows_names, chat.call_format) == (tools, names, format)
+
+
+def test_tools_go_to_the_template_or_into_the_system_message(tokenizer: Any) -> None:
+    box = read_toolbox([LOOK])
+    shown = ModelChat("m", tokenizer, ChatTemplate(TOOLS))
+    assert text_of(shown, HELLO, box) == "<tool_call>lookuser:hi;>"
+    assert shown.prompt(HELLO, box).warnings == ()
+    described = ModelChat("m", tokenizer, ChatTemplate(BARE))
+    text = text_of(described, [{"role": "system", "content": "Be."}, *HELLO], box)
+    assert text.startswith("system:Be.\n\nYou may call functions.")
+    assert '"name": "look"' in text
+    assert "no place for tools" in described.prompt(HELLO, box).warnings[0]
+    assert text_of(described, HELLO, read_toolbox([LOOK], "none")) == "user:hi;>"
+
+
+def test_calls_and_results_become_text_where_the_template_has_none(tokenizer: Any) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "a"}
+    history = [*HELLO, {"role": "assistant", "tool_calls": [call]}, result]
+    chat = ModelChat("m", tokenizer, ChatTemplate(BARE))
+    text = text_of(chat, for_template(history), read_toolbox([LOOK]))
+    assert 'assistant:<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>;' in text
+    assert "user:<tool_response>\na\n</tool_response>;" in text
+
+
+def test_results_get_the_name_of_the_function() -> None:
+    call = {"id": "c", "function": {"name": "look", "arguments": "not JSON"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    made = for_template([asked, {"role": "tool", "tool_call_id": "c"}])
+    assert made[0]["tool_calls"][0]["function"] == {"name": "look", "arguments": "not JSON"}
+    assert made[1]["name"] == "look"
+
+
+def test_developers_are_systems_to_a_template_that_knows_none(tokenizer: Any) -> None:
+    message = [{"role": "developer", "content": "Be."}, *HELLO]
+    assert text_of(ModelChat("m", tokenizer, ChatTemplate(BARE)), message).startswith("system:Be.;")
+    knows = ChatTemplate("{# developer #}" + BARE)
+    assert text_of(ModelChat("m", tokenizer, knows), message).startswith("developer:Be.;")
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "options", "param"),
+    [
+        (None, HELLO, {}, "messages"),
+        (BARE, HELLO, {"messages": []}, "chat_template_kwargs.messages"),
+        (BARE, [*HELLO, {"role": "assistant", "content": "Well"}], {}, "messages"),
+    ],
+)
+def test_what_cannot_be_rendered_is_refused(
+    tokenizer: Any, template: str | None, messages: Any, options: dict[str, Any], param: str
+) -> None:
+    chat = ModelChat("m", tokenizer, None if template is None else ChatTemplate(template))
+    with pytest.raises(RequestError) as refused:
+        chat.prompt(messages, Toolbox(), options)
+    assert refused.value.param == param
+
+
+def test_only_what_binds_is_a_constraint(tokenizer: Any) -> None:
+    chat, answer = ModelChat("m", tokenizer, ChatTemplate(TOOLS)), Constraint("json_object")
+    assert chat.constraint(read_toolbox([LOOK])) is None
+    assert chat.constraint(Toolbox(), answer) is answer
+    assert chat.constraint(read_toolbox([LOOK, GO], "none"), answer) is answer
+    for box in (read_toolbox([LOOK], "required"), read_toolbox([GO])):
+        bound = chat.constraint(box)
+        assert bound is not None
+        assert bound.kind == "grammar"
+    with pytest.raises(RequestError, match="a choice constraint and tools"):
+        chat.constraint(read_toolbox([LOOK]), Constraint("choice", ["a"]))
+
+
+def test_schemas_are_bounded() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(MAX_SCHEMA_DEPTH):
+        schema = {"not": schema}
+    with pytest.raises(RequestError, match="nests deeper") as refused:
+        read_toolbox([{"function": {"name": "deep", "parameters": {"items": schema}}}])
+    assert refused.value.param == "tools[0].parameters"
+    with pytest.raises(RequestError, match="characters"):
+        read_toolbox([{"function": {"name": "wide", "parameters": {"description": "x" * 70_000}}}])
+
+
+class OneMark:
+    """A vocabulary of characters in which the mark of calls is a control token without text."""
+
+    special_ids = frozenset({0})
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        return [0] if text == "[TOOL_CALLS]" else [ord(character) for character in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(id) for id in ids if id)
+
+
+def test_an_answer_in_pieces_is_the_same_message_as_the_whole() -> None:
+    """Also where a control token begins a call: it has no text, only a place among the tokens."""
+    from unspool.chat.answers import CallSyntax, Message
+    from unspool.events import Token
+
+    syntax = CallSyntax(MISTRAL_ARGS, frozenset({"look"}), parallel=True, marks={0: "[TOOL_CALLS]"})
+    written = 'So.\0look[ARGS]{"at": "}"}\0look[ARGS]{} then'
+    tokens = [Token(ord(character)) for character in written]
+
+    def read(cuts: list[int]) -> tuple[Any, ...]:
+        message = Message(OneMark(), syntax)  # type: ignore[arg-type]
+        for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+            piece = tokens[start:end]
+            message.push("".join(chr(token.id) for token in piece if token.id), piece)
+        message.flush()
+        return message.content, [(call.name, call.arguments) for call in message.calls], len(message.pieces)
+
+    whole = read([])
+    assert whole == ("So. then", [("look", '{"at": "}"}'), ("look", "{}")], 4)
+    rng = random.Random(3)
+    for _ in range(50):
+        assert read(sorted(rng.randrange(len(tokens)) for _ in range(rng.randrange(6)))) == whole
