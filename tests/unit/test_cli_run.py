@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from unspool.cli import main
+from unspool.cli.table import Cell, Column
 
 Capture = pytest.CaptureFixture[str]
 REFERENCE = ["--device", "reference", "--kv-tokens", "4096"]
@@ -297,6 +299,44 @@ def test_explain_says_what_was_left_out(chat_model: str, capsys: Capture) -> Non
     captured = capsys.readouterr()
     assert captured.out.count("✗top_k") == 2
     assert "top_k 1 (from the request) leaves one token" in captured.err
+
+
+@pytest.mark.parametrize("columns", [200, 80, 40])
+def test_explain_fits_the_terminal(
+    columns: int, chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """A table where there is room for all of it, else a paragraph a token; the same is said in both."""
+    arguments = ["hi", "-n", "3", "--temperature", "0.8", "--top-k", "4", "--seed", "3", "--alternatives", "2", "-q"]
+    assert explain(chat_model, *arguments) == 0
+    table = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert explain(chat_model, *arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < columns
+    if columns == 200:
+        assert lines == table.splitlines()
+        return
+    told = " ".join(" ".join(lines).split())
+    _head, *rows = table.splitlines()
+    assert "instead" not in lines[0].split(), "no header over nothing"
+    for number, row in enumerate(rows, 1):
+        cells = re.split("  +", row)
+        assert f"{number} {cells[1]} {cells[2]} rank {cells[3]} entropy {cells[4]} bits" in told
+        assert f"temperature 0.8: {cells[5]} top_k 4 leaves {cells[6]} draw {cells[7]} ahead of {cells[8]}" in told
+        assert f"instead {cells[9]} {cells[10]}" in told
+
+
+def test_explain_aligns_wide_characters() -> None:
+    column = Column("token", [Cell("'日本'"), Cell("'abcdef'")], right=False)
+    assert [column.pad(cell.text) for cell in column.cells] == ["'日本'  ", "'abcdef'"]
+
+
+@pytest.mark.parametrize("number", ["-1", "9"])
+def test_explain_refuses_alternatives_that_it_does_not_have(number: str, chat_model: str, capsys: Capture) -> None:
+    assert explain(chat_model, "hi", "--alternatives", number) == 2
+    assert f"--alternatives is {number}; allowed: 0 to 8" in capsys.readouterr().err
 
 
 def test_explain_greedy_has_no_noise(chat_model: str, capsys: Capture) -> None:

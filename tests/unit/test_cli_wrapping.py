@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unspool.cli.wrapping import LineWrapper, fold, num_cells, pad
+from unspool.cli import COMMANDS, main
+from unspool.cli.wrapping import LineWrapper, fold, fold_columns, num_cells, pad
 
 WORDS = st.lists(st.text("abcXYZ.,é", min_size=1, max_size=9), max_size=30)
 
@@ -75,3 +77,40 @@ def test_fold() -> None:
     assert fold("  name      its meaning", 14, " " * 12) == "  name\n            its\n            meaning"
     assert fold("unbreakable", 4) == "unbreakable"
     assert fold("short", 40) == "short"
+
+
+@pytest.mark.parametrize(
+    ("line", "folded"),
+    [
+        ("  name  its meaning and more of it", "  name  its meaning\n        and more of\n        it"),
+        ("a sentence of several words", "a sentence of\nseveral words"),
+        ("  indented words of one column", "  indented words of\n  one column"),
+        ("  a very long first column  and a second", "  a very long first\n      column  and a\n      second"),
+    ],
+)
+def test_fold_columns(line: str, folded: str) -> None:
+    assert fold_columns(line, 19) == folded
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_fits_the_terminal(
+    arguments: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    long = [line for line in lines if len(line) >= columns and " " in line.strip()]
+    assert not long, "only a word alone may be longer"
+
+
+def test_an_error_is_folded_and_cannot_command_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["run", "hi", "--top-p", "1.5"]) == 2
+    assert capsys.readouterr().err == "unspool: top_p is 1.5; allowed: above 0\nand up to 1\n"
+    assert main(["./\x1b[2Jmodel.gguf"]) == 2
+    assert "\x1b" not in capsys.readouterr().err

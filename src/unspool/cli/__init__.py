@@ -59,7 +59,9 @@ def _dispatch(arguments: list[str]) -> int:
     if command in ("-h", "--help", "help"):
         if rest and rest[0] in COMMANDS:
             return _dispatch([rest[0], "--help"])
-        print(_help())
+        from unspool.cli.terminal import show
+
+        show(_help())
         return EXIT_OK
     if command in ("-V", "--version", "version"):
         from unspool.version import VERSION
@@ -103,22 +105,19 @@ def _unknown(command: str) -> Exception:
 def _report(error: Exception) -> int:
     """One line for people. What is no error of ours is a defect, and says how to see more."""
     from unspool.cli.parser import UsageError
+    from unspool.cli.terminal import harmless, note
     from unspool.errors import ModelError, RequestError, UnspoolError
 
-    if isinstance(error, UsageError | RequestError | ModelError):
-        print(f"unspool: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    if isinstance(error, UnspoolError):
-        print(f"unspool: {error}", file=sys.stderr)
-    elif isinstance(error, OSError):
-        where = "" if error.filename is None else f"{error.filename}: "
-        print(f"unspool: {where}{error.strerror or error}", file=sys.stderr)
+    text = str(error)
+    if isinstance(error, OSError):
+        text = ("" if error.filename is None else f"{error.filename}: ") + (error.strerror or text)
     elif isinstance(error, MemoryError):
         advice = "unspool plan MODEL says what a model needs; --kv-tokens N makes the KV cache smaller"
-        print(f"unspool: out of memory{f' ({error})' if str(error) else ''}; {advice}", file=sys.stderr)
-    else:
-        print(f"unspool: {type(error).__name__}: {error} (a defect; --debug shows where)", file=sys.stderr)
-    return EXIT_FAILURE
+        text = f"out of memory{f' ({error})' if text else ''}; {advice}"
+    elif not isinstance(error, UsageError | UnspoolError):
+        text = f"{type(error).__name__}: {error} (a defect; --debug shows where)"
+    note(f"unspool: {harmless(text)}", style="")
+    return EXIT_USAGE if isinstance(error, UsageError | RequestError | ModelError) else EXIT_FAILURE
 
 
 def _leave_pipe() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli import flags
-from unspool.cli.parser import Parser
+from unspool.cli.parser import Parser, UsageError
 from unspool.cli.prompt import add_prompt_flags, encode_prompt, read_prompt
 
 if TYPE_CHECKING:
@@ -22,12 +22,15 @@ reading it:
   entropy     how undecided the model was, in bits: 0 is certain, 1 a coin, 3.3 one of ten
   a stage     how many tokens it left, and how much of the probability they held
   draw        the best of logit + noise is chosen; the noise is a function of seed, position and token
+  ahead of    the runner-up in the draw, and its score
   instead     the likeliest others, and the stage that took each out
+A terminal too narrow for the table gets a paragraph for each token.
 
 examples:
   unspool explain "Name a colour." -n 8 --temperature 0.8 --top-p 0.9 --seed 1
   unspool explain "Name a colour." -n 8 --json | jq '.steps[0].candidates[:2]'"""
 DEFAULT_TOKENS = 24
+MOST_ALTERNATIVES = 8  # that a trace follows
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_common()
     namespace = parser.parse_args(argv)
     values = flags.sampling_values(namespace)
+    if not 0 <= namespace.alternatives <= MOST_ALTERNATIVES:
+        raise UsageError(f"--alternatives is {namespace.alternatives}; allowed: 0 to {MOST_ALTERNATIVES}")
     is_cut = "max_tokens" not in values
     params = flags.sampling_params({"max_tokens": DEFAULT_TOKENS, **values}, trace=True)
     prompt = read_prompt(namespace)
@@ -61,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             from unspool.cli.table import print_table
 
-            print_table(llm, answer.result, max(0, min(8, namespace.alternatives)))
+            print_table(llm, answer.result, namespace.alternatives)
             if is_cut and answer.result.finish_reason == "length":
                 note(f"The first {DEFAULT_TOKENS} tokens; -n N shows more.")
             say(answer.result, quiet=namespace.quiet)

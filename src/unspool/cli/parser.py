@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import sys
 from typing import Any, NoReturn
+
+from unspool.cli.terminal import width
+from unspool.cli.wrapping import fold_columns
 
 
 class UsageError(Exception):
@@ -13,8 +16,8 @@ class UsageError(Exception):
 
 class Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size((100, 24)).columns, 110)
-        super().__init__(prog, max_help_position=30, width=width)
+        columns = min(width() - 1, 110)
+        super().__init__(prog, max_help_position=30 if columns >= 70 else 8, width=columns)
 
 
 class StoreOnce(argparse.Action):
@@ -45,6 +48,10 @@ class Parser(argparse.ArgumentParser):
         )
         for name in (None, "store"):
             self.register("action", name, StoreOnce)
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        return fold_columns(text, width() - 1) if sys.stdout.isatty() else text
 
     def add_common(self) -> None:
         group = self.add_argument_group("help")

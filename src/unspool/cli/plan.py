@@ -174,6 +174,7 @@ def main(argv: Sequence[str]) -> int:
     options = flags.engine_options(namespace)
 
     from unspool.cli.loading import source_of
+    from unspool.cli.terminal import show
     from unspool.llm import make_config
     from unspool.machine import Bandwidth, measure_bandwidth
     from unspool.models.checkpoint import Checkpoint, open_checkpoint
@@ -192,7 +193,7 @@ def main(argv: Sequence[str]) -> int:
 
         print(json.dumps(as_object(plan, bandwidth)))
     else:
-        print(describe(plan, bandwidth))
+        show(describe(plan, bandwidth))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""The table that `unspool explain` prints: one row a token, one column a stage."""
+"""What `unspool explain` prints: a table with a row a token and a column a stage, or a paragraph a token where the
+terminal is too narrow for it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.terminal import harmless, styled, width
+from unspool.cli.wrapping import fold, num_cells, pad
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
@@ -29,31 +31,80 @@ class Column:
     title: str
     cells: Sequence[Cell]
     right: bool = True
+    label: str = "{title} {text}"  # of a cell outside the table
 
     @property
     def size(self) -> int:
-        return max([len(self.title), *(len(cell.text) for cell in self.cells)])
+        return max(num_cells(text) for text in (self.title, *(cell.text for cell in self.cells)))
 
     def pad(self, text: str) -> str:
-        return text.rjust(self.size) if self.right else text.ljust(self.size)
+        return pad(text, self.size, right=self.right)
+
+    def labelled(self, index: int) -> Cell:
+        cell = self.cells[index]
+        return Cell(self.label.format(title=self.title, text=cell.text), cell.style)
 
 
 def print_table(llm: LLM, result: Result, num_alternatives: int) -> None:
-    """On a terminal the line's rest is for the alternatives; in a pipe lines are as long as they are."""
     steps: list[StepTrace] = [token.trace for token in result.tokens if token.trace is not None]
     columns = _columns(llm, steps, greedy=result.params.greedy)
-    room = width() if sys.stdout.isatty() else 10_000
-    if sum(column.size + len(GAP) for column in columns) > room:
-        columns.pop()
-    room -= sum(column.size + len(GAP) for column in columns)
-    titles = GAP.join([*(column.pad(column.title) for column in columns), "instead"])
-    print(styled(titles.rstrip(), "dim", sys.stdout))
-    for index, step in enumerate(steps):
-        cells = []
-        for column in columns:
-            cell = column.cells[index]
-            cells.append(styled(column.pad(cell.text), cell.style, sys.stdout))
-        print(GAP.join([*cells, _others(llm, step, num_alternatives, room)]).rstrip())
+    others = [_others(llm, step, num_alternatives) for step in steps]
+    used = sum(column.size + len(GAP) for column in columns)
+    needed = max((num_cells(cells[0].text) for cells in others if cells), default=0)
+    # A pipe takes lines of any length.
+    room = width() - 1 if sys.stdout.isatty() else 1_000_000
+    lines = _rows(columns, others, room - used) if used + needed <= room else _paragraphs(columns, others, room)
+    for line in lines:
+        print(line.rstrip())
+
+
+def _rows(columns: Sequence[Column], others: Sequence[Sequence[Cell]], room: int) -> list[str]:
+    """The table. The rest of a line has the alternatives, as many as there is room for."""
+    head = [column.pad(column.title) for column in columns] + (["instead"] if any(others) else [])
+    lines = [styled(GAP.join(head), "dim", sys.stdout)]
+    for index, alternatives in enumerate(others):
+        cells = [(column, column.cells[index]) for column in columns]
+        row = [styled(column.pad(cell.text), cell.style, sys.stdout) for column, cell in cells]
+        left = room
+        for cell in alternatives:
+            left -= num_cells(cell.text)
+            if left < 0:
+                break
+            row.append(styled(cell.text, cell.style, sys.stdout))
+            left -= len(GAP)
+        lines.append(GAP.join(row))
+    return lines
+
+
+def _paragraphs(columns: Sequence[Column], others: Sequence[Sequence[Cell]], limit: int) -> list[str]:
+    lines = []
+    numbers, *rest = columns
+    indent = numbers.size + len(GAP)
+    for index, alternatives in enumerate(others):
+        cells = [column.labelled(index) for column in rest]
+        cells += [Cell(f"instead {cell.text}", cell.style) for cell in alternatives[:1]]
+        packed = _pack([*cells, *alternatives[1:]], limit - indent)
+        number = styled(numbers.pad(numbers.cells[index].text), numbers.cells[index].style, sys.stdout)
+        lines += [(number + GAP if place == 0 else " " * indent) + line for place, line in enumerate(packed)]
+    return lines
+
+
+def _pack(cells: Sequence[Cell], limit: int) -> list[str]:
+    """Cells one after the other in lines of at most `limit` columns; only a cell that is longer is broken itself."""
+    lines: list[str] = []
+    used = limit
+    for cell in cells:
+        for text in fold(cell.text, limit).split("\n"):
+            size = num_cells(text)
+            if used + len(GAP) + size > limit:
+                lines.append("")
+                used = 0
+            else:
+                lines[-1] += GAP
+                used += len(GAP)
+            lines[-1] += styled(text, cell.style, sys.stdout)
+            used += size
+    return lines
 
 
 def _columns(llm: LLM, steps: Sequence[StepTrace], *, greedy: bool) -> list[Column]:
@@ -66,15 +117,15 @@ def _columns(llm: LLM, steps: Sequence[StepTrace], *, greedy: bool) -> list[Colu
     ranks = [Cell(f"{step.raw_rank:,}", "" if step.raw_rank == 1 else "bold") for step in steps]
     columns = [
         Column("", numbers),
-        Column("token", tokens, right=False),
-        Column("p", [Cell(percent(step.raw_probability), colour(step)) for step in steps]),
+        Column("token", tokens, right=False, label="{text}"),
+        Column("p", [Cell(percent(step.raw_probability), colour(step)) for step in steps], label="{text}"),
         Column("rank", ranks),
-        Column("entropy", [Cell(f"{step.entropy_bits:.2f}") for step in steps]),
+        Column("entropy", [Cell(f"{step.entropy_bits:.2f}") for step in steps], label="{title} {text} bits"),
     ]
     for name in dict.fromkeys(stage.name for step in steps for stage in step.stages):
         columns.append(_stage_column(name, steps))
     title = "best logit" if greedy else "draw: logit + noise"
-    columns.append(Column(title, [Cell(_draw(step)) for step in steps]))
+    columns.append(Column(title, [Cell(_draw(step)) for step in steps], label=f"{title.split(':')[0]} {{text}}"))
     return [*columns, Column("ahead of", [Cell(_next(llm, step)) for step in steps], right=False)]
 
 
@@ -84,7 +135,8 @@ def _stage_column(name: str, steps: Sequence[StepTrace]) -> Column:
     value = next(stage.value for stage in found if stage is not None)
     removes = any(stage.mass < 1 for stage in found if stage is not None) or name not in _MOVES
     shown = [Cell("–", "dim") if stage is None else Cell(_stage_text(stage, removes)) for stage in found]
-    return Column(f"{name} {_value(value)}".rstrip(), shown)
+    label = "{title} leaves {text}" if removes else "{title}: {text}"
+    return Column(f"{name} {_value(value)}".rstrip(), shown, label=label)
 
 
 _MOVES = frozenset({"bias", "repetition", "frequency", "presence", "dry", "temperature"})
@@ -117,17 +169,14 @@ def _next(llm: LLM, step: StepTrace) -> str:
     return f"{quoted(spelling(llm, second.token))} {second.score:.2f}"
 
 
-def _others(llm: LLM, step: StepTrace, count: int, room: int) -> str:
-    """The likeliest tokens that were not chosen, as many as there is room for; what removed one comes with it."""
-    parts, used = [], 0
+def _others(llm: LLM, step: StepTrace, count: int) -> list[Cell]:
+    """The likeliest tokens that were not chosen; what removed one comes with it."""
+    cells = []
     for token, probability in [each for each in step.alternatives if each[0] != step.token][:count]:
         removed = _removed_by(step, token)
         text = f"{quoted(spelling(llm, token))} {percent(probability)}" + (f" ✗{removed}" if removed else "")
-        used += len(text) + len(GAP)
-        if used > room + len(GAP):
-            break
-        parts.append(styled(text, "dim" if removed else "", sys.stdout))
-    return GAP.join(parts)
+        cells.append(Cell(text, "dim" if removed else ""))
+    return cells
 
 
 def _removed_by(step: StepTrace, token: int) -> str | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
-from unspool.cli.wrapping import LineWrapper, fold
+from unspool.cli.wrapping import LineWrapper, fold, fold_columns
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 # Everything below space but newline and tab, and what some terminals take for more of the same.
@@ -32,21 +31,37 @@ def harmless(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns
+def width(stream: TextIO | None = None) -> int:
+    """The columns of a terminal: the one that a stream (stdout) goes to, else the one that errors go to, else 100."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    for each in (stream or sys.stdout, sys.stderr):
+        try:
+            columns = os.get_terminal_size(each.fileno()).columns
+        except (OSError, ValueError, AttributeError):  # no terminal, or no file at all
+            continue
+        if columns > 0:
+            return columns
+    return 100
+
+
+def show(text: str) -> None:
+    """Lines on stdout that are no answer: on a terminal, folded between words and below their columns."""
+    print(fold_columns(text, width() - 1) if sys.stdout.isatty() else text)
 
 
 def note(text: str, style: str = "dim", indent: str = "") -> None:
     """A line beside the answer: on stderr, so that stdout holds the answer alone."""
     sys.stdout.flush()
     if sys.stderr.isatty():
-        text = fold(text, width() - 1, indent)
+        text = fold(text, width(sys.stderr) - 1, indent)
     print(styled(text, style, sys.stderr), file=sys.stderr, flush=True)
 
 
 def note_term(term: str, meaning: str) -> None:
     """A line of a list: a term, and what it means beside it, or below it where there is no room."""
-    if sys.stderr.isatty() and width() < 70:
+    if sys.stderr.isatty() and width(sys.stderr) < 70:
         note(f"  {term}")
         note(f"      {meaning}", indent=" " * 6)
     else:
@@ -149,7 +164,7 @@ class ProgressBar:
             line += f"  {'━' * cells}{'╌' * (24 - cells)}  {human_bytes(done)} of {human_bytes(total)}"
         elif total:
             line += f"  {done} of {total}"
-        self._stream.write(f"\r\033[K{line[: width() - 1]}")
+        self._stream.write(f"\r\033[K{line[: width(self._stream) - 1]}")
         self._stream.flush()
         self._is_open = True
 

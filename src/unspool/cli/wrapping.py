@@ -6,6 +6,7 @@ import re
 
 TAB = 8
 FENCE = "```"
+_SECOND_COLUMN = re.compile(r" *\S.*?  +(?=\S)")
 _PIECE = re.compile(r" *[^ ]+| +$")
 
 
@@ -43,6 +44,19 @@ def fold(text: str, limit: int, indent: str = "") -> str:
                 current += piece
         lines.append(current)
     return "\n".join(lines)
+
+
+def fold_columns(text: str, limit: int) -> str:
+    """`fold` for lists and tables: a line goes on below its second column, or where it began if it has one alone."""
+    return "\n".join([fold(line, limit, " " * _hanging(line, limit)) for line in text.split("\n")])
+
+
+def _hanging(line: str, limit: int) -> int:
+    begin = len(line) - len(line.lstrip(" "))
+    column = _SECOND_COLUMN.match(line)
+    if column is None:
+        return begin
+    return column.end() if column.end() <= limit // 2 else begin + 4
 
 
 class LineWrapper:

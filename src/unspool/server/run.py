@@ -138,9 +138,8 @@ def announce(service: Service, port: int) -> None:
     )
     if not config.api_keys and not config.is_loopback:
         log.warning(
-            "\n" + "!" * 100 + "\n"
-            "WARNING: %s is reachable from other machines and no --api-key is set: anyone who can connect can use it.\n"
-            + "!"
-            * 100,
+            "\n" + "!" * 79 + "\n"
+            "WARNING: %s is reachable from other machines and no --api-key is set:\n"
+            "anyone who can connect can use it.\n" + "!" * 79,
             f"{host}:{port}",
         )
