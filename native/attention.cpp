@@ -38,13 +38,14 @@ struct Attention : Instruction {
 
     static bool is_integer(const Program& program) { return program.kv().type == KV_Q8; }
     int group() const { return shape.num_heads / shape.num_kv_heads; }
-    int padded() const { return (shape.head_dim + TILE - 1) / TILE * TILE; }
+    int padded() const { return (shape.value_dim + TILE - 1) / TILE * TILE; }
+    int widest() const { return std::max(shape.head_dim, shape.value_dim); }
     int64_t state_floats() const { return padded() + TILE; }
 
     int64_t scratch_bytes(const Kernels& kernels) const {
         const int most = kernels.max_queries;
         return 4 * (static_cast<int64_t>(most) * shape.head_dim + prepare_room(shape.head_dim, most) +
-                    attend_scratch_floats(shape.head_dim, most) + 2 * most * state_floats() + 4 * shape.head_dim + 64);
+                    attend_scratch_floats(widest(), most) + 2 * most * state_floats() + 4 * shape.head_dim + 64);
     }
 
     int64_t row_at(const Step& step, int64_t out_row) const { return narrow() ? step.logit_rows[out_row] : out_row; }
@@ -66,7 +67,7 @@ struct Attention : Instruction {
                              static_cast<int32_t>(last / SPLIT + 1), 0});
             r = end;
         }
-        store_first = program.shares_fresh_blocks() || narrow() || step.rows != step.sequences;
+        store_first = !shape.stores || program.shares_fresh_blocks() || narrow() || step.rows != step.sequences;
         const int threads = program.pool().threads();
         const int64_t pieces = static_cast<int64_t>(items.size()) * shape.num_kv_heads;
         const bool apart = threads > 1 && pieces < 4 * threads && group() <= program.kernels().max_queries;
@@ -150,7 +151,7 @@ struct Attention : Instruction {
 
     void ask_for_keys(const Program& program, const Step& step, int thread, int64_t row) const {
         ask_to_read(row_of(program, step, thread, row) + shape.num_heads * shape.head_dim,
-                    2 * shape.num_kv_heads * shape.head_dim * 4);
+                    shape.num_kv_heads * (shape.head_dim + shape.value_dim) * 4);
     }
 
     // Whoever comes first stores the keys of heads that are shared; the others come later than that.
@@ -178,7 +179,7 @@ struct Attention : Instruction {
             const KvView view = kv.view(shape.layer, piece.head);
             for (int64_t block = from / kv.block_size; block <= to / kv.block_size; block++)
                 ahead.add(view.base + step.tables[item.sequence * step.table_width + block] * view.block_stride,
-                          kv.head_bytes());
+                          kv.head_bytes(shape.layer));
         }
     }
 
@@ -205,7 +206,8 @@ struct Attention : Instruction {
     }
 
     const float* row_of(const Program& program, const Step& step, int thread, int64_t row) const {
-        return program.floats(qkv, step, thread) + row * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+        const int kept = shape.stores ? shape.num_kv_heads * (shape.head_dim + shape.value_dim) : 0;
+        return program.floats(qkv, step, thread) + row * (shape.num_heads * shape.head_dim + kept);
     }
 
     void store(const Program& program, const Step& step, int thread, int64_t row, int head) const {
@@ -216,7 +218,7 @@ struct Attention : Instruction {
         const KvCache& kv = program.kv();
         program.kernels().store_kv(kv.view(shape.layer, head), step.slots[row] / kv.block_size,
                                    static_cast<int>(step.slots[row] % kv.block_size), key,
-                                   values + (shape.num_heads + shape.num_kv_heads + head) * shape.head_dim);
+                                   values + (shape.num_heads + shape.num_kv_heads) * shape.head_dim + head * shape.value_dim);
     }
 
     void attend(Program& program, const Step& step, int thread, const Piece& piece, bool is_whole) {
@@ -266,7 +268,7 @@ struct Attention : Instruction {
         const int most = program.kernels().max_queries;
         float* room = q + static_cast<int64_t>(most) * shape.head_dim;
         float* scratch = room + prepare_room(shape.head_dim, most);
-        float* part = scratch + attend_scratch_floats(shape.head_dim, most);
+        float* part = scratch + attend_scratch_floats(widest(), most);
         float* state = part + most * state_floats();
         for (int n = 0; n < count; n++) {
             const int64_t row = row_at(step, item.first + (from + n) / group());
@@ -276,7 +278,7 @@ struct Attention : Instruction {
         }
         if (out.f32 && split < 0)
             for (int n = 0; n < count; n++)
-                ask_to_write(result_at(program, step, thread, place_of(item, head, from + n)), shape.head_dim * 4);
+                ask_to_write(result_at(program, step, thread, place_of(item, head, from + n)), shape.value_dim * 4);
         Looking looking;
         look(program, step, item, from, count, q, looking);
         const KvView kv = program.kv().view(shape.layer, head);
@@ -318,9 +320,9 @@ struct Attention : Instruction {
         int64_t row, column;
     };
     Place place_of(const Item& item, int head, int query) const {
-        return {item.first + query / group(), (int64_t{head} * group() + query % group()) * shape.head_dim};
+        return {item.first + query / group(), (int64_t{head} * group() + query % group()) * shape.value_dim};
     }
-    int64_t width() const { return int64_t{shape.num_heads} * shape.head_dim; }
+    int64_t width() const { return int64_t{shape.num_heads} * shape.value_dim; }
     float* result_at(const Program& program, const Step& step, int thread, Place place) const {
         return program.floats(out.f32, step, thread) + place.row * width() + place.column;
     }
@@ -331,11 +333,11 @@ struct Attention : Instruction {
             const Place place = place_of(item, head, from + n);
             const float* sums = state + n * state_floats();
             float* values = out.f32 ? result_at(program, step, thread, place) : state;
-            program.kernels().finish(sums, shape.head_dim, padded(), values);
+            program.kernels().finish(sums, shape.value_dim, padded(), values);
             if (!out.q8) continue;
             const BlockRow to = program.block_row(out, step, thread, width(), place.row);
             // Weighted means of values: none stands out.
-            program.kernels().quantize(values, shape.head_dim / BLOCK, to.coarse() + place.column / BLOCK * to.stride,
+            program.kernels().quantize(values, shape.value_dim / BLOCK, to.coarse() + place.column / BLOCK * to.stride,
                                        to.stride, nullptr);
             if (place.column == 0) to.outliers->count = 0;
         }
@@ -347,7 +349,9 @@ struct Measure : Instruction {
     Attention* attention;
 
     bool varies() const override { return true; }
-    int64_t units(const Program& program, const Step&) const override { return program.measures() ? 1 : 0; }
+    int64_t units(const Program& program, const Step&) const override {
+        return program.measures() && attention->shape.stores ? 1 : 0;
+    }
 
     void run(Program& program, const Step& step, int thread, int64_t, int64_t) override {
         const AttentionShape& shape = attention->shape;
@@ -393,7 +397,7 @@ struct Store : Instruction {
     bool varies() const override { return true; }
     void prepare(Program& program, const Step& step) override { attention->plan(program, step); }
     int64_t units(const Program&, const Step& step) const override {
-        return attention->store_first ? step.rows * attention->shape.num_kv_heads : 0;
+        return attention->shape.stores && attention->store_first ? step.rows * attention->shape.num_kv_heads : 0;
     }
     int64_t grain(const Program&, const Step&) const override { return FEW_ROWS; }
     int64_t cut(const Program& program, int64_t units, int thread) const override {
@@ -416,7 +420,7 @@ void Program::attention(Operand qkv, AttentionShape shape, Forms out) {
     auto attention = std::make_unique<Attention>();
     attention->qkv = qkv, attention->shape = shape, attention->out = out;
     want_scratch(attention->scratch_bytes(*kernels_));
-    layers_.push_back(shape.layer);
+    if (shape.stores) layers_.push_back(shape.layer);
     auto measure = std::make_unique<Measure>();
     measure->attention = attention.get();
     instructions_.push_back(std::move(measure));

@@ -131,18 +131,18 @@ nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t,
 
 const KeyChannels& channels_of(const KvCache& kv, int layer) {
     if (kv.type != KV_Q8) throw nb::value_error("keys that are floats are kept as they are");
-    if (layer < 0 || layer >= kv.layers) throw nb::index_error("no such layer");
+    if (layer < 0 || layer >= kv.num_layers()) throw nb::index_error("no such layer");
     return kv.channels(layer);
 }
 
-KeyChannels checked_channels(const KvCache& kv, std::vector<int32_t> order, std::vector<float> of_keys) {
-    const auto n = static_cast<size_t>(kv.head_dim), size = n * static_cast<size_t>(kv.heads);
+KeyChannels checked_channels(const LayerKv& kv, std::vector<int32_t> order, std::vector<float> of_keys) {
+    const auto n = static_cast<size_t>(kv.key_dim), size = n * static_cast<size_t>(kv.heads);
     if (order.size() != size || of_keys.size() != size) throw nb::value_error("a number for each channel of each head");
     std::vector<float> of_queries;
     for (size_t head = 0; head < size; head += n) {
         std::vector<bool> seen(n);
         for (size_t i = head; i < head + n; i++) {
-            if (order[i] < 0 || order[i] >= kv.head_dim || seen[static_cast<size_t>(order[i])])
+            if (order[i] < 0 || order[i] >= kv.key_dim || seen[static_cast<size_t>(order[i])])
                 throw nb::value_error("each channel of a head once");
             seen[static_cast<size_t>(order[i])] = true;
             if (!std::isnormal(of_keys[i]) || of_keys[i] < 0)
@@ -153,15 +153,24 @@ KeyChannels checked_channels(const KvCache& kv, std::vector<int32_t> order, std:
     return {std::move(order), std::move(of_keys), std::move(of_queries), true};
 }
 
+uint8_t* checked_state(const KvCache& kv, int64_t slot) {
+    if (slot < 0 || slot >= kv.states || kv.state_bytes() == 0) throw nb::index_error("no such state");
+    return kv.state(slot);
+}
+
 void bind_kv(nb::module_& m) {
     nb::class_<KvCache>(m, "KvCache")
         .def("__init__",
-             [](KvCache* self, int layers, int heads, int head_dim, int block_size, int64_t blocks,
-                const std::string& type) {
+             [](KvCache* self, const std::vector<std::tuple<int, int, int, int64_t>>& layers, int block_size,
+                int64_t blocks, int64_t states, const std::string& type) {
                  const KvType kind = type == "f16" ? KV_F16 : type == "f32" ? KV_F32 : KV_Q8;
-                 new (self) KvCache(layers, heads, head_dim, block_size, blocks, kind);
+                 std::vector<LayerKv> shapes;
+                 for (const auto& [heads, key_dim, value_dim, state_bytes] : layers)
+                     shapes.push_back({heads, key_dim, value_dim, state_bytes});
+                 new (self) KvCache(shapes, block_size, blocks, states, kind);
              })
         .def_prop_ro("block_bytes", &KvCache::block_bytes)
+        .def_prop_ro("state_bytes", &KvCache::state_bytes)
         // How the keys of a layer are kept as integers: for each place, head after head, its channel and what keys are
         // multiplied with there; None until a program has measured it.
         .def("channels",
@@ -173,7 +182,7 @@ void bind_kv(nb::module_& m) {
         .def("set_channels",
              [](KvCache& self, int layer, std::vector<int32_t> order, std::vector<float> of_keys) {
                  channels_of(self, layer);
-                 self.set_channels(layer, checked_channels(self, std::move(order), std::move(of_keys)));
+                 self.set_channels(layer, checked_channels(self.shape(layer), std::move(order), std::move(of_keys)));
              })
         .def("copy_block",
              [](KvCache& self, int64_t source, int64_t target) {
@@ -192,6 +201,25 @@ void bind_kv(nb::module_& m) {
             if (static_cast<int64_t>(data.size()) != self.block_bytes())
                 throw nb::value_error("a block of another size");
             memcpy(self.block(block), data.data(), data.size());
+        })
+        .def("clear_state",
+             [](KvCache& self, int64_t slot) {
+                 memset(checked_state(self, slot), 0, static_cast<size_t>(self.state_bytes()));
+             })
+        .def("copy_state",
+             [](KvCache& self, int64_t source, int64_t target) {
+                 const uint8_t* from = checked_state(self, source);
+                 uint8_t* to = checked_state(self, target);
+                 if (from != to) memcpy(to, from, static_cast<size_t>(self.state_bytes()));
+             })
+        .def("read_state",
+             [](KvCache& self, int64_t slot) {
+                 return nb::bytes(checked_state(self, slot), static_cast<size_t>(self.state_bytes()));
+             })
+        .def("write_state", [](KvCache& self, int64_t slot, nb::bytes data) {
+            if (static_cast<int64_t>(data.size()) != self.state_bytes())
+                throw nb::value_error("a state of another size");
+            memcpy(checked_state(self, slot), data.data(), data.size());
         });
 }
 
@@ -235,16 +263,16 @@ void bind_building(nb::class_<Program>& program) {
             nb::keep_alive<1, 5>(), "f32"_a.none(), "q8"_a.none(), "rows"_a, "weight"_a, "activation"_a, "out"_a)
         .def(
             "attention",
-            [](Program& self, Given qkv, int layer, int num_heads, int num_kv_heads, int head_dim, float scale,
-               int rope, int window, float softcap, std::optional<Array<float, 1>> q_norm,
+            [](Program& self, Given qkv, int layer, bool stores, int num_heads, int num_kv_heads, int head_dim,
+               int value_dim, float scale, int rope, int window, float softcap, std::optional<Array<float, 1>> q_norm,
                std::optional<Array<float, 1>> k_norm, float norm_eps, Given f32, Given q8) {
                 self.attention(operand(qkv),
-                               {layer, num_heads, num_kv_heads, head_dim, scale, rope, window, softcap,
+                               {layer, stores, num_heads, num_kv_heads, head_dim, value_dim, scale, rope, window, softcap,
                                 pointer(q_norm, head_dim), pointer(k_norm, head_dim), norm_eps},
                                {operand(f32), operand(q8)});
             },
-            nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "qkv"_a, "layer"_a, "num_heads"_a, "num_kv_heads"_a,
-            "head_dim"_a, "scale"_a, "rope"_a, "window"_a, "softcap"_a, "q_norm"_a.none(), "k_norm"_a.none(),
+            nb::keep_alive<1, 13>(), nb::keep_alive<1, 14>(), "qkv"_a, "layer"_a, "stores"_a, "num_heads"_a,
+            "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "rope"_a, "window"_a, "softcap"_a, "q_norm"_a.none(), "k_norm"_a.none(),
             "norm_eps"_a, "f32"_a.none(), "q8"_a.none())
         .def(
             "take",

@@ -26,8 +26,9 @@ struct KvView {
     int64_t block_stride;
     int64_t values;  // offset from keys to values
     int block_size;
-    int head_dim;
-    int padded_dim;  // multiple of 16
+    int head_dim;    // channels of a key
+    int value_dim;   // channels of a value
+    int padded_dim;  // of a value: a multiple of 16
     KvType type;
     // Of keys that are integers: a narrow channel's unit is 2^finer of a wide one's; wide integers are up to the limit.
     int finer;

@@ -39,40 +39,57 @@ void KeyChannels::add_head(const std::vector<double>& queries, const std::vector
     }
 }
 
-KvCache::KvCache(int layers, int heads, int head_dim, int block_size, int64_t blocks, KvType type)
-    : layers(layers), heads(heads), head_dim(head_dim), block_size(block_size), blocks(blocks), type(type) {
+KvCache::Layer KvCache::layer_of(const LayerKv& shape) {
     const int64_t element = type == KV_F32 ? 4 : type == KV_F16 ? 2 : 1;
-    const int64_t key_bytes = type == KV_Q8 ? 4 * key_words(head_dim) : element * head_dim;
+    const int64_t key_bytes = type == KV_Q8 ? 4 * key_words(shape.key_dim) : element * shape.key_dim;
     const int64_t scales = type == KV_Q8 ? 4 * block_size : 0;
-    padded_dim_ = (head_dim + TILE - 1) / TILE * TILE;
-    values_ = rounded(key_bytes * block_size + scales);
-    head_bytes_ = values_ + rounded(element * padded_dim_ * block_size + scales);
-    block_bytes_ = head_bytes_ * heads * layers;
+    Layer layer{shape, block_bytes_, 0, rounded(key_bytes * block_size + scales), state_bytes_, 0, 0, 0.0f};
+    layer.padded_dim = (shape.value_dim + TILE - 1) / TILE * TILE;
+    layer.head_bytes = layer.values + rounded(element * layer.padded_dim * block_size + scales);
+    if (type != KV_Q8 || shape.heads == 0) return layer;
+    const int wide = shape.key_dim - narrow_channels(shape.key_dim);
+    layer.finer = FINER;
+    while (layer.finer > 0 && narrow_sum(shape.key_dim, layer.finer) > MOST_SUM / 2) layer.finer--;
+    const double fits = std::floor(std::sqrt((MOST_SUM - narrow_sum(shape.key_dim, layer.finer)) / wide));
+    layer.limit = static_cast<float>(std::min(32767.0, fits));
+    return layer;
+}
+
+KvCache::KvCache(const std::vector<LayerKv>& layers, int block_size, int64_t blocks, int64_t states, KvType type)
+    : block_size(block_size), blocks(blocks), states(states), type(type) {
+    for (const LayerKv& shape : layers) {
+        layers_.push_back(layer_of(shape));
+        block_bytes_ += layers_.back().head_bytes * shape.heads;
+        state_bytes_ += rounded(shape.state_bytes);
+        KeyChannels plain;
+        for (int head = 0; head < shape.heads; head++)
+            for (int c = 0; c < shape.key_dim; c++) plain.order.push_back(c);
+        plain.of_keys.assign(plain.order.size(), 1.0f), plain.of_queries = plain.of_keys;
+        channels_.push_back(std::move(plain));
+    }
     // Sixteen keys are read at once, and with small blocks the last of them may lie past the end.
     memory_ = Memory(static_cast<size_t>(block_bytes_ * blocks) + 4096, true);
-    if (type != KV_Q8) return;
-    for (finer_ = FINER; finer_ > 0 && narrow_sum(head_dim, finer_) > MOST_SUM / 2; finer_--) continue;
-    const int wide = head_dim - narrow_channels(head_dim);
-    const double fits = std::floor(std::sqrt((MOST_SUM - narrow_sum(head_dim, finer_)) / wide));
-    limit_ = static_cast<float>(std::min(32767.0, fits));
-    KeyChannels plain;
-    plain.order.resize(static_cast<size_t>(heads * head_dim));
-    for (int head = 0; head < heads; head++)
-        std::iota(plain.order.begin() + head * head_dim, plain.order.begin() + (head + 1) * head_dim, 0);
-    plain.of_keys.assign(plain.order.size(), 1.0f), plain.of_queries = plain.of_keys;
-    channels_.assign(static_cast<size_t>(layers), plain);
+    if (state_bytes_ * states > 0) states_ = Memory(static_cast<size_t>(state_bytes_ * states), true);
+}
+
+std::vector<LayerKv> KvCache::shapes() const {
+    std::vector<LayerKv> shapes;
+    for (const Layer& layer : layers_) shapes.push_back(layer.shape);
+    return shapes;
 }
 
 KvView KvCache::view(int layer, int head) const {
-    return {memory_.data() + (static_cast<int64_t>(layer) * heads + head) * head_bytes_,
+    const Layer& found = layers_[static_cast<size_t>(layer)];
+    return {memory_.data() + found.offset + head * found.head_bytes,
             block_bytes_,
-            values_,
+            found.values,
             block_size,
-            head_dim,
-            padded_dim_,
+            found.shape.key_dim,
+            found.shape.value_dim,
+            found.padded_dim,
             type,
-            finer_,
-            limit_};
+            found.finer,
+            found.limit};
 }
 
 }  // namespace unspool

@@ -335,7 +335,7 @@ void Program::measure() {
     }
     const int32_t starts[] = {0, TOKENS}, table[] = {0}, logit_rows[] = {TOKENS - 1};
     const auto theirs = kv_;
-    kv_ = std::make_shared<KvCache>(kv_->layers, kv_->heads, kv_->head_dim, TOKENS, 1, kv_->type);
+    kv_ = std::make_shared<KvCache>(kv_->shapes(), TOKENS, 1, 1, kv_->type);
     measures_ = true;
     run_step({TOKENS, ids, positions, slots, 1, starts, table, 1, 1, logit_rows});
     measures_ = false;

@@ -46,7 +46,9 @@ struct Step {
 };
 
 struct AttentionShape {
-    int layer, num_heads, num_kv_heads, head_dim;
+    int layer;    // whose keys and values it reads
+    bool stores;  // and whether it stores them itself
+    int num_heads, num_kv_heads, head_dim, value_dim;
     float scale;
     int rope;    // index from Program::add_rope
     int window;  // 0: none

@@ -261,19 +261,20 @@ void store_kv(const KvView& kv, int64_t block, int offset, const float* key, con
     if (kv.type == KV_Q8) return store_integers(kv, block, offset, key, value);
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
-    const int n = kv.head_dim, size = kv.block_size, padded = kv.padded_dim;
+    const int n = kv.head_dim, m = kv.value_dim, size = kv.block_size, padded = kv.padded_dim;
     if (kv.type == KV_F32) {
         for (int d = 0; d < n; d++) reinterpret_cast<float*>(keys)[d * size + offset] = key[d];
-        for (int d = 0; d < n; d++) reinterpret_cast<float*>(values)[offset * padded + d] = value[d];
-        for (int d = n; d < padded; d++) reinterpret_cast<float*>(values)[offset * padded + d] = 0.0f;
+        for (int d = 0; d < m; d++) reinterpret_cast<float*>(values)[offset * padded + d] = value[d];
+        for (int d = m; d < padded; d++) reinterpret_cast<float*>(values)[offset * padded + d] = 0.0f;
     } else {
         for (int c = 0; c < n; c += TILE) {
             uint16_t half[TILE];
             store_f16(half, load_n(key + c, n - c));
             for (int i = 0; i < TILE && c + i < n; i++)
                 reinterpret_cast<uint16_t*>(keys)[(c + i) * size + offset] = half[i];
-            store_f16(reinterpret_cast<uint16_t*>(values) + offset * padded + c, load_n(value + c, n - c));
         }
+        for (int c = 0; c < m; c += TILE)
+            store_f16(reinterpret_cast<uint16_t*>(values) + offset * padded + c, load_n(value + c, m - c));
     }
 }
 

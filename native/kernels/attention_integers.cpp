@@ -427,10 +427,10 @@ INLINE void put_key(I values, bool wide, int count, uint8_t* to, int64_t next) {
 void store_integers(const KvView& kv, int64_t block, int offset, const float* key, const float* value) {
     uint8_t* keys = const_cast<uint8_t*>(kv.base) + block * kv.block_stride;
     uint8_t* values = keys + kv.values;
-    const int n = kv.head_dim, narrow = quads_of(kv) * 4, padded = kv.padded_dim;
+    const int n = kv.head_dim, m = kv.value_dim, narrow = quads_of(kv) * 4, padded = kv.padded_dim;
     const bool loose = is_loose(kv);
     const F key_unit = set1(hlargest(unit_of(kv, key)));
-    const F value_unit = set1(hlargest(largest_of(value, n)) * (1.0f / BYTE)), inverse = into_integers(value_unit);
+    const F value_unit = set1(hlargest(largest_of(value, m)) * (1.0f / BYTE)), inverse = into_integers(value_unit);
     const float key_scale = first(worth_of_integers(key_unit)), value_scale = first(worth_of_integers(value_unit));
     uint8_t* k = keys + static_cast<int64_t>(offset) * (loose ? words_of(kv) : 1) * 4;
     const int64_t next = (loose ? 1 : kv.block_size) * 4;
@@ -439,8 +439,8 @@ void store_integers(const KvView& kv, int64_t block, int offset, const float* ke
         const int end = wide ? n : narrow, word = wide ? quads_of(kv) + (c - narrow) / 2 : c / 4;
         put_key(integers, wide, end - c < TILE ? end - c : TILE, k + word * next, next);
     });
-    for (int i = 0; i < n; i += TILE) {
-        const I integers = round_int(mul(load_n(value + i, n - i), inverse));
+    for (int i = 0; i < m; i += TILE) {
+        const I integers = round_int(mul(load_n(value + i, m - i), inverse));
         if (loose) store_bytes(v + i, integers);
         else store_of_quads(v + i * 4, offset % 4, integers);
     }

@@ -20,7 +20,7 @@ from triton.runtime.driver import driver
 
 from unspool.config import EngineConfig
 from unspool.models.random import SHAPES, shared_checkpoint
-from unspool.models.registry import build
+from unspool.models.registry import architecture_of, build
 from unspool.ops.cuda import attention, launch, lower, project, runner, sampler
 from unspool.ops.cuda.body import CudaOps
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
@@ -64,7 +64,7 @@ def launches_of(shape: str, format: str) -> list[Any]:
     ops = object.__new__(CudaOps)
     ops.device = torch.device("cpu")
     engine = EngineConfig(block_size=128, step_tokens=512, kv_tokens=1024).suited("cuda")
-    kv = ops.kv_cache(checkpoint.config, engine, 8)
+    kv = ops.kv_cache(architecture_of(checkpoint.config).storage, engine, 8)
     step = ops.compile(build(checkpoint.config, checkpoint.weights, ops), kv)
     step._room, step._results = SamplingRoom(64, step.vocab_size, ops.device), results_room(64, runner.RING, ops.device)
     parts: list[Any] = [("all", 1, 1, (True, True)), ("all", 8, 8, None), ("all", 48, 48, (False, False))]

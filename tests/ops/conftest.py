@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unspool.config import EngineConfig, ModelConfig
+from unspool.models.registry import architecture_of
 from unspool.models.shapes import TINY
 from unspool.ops import Batch, Ops
 from unspool.ops.reference import ReferenceOps
@@ -62,7 +63,7 @@ class Bench:
         self, ops: Ops, config: ModelConfig = TINY, engine: EngineConfig | None = None, blocks: int = 64
     ) -> None:
         self.ops = ops
-        self.kv = ops.kv_cache(config, engine or EngineConfig().suited(ops.name), blocks)
+        self.kv = ops.kv_cache(architecture_of(config).storage, engine or EngineConfig().suited(ops.name), blocks)
 
     def run(self, forward: Forward, rows: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         """forward(rows), where the rows of the batch are those of the array that its ids name."""

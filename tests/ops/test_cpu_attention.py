@@ -11,6 +11,7 @@ import pytest
 from tests.ops.conftest import ISAS, Bench, distance, make_batch, vector
 from unspool.config import EngineConfig, ModelConfig
 from unspool.engine.sizing import kv_bytes_per_token
+from unspool.models.registry import architecture_of
 from unspool.models.shapes import TINY
 from unspool.ops import AttentionSpec, Batch, Ops, Rope
 from unspool.ops.cpu import CpuOps
@@ -292,7 +293,7 @@ def test_channels_are_measured_by_the_model(isa: str) -> None:
 def test_a_cache_is_as_large_as_plan_says(kv_dtype: str, dim: int) -> None:
     """But for values that are padded to sixteen, and parts of a block to whole lines of memory."""
     spec = spec_of(2, 2, dim)
-    said = 64 * kv_bytes_per_token(config_of(spec), kv_dtype)
+    said = 64 * kv_bytes_per_token(architecture_of(config_of(spec)).storage, kv_dtype)
     found = bench_for(CpuOps(threads=1), spec, 64, kv_dtype, blocks=1).kv.block_bytes
     padding = -dim % 16 * {"q8": 1, "f16": 2, "f32": 4}[kv_dtype] * 64
     heads = TINY.num_layers * spec.num_kv_heads

@@ -14,7 +14,7 @@ from unspool.config import EngineConfig, ModelConfig
 from unspool.errors import BackendError, EngineError
 from unspool.models.checkpoint import Checkpoint
 from unspool.models.random import random_checkpoint
-from unspool.models.registry import build
+from unspool.models.registry import architecture_of, build
 from unspool.models.shapes import SHAPES
 from unspool.ops import Batch, Ops
 from unspool.ops.cpu import CpuOps
@@ -25,7 +25,7 @@ FAMILIES = ["tiny", "tiny-untied", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "
 
 def compiled(ops: Ops, checkpoint: Checkpoint, engine: EngineConfig) -> Callable[[Batch], np.ndarray]:
     model = build(checkpoint.config, checkpoint.weights, ops)
-    return ops.compile(model, ops.kv_cache(checkpoint.config, engine, 40))
+    return ops.compile(model, ops.kv_cache(architecture_of(checkpoint.config).storage, engine, 40))
 
 
 def with_ids(batch: Batch, ids: np.ndarray) -> Batch:

@@ -27,9 +27,8 @@ def test_as_close_to_float32_as_can_be_asked(smollm2: Checkpoint, isa: str) -> N
     text = np.load(TEXT)
     ids = text["ids"]
     ops = CpuOps(isa=isa)
-    step = ops.compile(
-        build(smollm2.config, smollm2.weights, ops), ops.kv_cache(smollm2.config, EngineConfig().suited("cpu"), 16)
-    )
+    model = build(smollm2.config, smollm2.weights, ops)
+    step = ops.compile(model, ops.kv_cache(model.architecture.storage, EngineConfig().suited("cpu"), 16))
     shape = make_batch([(0, len(ids), range(16))], 32)
     batch = Batch(ids, shape.positions, shape.slots, shape.starts, shape.tables, shape.logit_rows)
     logprobs = log_softmax(step(batch))

@@ -16,7 +16,7 @@ from unspool.config import EngineConfig
 from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
 from unspool.errors import BackendError
 from unspool.models.random import SHAPES, shared_checkpoint, stand_in
-from unspool.models.registry import build
+from unspool.models.registry import architecture_of, build
 from unspool.ops import cuda
 from unspool.ops.cuda import body, memory
 from unspool.ops.cuda.matrix import make_matrix
@@ -50,32 +50,34 @@ def test_a_step_takes_no_more_than_was_planned(shape: str) -> None:
         ops.device = CPU
         engine = EngineConfig(block_size=128, step_tokens=520, max_running=16, kv_tokens=1024).suited("cuda")
         checkpoint = shared_checkpoint(config, "bf16")
-        step = ops.compile(build(config, checkpoint.weights, ops), ops.kv_cache(config, engine, 8))
+        model = build(config, checkpoint.weights, ops)
+        step = ops.compile(model, ops.kv_cache(model.architecture.storage, engine, 8))
         for rows in sorted({bucket_of(rows) for rows in range(1, 521)}):  # each larger than those before
             for part in ("body", "tail") + ("all",) * (rows <= 16):
                 step._layout(part, rows, min(rows, 16), None)
         left = sum(each.numel() * each.element_size() for each in (step._shared.stream, step._shared.queries))
         taken.append(step._arena.nbytes + left)
     assert taken[0] == taken[1]
-    assert taken[0] <= memory.workspace_bytes(config, engine) - memory.FIXED
+    assert taken[0] <= memory.workspace_bytes(architecture_of(config).widths, engine) - memory.FIXED
 
 
 def test_the_cache_gets_what_is_left() -> None:
-    model = SHAPES["llama-8b"]
+    model, architecture = SHAPES["llama-8b"], architecture_of(SHAPES["llama-8b"])
     total = 141 << 30
     free = total - memory.weight_bytes(stand_in("llama-8b").weights.values())
-    room = memory.kv_room(free, total, model, ENGINE)
-    assert room + memory.workspace_bytes(model, ENGINE) + (total - free) == int(0.9 * total)
-    blocks = num_kv_blocks(model, ENGINE, room)
-    assert blocks == room // kv_bytes_per_token(model, "f16") // ENGINE.block_size
+    room = memory.kv_room(free, total, architecture.widths, ENGINE)
+    assert room + memory.workspace_bytes(architecture.widths, ENGINE) + (total - free) == int(0.9 * total)
+    blocks = num_kv_blocks(architecture.storage, model.context_length, ENGINE, room)
+    assert blocks == room // kv_bytes_per_token(architecture.storage, "f16") // ENGINE.block_size
     small = SHAPES["tiny"]
     most = 256 * small.context_length
-    assert num_kv_blocks(small, ENGINE, room) * ENGINE.block_size == most, "no more than can be used"
+    blocks = num_kv_blocks(architecture_of(small).storage, small.context_length, ENGINE, room)
+    assert blocks * ENGINE.block_size == most, "no more than can be used"
 
 
 def test_no_room_is_told_with_its_numbers() -> None:
     with pytest.raises(BackendError, match=r"the GPU has 16\.0 GiB, of which 15\.0 are taken.* allows 90% of it"):
-        memory.kv_room(1 << 30, 16 << 30, SHAPES["llama-8b"], ENGINE)
+        memory.kv_room(1 << 30, 16 << 30, architecture_of(SHAPES["llama-8b"]).widths, ENGINE)
 
 
 def test_an_engine_asks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +85,14 @@ def test_an_engine_asks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "is_interpreted", lambda: False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 << 30, 80 << 30))
-    assert ops.kv_room(SHAPES["llama-1b"], ENGINE) == memory.kv_room(60 << 30, 80 << 30, SHAPES["llama-1b"], ENGINE)
+    widths = architecture_of(SHAPES["llama-1b"]).widths
+    assert ops.kv_room(widths, ENGINE) == memory.kv_room(60 << 30, 80 << 30, widths, ENGINE)
 
 
 @pytest.mark.parametrize("module", ["torch", "triton"])
 def test_missing_software_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(BackendError, match=rf"needs {module}, which cannot be imported.*pip install unspool\[cuda\]"):
+    with pytest.raises(BackendError, match=rf"needs {module}, which cannot be imported.*pip install 'unspool\[cuda\]'"):
         cuda.__getattr__("CudaOps")
 
 

@@ -14,7 +14,7 @@ import torch
 from tests.ops.cuda_setting import MARKS, ON_CARD
 from unspool.config import EngineConfig
 from unspool.models.random import SHAPES, random_checkpoint
-from unspool.models.registry import build
+from unspool.models.registry import architecture_of, build
 from unspool.ops import Batch
 from unspool.ops.cuda import CudaOps, steps
 from unspool.ops.cuda.handover import ABSENT
@@ -48,7 +48,7 @@ def make_step(ops: Any, shape: str, format: str, block_size: int = 16, **changes
     config = replace(SHAPES[shape], **changes)
     checkpoint = _checkpoint(shape, format, tuple(sorted(changes.items())))
     model = build(config, checkpoint.weights, ops)
-    return ops.compile(model, ops.kv_cache(config, EngineConfig(block_size=block_size), 64))
+    return ops.compile(model, ops.kv_cache(architecture_of(config).storage, EngineConfig(block_size=block_size), 64))
 
 
 @cache
@@ -139,7 +139,8 @@ def test_prompts_have_the_bits_of_decodes(window: int | None) -> None:
 def test_splits_that_are_kept_apart_give_the_bits_of_a_walk() -> None:
     """A row's splits by one program, four rows' by another, and those of a draft; what was handed over is gone."""
     step = make_step(CudaOps(), "tiny", "bf16", 128, num_layers=1)
-    step.kv.data.normal_()
+    for index in range(len(step.kv.storage)):
+        step.kv.layer(index).normal_()
     apart, kinds = step.shape, set()
     for sequences in (
         [(1500, [7], range(1, 13))],
@@ -173,7 +174,8 @@ def test_wanted_rows_have_the_bits_of_all(shape: str) -> None:
     follow = make_batch([(11, [7], [1]), (4, [9, 11], [2])], 16)
     whole, after = step(everything).copy(), step(follow).copy()
     for wanted in ([10, 14, 15], [0, 1, 8, 12]):
-        step.kv.data.zero_()
+        for index in range(len(step.kv.storage)):
+            step.kv.layer(index).zero_()
         some = replace(everything, logit_rows=np.array(wanted, np.int32))
         assert (step(some) == whole[wanted]).all(), wanted
     assert (step(follow) == after).all()
@@ -273,8 +275,9 @@ def test_a_server_that_fills_up_keeps_its_graphs() -> None:
 
 def test_blocks_can_be_copied_read_and_written() -> None:
     ops = CudaOps()
-    kv = ops.kv_cache(SHAPES["tiny"], EngineConfig(block_size=16), 4)
-    kv.data.normal_()
+    kv = ops.kv_cache(architecture_of(SHAPES["tiny"]).storage, EngineConfig(block_size=16), 4)
+    for index in range(len(kv.storage)):
+        kv.layer(index).normal_()
     kv.copy_block(1, 2)
     assert kv.read_block(2) == kv.read_block(1) != kv.read_block(3)
     kv.write_block(3, kv.read_block(1))

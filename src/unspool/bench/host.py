@@ -91,20 +91,18 @@ class StubOps:
 
     name = kernel_set = "stub"
 
-    def __init__(self) -> None:
-        self._config: ModelConfig | None = None
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
 
     def matrix(self, parts: Sequence[Any]) -> None:
         return None
 
     vector = matrix
 
-    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> StubKV:
-        self._config = config
+    def kv_cache(self, layers: Any, engine: EngineConfig, num_blocks: int, num_states: int = 0) -> StubKV:
         return StubKV(engine.block_size)
 
     def compile(self, forward: Any, kv: StubKV) -> StubStep:
-        assert self._config is not None
         return StubStep(self._config)
 
 
@@ -123,7 +121,7 @@ def make_engine(requests: int, tokens: int, *, text: bool, block_size: int = BLO
         from unspool.weights.store import resolve
 
         tokenizer = open_checkpoint(resolve("smollm2")).tokenizer()
-    ops: Any = StubOps()
+    ops: Any = StubOps(SHAPE)
     return Engine(random_checkpoint(SHAPE), config, tokenizer=tokenizer, ops=ops)
 
 

@@ -51,7 +51,7 @@ def make_step(checkpoint: Checkpoint) -> CudaRunner:
     config = checkpoint.config
     model = build(config, checkpoint.weights, ops)
     engine = EngineConfig(block_size=BLOCK_SIZE, step_tokens=STEP_TOKENS)
-    return ops.compile(model, ops.kv_cache(config, engine, KV_TOKENS // BLOCK_SIZE))
+    return ops.compile(model, ops.kv_cache(model.architecture.storage, engine, KV_TOKENS // BLOCK_SIZE))
 
 
 def batch_of(rows: int, context: int) -> Batch:
@@ -88,11 +88,11 @@ def seconds_of(launches: Sequence[Launch], repeats: int) -> float:
 
 def attention_cost(step: CudaRunner, rows: int, context: int) -> tuple[int, int]:
     """Bytes of keys and values that one layer reads, and operations."""
-    config = step.kv.config
     seen = rows * context if rows <= 256 else rows * rows // 2
     read = rows * context if rows <= 256 else rows
-    per_token = 4 * config.num_kv_heads * config.head_dim
-    return read * per_token, 4 * seen * config.num_heads * config.head_dim
+    kv = next(layer.kv for layer in step.kv.storage if layer.kv is not None)
+    per_token = 2 * kv.values_per_token
+    return read * per_token, 4 * seen * step.shape.num_heads * kv.key_dim
 
 
 def measure(step: CudaRunner, rows: int, context: int, limits: tuple[float, float]) -> list[dict[str, Any]]:

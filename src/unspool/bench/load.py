@@ -28,6 +28,7 @@ from unspool.engine.engine import Engine
 from unspool.engine.sizing import kv_bytes_per_token
 from unspool.events import Event, Finished, Text
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.registry import architecture_of
 from unspool.params import SamplingParams
 from unspool.weights.store import resolve
 
@@ -128,7 +129,7 @@ class Bench:
     # Memory ---------------------------------------------------------------------------------------------------------
     def memory(self) -> dict[str, Any]:
         weights = sum(weight.nbytes for weight in self.checkpoint.weights.values())
-        per_token = kv_bytes_per_token(self.checkpoint.config, "q8")
+        per_token = kv_bytes_per_token(architecture_of(self.checkpoint.config).storage, "q8")
         before = resident_bytes()
         engine = self.engine()
         loaded = resident_bytes()

@@ -26,14 +26,35 @@ EXAMPLE_TOKENS = 1024  # of a modest request
 
 
 @dataclass(frozen=True)
+class KvLayers:
+    """Layers that keep keys and values of the same sizes."""
+
+    num_layers: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    def describe(self, kv_dtype: str) -> str:
+        from unspool.engine.sizing import integer_key_bytes
+
+        factors = f"{self.num_layers} layers · {self.num_kv_heads} KV heads"
+        if kv_dtype == "q8":
+            key = integer_key_bytes(self.key_dim)
+            return f"{factors} · (a key of {key}, a value of {self.value_dim}, 4 for the scale of each)"
+        size = 4 if kv_dtype == "f32" else 2
+        if self.key_dim == self.value_dim:
+            return f"2 · {factors} · {self.key_dim} · {size} bytes"
+        return f"{factors} · ({self.key_dim} + {self.value_dim}) · {size} bytes"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Sizes in bytes, times in seconds."""
 
     model: str
     architecture: str
     num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    kv_layers: list[KvLayers]
     context_length: int
     parameters: int
     weight_bytes: int
@@ -71,32 +92,35 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = No
     from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
     from unspool.errors import BackendError
     from unspool.machine import free_memory
+    from unspool.models.registry import architecture_of
 
     model, weights = checkpoint.config, checkpoint.weights
+    architecture = architecture_of(model)
+    caches = [layer.kv for layer in architecture.storage if layer.kv is not None]
+    kept = Counter((kv.num_heads, kv.key_dim, kv.value_dim) for kv in caches)
     formats: Counter[str] = Counter()
     for weight in weights.values():
         formats[weight.format] += weight.nbytes if gpu is None else _on_device(weight)
     is_idle = not model.tied_embeddings and "token_embd.weight" in weights
     idle = weights["token_embd.weight"] if is_idle else None
-    per_token = kv_bytes_per_token(model, config.kv_dtype)
+    per_token = kv_bytes_per_token(architecture.storage, config.kv_dtype)
     room = workspace = problem = None
     if gpu is not None:
         from unspool.ops.cuda import memory
 
-        workspace = memory.workspace_bytes(model, config)
+        workspace = memory.workspace_bytes(architecture.widths, config)
         if config.kv_tokens is None:
             try:
-                room = memory.kv_room(gpu.free - formats.total(), gpu.total, model, config)
+                room = memory.kv_room(gpu.free - formats.total(), gpu.total, architecture.widths, config)
             except BackendError as error:
                 problem = str(error)
-    num_blocks = num_kv_blocks(model, config, room) if problem is None else 0
+    num_blocks = num_kv_blocks(architecture.storage, model.context_length, config, room) if problem is None else 0
     lengths = sorted({min(EXAMPLE_TOKENS, model.context_length), model.context_length})
     return Plan(
         model=checkpoint.name,
         architecture=model.architecture,
         num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        kv_layers=[KvLayers(count, *sizes) for sizes, count in kept.items()],
         context_length=model.context_length,
         parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         weight_bytes=formats.total(),
@@ -212,16 +236,10 @@ def as_object(plan: Plan, bandwidth: Bandwidth | None) -> dict[str, Any]:
 def describe(plan: Plan, bandwidth: Bandwidth | None) -> str:
     from unspool.cli.terminal import human_bytes as size
     from unspool.cli.terminal import human_number, human_seconds
-    from unspool.engine.sizing import integer_key_bytes
 
     bits = 8 * plan.weight_bytes / plan.parameters
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
-    factors = f"{plan.num_layers} layers · {plan.num_kv_heads} KV heads"
-    if plan.kv_dtype == "q8":
-        key = integer_key_bytes(plan.head_dim)
-        factors += f" · (a key of {key}, a value of {plan.head_dim}, 4 for the scale of each)"
-    else:
-        factors = f"2 · {factors} · {plan.head_dim} · {4 if plan.kv_dtype == 'f32' else 2} bytes"
+    factors = " + ".join(layers.describe(plan.kv_dtype) for layers in plan.kv_layers)
     fitting = ", or ".join(f"{count:,} of {length:,} tokens" for length, count in plan.requests.items())
     whole = f"{size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache"
     if plan.workspace_bytes:

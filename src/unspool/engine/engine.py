@@ -61,8 +61,8 @@ class Engine:
         self.checkpoint = checkpoint
         model, room = build(checkpoint.config, checkpoint.weights, self.ops), None
         if config.kv_tokens is None and hasattr(self.ops, "kv_room"):
-            room = self.ops.kv_room(checkpoint.config, config)
-        num_blocks = num_kv_blocks(checkpoint.config, config, room)
+            room = self.ops.kv_room(model.architecture.widths, config)
+        num_blocks = num_kv_blocks(model.architecture.storage, checkpoint.config.context_length, config, room)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
         self.runner = make_runner(model, self.config, num_blocks)

@@ -53,7 +53,7 @@ class DeviceRunner(Runner):
 
 
 def make_runner(model: Decoder, config: EngineConfig, num_blocks: int) -> Runner:
-    kv = model.ops.kv_cache(model.config, config, num_blocks)
+    kv = model.ops.kv_cache(model.architecture.storage, config, num_blocks)
     step = model.ops.compile(model, kv)
     return (DeviceRunner if hasattr(step, "launch") else Runner)(model, kv, step)
 

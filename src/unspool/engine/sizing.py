@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from unspool.config import EngineConfig, ModelConfig
+from collections.abc import Sequence
+
+from unspool.config import EngineConfig
 from unspool.errors import RequestError
 from unspool.machine import free_memory
+from unspool.ops.storage import KeyValues, Storage
 
 
-def kv_bytes_per_token(model: ModelConfig, kv_dtype: str) -> int:
-    """2 · layers · kv_heads · head_dim · bytes of a float; integers have a scale of 4 bytes for each key and value."""
-    heads = model.num_layers * model.num_kv_heads
+def kv_bytes_per_token(layers: Sequence[Storage], kv_dtype: str) -> int:
+    """What all layers keep of one token."""
+    return sum(_bytes_per_token(layer.kv, kv_dtype) for layer in layers if layer.kv is not None)
+
+
+def _bytes_per_token(kv: KeyValues, kv_dtype: str) -> int:
+    """Floats have 4 or 2 bytes; integers have a scale of 4 bytes for each key and value."""
     if kv_dtype == "q8":
-        return heads * (integer_key_bytes(model.head_dim) + model.head_dim + 2 * 4)
-    return 2 * heads * model.head_dim * {"f32": 4, "f16": 2}[kv_dtype]
+        return kv.num_heads * (integer_key_bytes(kv.key_dim) + kv.value_dim + 2 * 4)
+    return kv.values_per_token * {"f32": 4, "f16": 2}[kv_dtype]
 
 
 def integer_key_bytes(head_dim: int) -> int:
@@ -22,24 +29,26 @@ def integer_key_bytes(head_dim: int) -> int:
     return narrow + 2 * (wide + wide % 2)
 
 
-def num_kv_blocks(model: ModelConfig, config: EngineConfig, room: int | None = None) -> int:
+def num_kv_blocks(
+    layers: Sequence[Storage], context_length: int, config: EngineConfig, room: int | None = None
+) -> int:
     """Unless told, room for four whole contexts or a quarter of the free memory, whichever is less, but one context
     at least where half of the free memory has room for it. Memory is taken as it is used, not now.
 
     A device with memory of its own says how many bytes of `room` it has: all of it is taken at once, up to what so many
     whole contexts as run together could fill.
     """
+    per_token = max(1, kv_bytes_per_token(layers, config.kv_dtype))
     if config.kv_tokens is not None:
         tokens = config.kv_tokens
     elif room is not None:
-        most = config.max_running * model.context_length
-        tokens = int(min(most, room / kv_bytes_per_token(model, config.kv_dtype)))
+        most = config.max_running * context_length
+        tokens = int(min(most, room / per_token))
         tokens -= tokens % config.block_size
     else:
-        per_token = kv_bytes_per_token(model, config.kv_dtype)
         free = free_memory()
-        tokens = int(min(4 * model.context_length, free // 4 // per_token))
-        tokens = max(tokens, int(min(model.context_length, free // 2 // per_token)))
+        tokens = int(min(4 * context_length, free // 4 // per_token))
+        tokens = max(tokens, int(min(context_length, free // 2 // per_token)))
     blocks = -(-tokens // config.block_size)
     if blocks < 1:
         raise RequestError("there is no free memory for a KV cache; set kv_tokens or use a smaller model", "kv_tokens")

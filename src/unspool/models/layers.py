@@ -15,6 +15,7 @@ from unspool.config import Activation
 from unspool.models.rotary import Rotary
 from unspool.models.tensors import TensorReader
 from unspool.ops import AttentionSpec, Batch, KVCache, Matrix, Ops, Rope, Rows, Vector
+from unspool.ops.storage import KeyValues, Storage, Widths
 
 # Residual streams: what a block computes is added to `residual`, where one is given.
 NormFunction = Callable[[Rows, Rows | None], Rows]
@@ -55,11 +56,22 @@ class Place:
 class Mixer(Protocol):
     """The part of a layer that looks at other positions."""
 
+    @property
+    def width(self) -> int:
+        """The most values that it computes for a row at once, for memory plans."""
+
+    def storage(self) -> Storage:
+        """What it keeps of the tokens it has seen."""
+
     def bind(self, place: Place) -> MixerFunction: ...
 
 
 class FeedForward(Protocol):
     """The part of a layer that looks at one position alone."""
+
+    @property
+    def width(self) -> int:
+        """The most values that it computes for a row at once, for memory plans."""
 
     def bind(self, place: Place) -> FeedForwardFunction: ...
 
@@ -91,14 +103,29 @@ class Attention:
     softcap: float | None = None
     qkv_bias: bool = False
     qk_norm: RmsNorm | None = None  # of each head of q and k, before they are rotated
+    value_dim: int | None = None  # channels of a value; None: head_dim
+    kv_layer: int | None = None  # the layer whose keys and values are read; None: this one has its own
+
+    @property
+    def width(self) -> int:
+        return sum(width for _, width in self._projections())
+
+    def storage(self) -> Storage:
+        if self.kv_layer is not None:
+            return Storage()
+        return Storage(KeyValues(self.num_kv_heads, self.head_dim, self.value_dim or self.head_dim, self.window))
+
+    def _projections(self) -> list[tuple[str, int]]:
+        value_dim = self.value_dim or self.head_dim
+        kept = [("attn_k", self.num_kv_heads * self.head_dim), ("attn_v", self.num_kv_heads * value_dim)]
+        return [("attn_q", self.num_heads * self.head_dim), *(kept if self.kv_layer is None else [])]
 
     def bind(self, place: Place) -> MixerFunction:
         ops, hidden = place.ops, place.hidden
-        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        widths = {"attn_q": q_width, "attn_k": kv_width, "attn_v": kv_width}
-        qkv = place.matrix(*((name, width, hidden) for name, width in widths.items()))
-        bias = place.vector(*((f"{name}.bias", width) for name, width in widths.items())) if self.qkv_bias else None
-        output = place.matrix(("attn_output", hidden, q_width))
+        parts = self._projections()
+        qkv = place.matrix(*((name, width, hidden) for name, width in parts))
+        bias = place.vector(*((f"{name}.bias", width) for name, width in parts)) if self.qkv_bias else None
+        output = place.matrix(("attn_output", hidden, self.num_heads * (self.value_dim or self.head_dim)))
         spec = self._spec(place)
 
         def forward(x: Rows, residual: Rows | None, batch: Batch, kv: KVCache) -> Rows:
@@ -108,9 +135,9 @@ class Attention:
         return forward
 
     def _spec(self, place: Place) -> AttentionSpec:
-        norm = self.qk_norm
+        norm, stores = self.qk_norm, self.kv_layer is None
         return AttentionSpec(
-            layer=place.layer,
+            layer=place.layer if self.kv_layer is None else self.kv_layer,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
@@ -119,8 +146,10 @@ class Attention:
             window=self.window,
             softcap=self.softcap,
             q_norm=None if norm is None else place.vector(("attn_q_norm.weight", self.head_dim)),
-            k_norm=None if norm is None else place.vector(("attn_k_norm.weight", self.head_dim)),
+            k_norm=None if norm is None or not stores else place.vector(("attn_k_norm.weight", self.head_dim)),
             norm_eps=1e-6 if norm is None else norm.eps,
+            value_dim=self.value_dim or self.head_dim,
+            stores=stores,
         )
 
 
@@ -192,3 +221,14 @@ class Architecture:
     tied_embeddings: bool  # the head is the embedding
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+
+    @property
+    def storage(self) -> tuple[Storage, ...]:
+        """What each layer keeps."""
+        return tuple(layer.mixer.storage() for layer in self.layers)
+
+    @property
+    def widths(self) -> Widths:
+        mixer = max(layer.mixer.width for layer in self.layers)
+        feed_forward = max((layer.ffn.width for layer in self.layers if layer.ffn is not None), default=0)
+        return Widths(self.hidden_size, mixer, feed_forward, self.vocab_size)

@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unspool.config import Activation, EngineConfig, ModelConfig, RopeStyle
+from unspool.config import Activation, EngineConfig, RopeStyle
 from unspool.errors import BackendError
 from unspool.lazy import np
+from unspool.ops.storage import Storage
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -62,10 +63,10 @@ class Rope:
 class AttentionSpec:
     """One layer's attention: heads, rotation, optional per-head norms, what a query may see."""
 
-    layer: int
+    layer: int  # whose keys and values are read
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # channels of a query and a key
     scale: float
     rope: Rope
     window: int | None = None  # keys a query sees, itself included; None: all
@@ -73,14 +74,31 @@ class AttentionSpec:
     q_norm: Vector | None = None  # RMS norm weight of head_dim, before the rotation
     k_norm: Vector | None = None
     norm_eps: float = 1e-6
+    value_dim: int = 0  # channels of a value; 0: head_dim
+    stores: bool = True  # rows have keys and values after the queries; else another layer has stored them
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
+
+    @property
+    def row_width(self) -> int:
+        """Values in a row of queries, and of keys and values where they are stored."""
+        kept = self.num_kv_heads * (self.head_dim + self.value_dim) if self.stores else 0
+        return self.num_heads * self.head_dim + kept
 
 
 class KVCache(Protocol):
-    """Keys and values of every layer in blocks of `block_size` tokens; the layout inside a block is the body's own."""
+    """What layers keep (storage.py), in a layout that is the body's own.
+
+    Keys and values lie in blocks of `block_size` tokens. States lie in `num_states` slots: each running sequence has
+    one, others may hold copies of earlier states.
+    """
 
     block_size: int
     num_blocks: int
     block_bytes: int  # of one block over all layers
+    num_states: int
+    state_bytes: int  # of one slot over all layers; 0: no layer has a state
     layout: str  # names what the bytes mean; a saved block is only good for an equal layout
 
     def copy_block(self, source: int, target: int) -> None:
@@ -88,6 +106,15 @@ class KVCache(Protocol):
 
     def read_block(self, block: int) -> bytes: ...
     def write_block(self, block: int, data: bytes) -> None: ...
+
+    def clear_state(self, slot: int) -> None:
+        """Make a slot the state of a sequence that has no tokens yet."""
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy a slot over all layers: for a fork, into a snapshot, or back."""
+
+    def read_state(self, slot: int) -> bytes: ...
+    def write_state(self, slot: int, data: bytes) -> None: ...
 
 
 class Ops(Protocol):
@@ -103,7 +130,10 @@ class Ops(Protocol):
     def vector(self, parts: Sequence[Weight]) -> Vector:
         """Prepare float32 vectors, concatenated: norm weights and biases."""
 
-    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> KVCache: ...
+    def kv_cache(
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+    ) -> KVCache:
+        """Room for what these layers keep."""
 
     def compile(self, forward: Callable[[Batch, KVCache], Rows], kv: KVCache) -> Callable[[Batch], np.ndarray]:
         """Make a step of a model: batch in, float32 logits [len(logit_rows), vocabulary] out.
@@ -124,7 +154,7 @@ class Ops(Protocol):
         """activation(x · gateᵀ) · (x · upᵀ), where weight stacks gate over up"""
 
     def attention(self, qkv: Rows, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Rows:
-        """Norm and rotate q and k, store k and v in their slots, attend; rows of num_heads · head_dim."""
+        """Norm and rotate q and k, store k and v in their slots, attend; rows of num_heads · value_dim."""
 
     def take(self, x: Rows, batch: Batch) -> Rows:
         """The rows whose logits are wanted."""

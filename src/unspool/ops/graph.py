@@ -126,7 +126,7 @@ class Attention(Node):
 
     @property
     def width(self) -> int:
-        return self.spec.num_heads * self.spec.head_dim
+        return self.spec.num_heads * self.spec.value_dim
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -274,7 +274,7 @@ class RecordingOps:
         return Gated(x, weight, activation)
 
     def attention(self, qkv: Node, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Node:
-        expect_width(qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, f"layer {spec.layer}'s attention")
+        expect_width(qkv, spec.row_width, f"layer {spec.layer}'s attention")
         return Attention(qkv, spec)
 
     def take(self, x: Node, batch: Batch) -> Node:

@@ -6,14 +6,15 @@ number; a matrix-vector product for each row cannot, so the reference keeps the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unspool.config import Activation, EngineConfig, ModelConfig
+from unspool.config import Activation, EngineConfig
 from unspool.errors import RequestError
 from unspool.ops import AttentionSpec, Batch, KVCache, Rope
+from unspool.ops.storage import Storage, describe, state_bytes
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -22,32 +23,59 @@ Array = np.ndarray
 
 
 class ReferenceKV:
-    """keys and values as [layer, block, slot in block, kv head, channel]"""
+    """For each layer, keys and values as [block, slot in block, kv head, channel], and states by name as [slot, …]."""
 
-    def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> None:
+    def __init__(self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int) -> None:
         kept = engine.suited("reference").kv_dtype
         if kept not in ("f16", "f32"):
             raise RequestError(f"the reference body keeps f16 or f32 keys and values, not {kept}", "kv_dtype")
         dtype = np.float16 if kept == "f16" else np.float32
-        shape = (config.num_layers, num_blocks, engine.block_size, config.num_kv_heads, config.head_dim)
-        self.keys = np.zeros(shape, dtype)
-        self.values = np.zeros(shape, dtype)
-        self.block_size = engine.block_size
-        self.num_blocks = num_blocks
-        self.block_bytes = 2 * self.keys[:, 0].nbytes
-        self.layout = f"reference-{kept}-{engine.block_size}"
+        self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
+        self.keys: dict[int, Array] = {}
+        self.values: dict[int, Array] = {}
+        self.states: dict[tuple[int, str], Array] = {}
+        for layer, storage in enumerate(layers):
+            if storage.kv is not None:
+                place = (num_blocks, engine.block_size, storage.kv.num_heads)
+                self.keys[layer] = np.zeros((*place, storage.kv.key_dim), dtype)
+                self.values[layer] = np.zeros((*place, storage.kv.value_dim), dtype)
+            for state in storage.states:
+                self.states[layer, state.name] = np.zeros((num_states, *state.shape), np.float32)
+        self._arrays = [*self.keys.values(), *self.values.values()]
+        self.block_bytes = sum(array[0].nbytes for array in self._arrays)
+        self.state_bytes = state_bytes(layers)
+        self.layout = f"reference-{kept}-{engine.block_size}-{describe(layers)}"
 
     def copy_block(self, source: int, target: int) -> None:
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+        for array in self._arrays:
+            array[target] = array[source]
 
     def read_block(self, block: int) -> bytes:
-        return self.keys[:, block].tobytes() + self.values[:, block].tobytes()
+        return b"".join(array[block].tobytes() for array in self._arrays)
 
     def write_block(self, block: int, data: bytes) -> None:
-        half = self.block_bytes // 2
-        for array, part in ((self.keys, data[:half]), (self.values, data[half:])):
-            array[:, block] = np.frombuffer(part, array.dtype).reshape(array[:, block].shape)
+        _write(self._arrays, block, data)
+
+    def clear_state(self, slot: int) -> None:
+        for array in self.states.values():
+            array[slot] = 0
+
+    def copy_state(self, source: int, target: int) -> None:
+        for array in self.states.values():
+            array[target] = array[source]
+
+    def read_state(self, slot: int) -> bytes:
+        return b"".join(array[slot].tobytes() for array in self.states.values())
+
+    def write_state(self, slot: int, data: bytes) -> None:
+        _write(self.states.values(), slot, data)
+
+
+def _write(arrays: Iterable[Array], index: int, data: bytes) -> None:
+    for array in arrays:
+        size = array[index].nbytes
+        array[index] = np.frombuffer(data[:size], array.dtype).reshape(array[index].shape)
+        data = data[size:]
 
 
 class ReferenceOps:
@@ -60,8 +88,10 @@ class ReferenceOps:
     def vector(self, parts: Sequence[Weight]) -> Array:
         return np.concatenate([part.dequantize() for part in parts])
 
-    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> ReferenceKV:
-        return ReferenceKV(config, engine, num_blocks)
+    def kv_cache(
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+    ) -> ReferenceKV:
+        return ReferenceKV(layers, engine, num_blocks, num_states)
 
     def compile(self, forward: Callable[[Batch, KVCache], Array], kv: KVCache) -> Callable[[Batch], Array]:
         return lambda batch: forward(batch, kv)
@@ -90,23 +120,24 @@ class ReferenceOps:
         q, k, v = split_heads(qkv, spec)
         if spec.q_norm is not None:
             q = rms_norm(q, spec.q_norm, spec.norm_eps)
-        if spec.k_norm is not None:
+        if spec.k_norm is not None and spec.stores:
             k = rms_norm(k, spec.k_norm, spec.norm_eps)
         q = rotate(q, batch.positions, spec.rope)
-        k = rotate(k, batch.positions, spec.rope)
-        blocks, offsets = np.divmod(batch.slots, kv.block_size)
-        kv.keys[spec.layer, blocks, offsets] = k
-        kv.values[spec.layer, blocks, offsets] = v
+        if spec.stores:
+            k = rotate(k, batch.positions, spec.rope)
+            blocks, offsets = np.divmod(batch.slots, kv.block_size)
+            kv.keys[spec.layer][blocks, offsets] = k
+            kv.values[spec.layer][blocks, offsets] = v
 
-        out = np.empty_like(q)
+        out = np.empty((len(q), spec.num_heads, spec.value_dim), np.float32)
         for s, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
             for r in range(start, end):
                 position = int(batch.positions[r])
                 first = 0 if spec.window is None else max(0, position + 1 - spec.window)
                 seen = np.arange(first, position + 1)
                 blocks, offsets = batch.tables[s][seen // kv.block_size], seen % kv.block_size
-                keys = kv.keys[spec.layer, blocks, offsets].astype(np.float32)
-                values = kv.values[spec.layer, blocks, offsets].astype(np.float32)
+                keys = kv.keys[spec.layer][blocks, offsets].astype(np.float32)
+                values = kv.values[spec.layer][blocks, offsets].astype(np.float32)
                 out[r] = attend(q[r], keys, values, spec)
         return out.reshape(len(qkv), -1)
 
@@ -136,13 +167,14 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"silu": silu, "gelu_tanh": g
 
 
 def split_heads(qkv: Array, spec: AttentionSpec) -> tuple[Array, Array, Array]:
-    """Rows of q, k and v side by side, as three arrays [row, head, channel]."""
-    q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    q, k, v = np.split(qkv, [q_width, q_width + kv_width], axis=1)
+    """Rows of q, k and v side by side, as three arrays [row, head, channel]; no heads of k and v that are not there."""
+    q_width, k_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    q, k, v = np.split(qkv, [q_width, q_width + k_width], axis=1)
+    kv_heads = spec.num_kv_heads if spec.stores else 0
     return (
         q.reshape(len(qkv), spec.num_heads, spec.head_dim),
-        k.reshape(len(qkv), spec.num_kv_heads, spec.head_dim),
-        v.reshape(len(qkv), spec.num_kv_heads, spec.head_dim),
+        k.reshape(len(qkv), kv_heads, spec.head_dim),
+        v.reshape(len(qkv), kv_heads, spec.value_dim),
     )
 
 
@@ -165,7 +197,7 @@ def rotate(x: Array, positions: Array, rope: Rope) -> Array:
 
 def attend(q: Array, keys: Array, values: Array, spec: AttentionSpec) -> Array:
     """One row's heads [head, channel] over the keys and values [key, kv head, channel] that it sees."""
-    out = np.empty_like(q)
+    out = np.empty((spec.num_heads, spec.value_dim), np.float32)
     group = spec.num_heads // spec.num_kv_heads
     for h in range(spec.num_heads):
         scores = keys[:, h // group] @ q[h] * np.float32(spec.scale)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from unspool.engine.sizing import kv_bytes_per_token
+from unspool.models.registry import architecture_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,7 @@ class Meter:
         weights = engine.checkpoint.weights
         looked_up = 0 if engine.checkpoint.config.tied_embeddings else weights["token_embd.weight"].nbytes
         self._step_bytes = sum(weight.nbytes for weight in weights.values()) - looked_up
-        self._kv_bytes = kv_bytes_per_token(engine.checkpoint.config, engine.config.kv_dtype)
+        self._kv_bytes = kv_bytes_per_token(architecture_of(engine.checkpoint.config).storage, engine.config.kv_dtype)
         self.num_steps = 0
         self.seconds = 0.0
         self.num_bytes = 0.0

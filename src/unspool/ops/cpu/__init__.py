@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from unspool.ops.cpu.body import CpuKV, CpuOps
+from unspool.ops.cpu.body import CpuOps
+from unspool.ops.cpu.kv import CpuKV
 
 __all__ = ["CpuKV", "CpuOps"]

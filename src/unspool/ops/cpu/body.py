@@ -7,49 +7,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import unspool._native as _native
-from unspool.config import EngineConfig, ModelConfig
+from unspool.config import EngineConfig
 from unspool.errors import BackendError, EngineError, ModelError, RequestError
 from unspool.lazy import np
 from unspool.machine import num_cores
 from unspool.ops import Batch, KVCache
+from unspool.ops.cpu.kv import CpuKV
 from unspool.ops.cpu.logits import Logits
 from unspool.ops.cpu.lower import Lowering, find_last, matrix_of
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import Embed, Product, RecordingOps, only_wanted_rows, record
+from unspool.ops.storage import Storage
 from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
 ISAS = ("avx512", "avx2", "plain")  # best first
-
-
-class CpuKV:
-    """Keys and values in native memory, which is taken from the system as blocks are first used."""
-
-    def __init__(self, config: ModelConfig, engine: EngineConfig, num_blocks: int, isa: str) -> None:
-        engine = engine.suited("cpu")
-        self.block_size = engine.block_size
-        self.num_blocks = num_blocks
-        self.native = _native.KvCache(
-            config.num_layers, config.num_kv_heads, config.head_dim, engine.block_size, num_blocks, engine.kv_dtype
-        )
-        self.block_bytes: int = self.native.block_bytes
-        shape = f"{config.num_layers}x{config.num_kv_heads}x{config.head_dim}"
-        # How keys become integers is measured by the model itself, whose last bits are others in other kernels.
-        kind = f"{engine.kv_dtype}-{isa}" if engine.kv_dtype == "q8" else engine.kv_dtype
-        self.layout = f"cpu-6-{kind}-{engine.block_size}-{shape}"
-
-    def copy_block(self, source: int, target: int) -> None:
-        self.native.copy_block(source, target)
-
-    def read_block(self, block: int) -> bytes:
-        return self.native.read_block(block)
-
-    def write_block(self, block: int, data: bytes) -> None:
-        if len(data) != self.block_bytes:
-            raise EngineError(f"a saved block has {len(data)} bytes; blocks of this cache have {self.block_bytes}")
-        self.native.write_block(block, data)
 
 
 class CpuOps(RecordingOps):
@@ -83,10 +57,12 @@ class CpuOps(RecordingOps):
             joined += part.floats()
         return joined
 
-    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CpuKV:
+    def kv_cache(
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+    ) -> CpuKV:
         if num_blocks < 1:
             raise RequestError(f"a cache of {num_blocks} blocks; it must have at least 1", "kv_tokens")
-        return CpuKV(config, engine, num_blocks, self.isa)
+        return CpuKV(layers, engine, num_blocks, num_states, self.isa)
 
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Step:
         assert isinstance(kv, CpuKV)

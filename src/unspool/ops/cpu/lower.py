@@ -86,7 +86,7 @@ class Lowering:
         """Whether a node can write such rows. It writes one kind: the first that was asked for."""
         if not isinstance(node, WRITES_Q8) or rows == "fine":
             return False
-        if isinstance(node, Attention) and (rows == "whole" or node.spec.head_dim % BLOCK):
+        if isinstance(node, Attention) and (rows == "whole" or node.spec.value_dim % BLOCK):
             return False  # it writes head by head, and the scales of a whole row come last
         return self.rows.setdefault(node, rows) == rows
 
@@ -277,9 +277,11 @@ def _attention(low: Lowering, program: Any, node: Attention) -> None:
     program.attention(
         qkv=low.operand(node.x, "f32"),
         layer=spec.layer,
+        stores=spec.stores,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
+        value_dim=spec.value_dim,
         scale=spec.scale,
         rope=program.add_rope(spec.rope.inv_freq, spec.rope.style == "interleaved", spec.rope.scale),
         window=spec.window or 0,

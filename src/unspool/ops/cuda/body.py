@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unspool.config import EngineConfig, ModelConfig
+from unspool.config import EngineConfig
 from unspool.errors import BackendError
 from unspool.ops import Batch, KVCache
 from unspool.ops.cuda import memory
@@ -16,6 +16,7 @@ from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
 from unspool.ops.cuda.runner import CudaRunner
 from unspool.ops.graph import RecordingOps, only_wanted_rows, record
+from unspool.ops.storage import Storage, Widths
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -53,16 +54,18 @@ class CudaOps(RecordingOps):
     def vector(self, parts: Sequence[Weight]) -> torch.Tensor:
         return make_vector(parts, self.device)
 
-    def kv_room(self, config: ModelConfig, engine: EngineConfig) -> int | None:
+    def kv_room(self, widths: Widths, engine: EngineConfig) -> int | None:
         """Bytes that the GPU has left for keys and values, now that the weights are there."""
         if is_interpreted():
             return None
         torch.cuda.empty_cache()  # what loading held for a moment is free again
         free, total = torch.cuda.mem_get_info()
-        return memory.kv_room(free, total, config, engine)
+        return memory.kv_room(free, total, widths, engine)
 
-    def kv_cache(self, config: ModelConfig, engine: EngineConfig, num_blocks: int) -> CudaKV:
-        return CudaKV(config, engine, num_blocks, self.device)
+    def kv_cache(
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+    ) -> CudaKV:
+        return CudaKV(layers, engine, num_blocks, num_states, self.device)
 
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaRunner:
         """A step that gives logits when called, and tokens by its `launch`."""

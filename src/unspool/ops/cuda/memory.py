@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from unspool.config import EngineConfig, ModelConfig
+from unspool.config import EngineConfig
 from unspool.errors import BackendError
+from unspool.ops.storage import Widths
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -42,21 +43,20 @@ def _bytes_of(weight: Weight) -> int:
     return int(rows * width * (CODES[weight.format] + GROUPS[weight.format]))
 
 
-def workspace_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+def workspace_bytes(widths: Widths, engine: EngineConfig) -> int:
     """Room for the rows of the largest step, for logits, and for what sampling keeps beside them."""
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     # The stream and what goes into and comes out of linear layers. Buffers have powers of two of rows, and all smaller
     # ones together as many as the largest.
     rows = 2 << (engine.step_tokens - 1).bit_length()
-    row = 24 * model.hidden_size + 6 * heads + 4 * model.intermediate_size
+    row = 24 * widths.hidden + 6 * widths.mixer + 4 * widths.feed_forward
     # Logits, what the filters look at and gather, counts of tokens and bias.
-    drawn = 4 * model.vocab_size * (1 + 2 + 3)
+    drawn = 4 * widths.vocabulary * (1 + 2 + 3)
     return FIXED + rows * row + engine.max_running * drawn
 
 
-def kv_room(free: int, total: int, model: ModelConfig, engine: EngineConfig) -> int:
+def kv_room(free: int, total: int, widths: Widths, engine: EngineConfig) -> int:
     """What is left for keys and values, in bytes, once the weights are there."""
-    taken, workspace = total - free, workspace_bytes(model, engine)
+    taken, workspace = total - free, workspace_bytes(widths, engine)
     room = int(engine.gpu_memory * total) - taken - workspace
     if room <= 0:
         raise BackendError(

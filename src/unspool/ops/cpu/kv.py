@@ -1,0 +1,59 @@
+"""What layers keep, in native memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import unspool._native as _native
+from unspool.config import EngineConfig
+from unspool.errors import EngineError
+from unspool.ops.storage import Storage, describe
+
+
+class CpuKV:
+    """Keys, values and states in native memory, which is taken from the system as it is first used."""
+
+    def __init__(
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int, isa: str
+    ) -> None:
+        engine = engine.suited("cpu")
+        self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
+        self.native = _native.KvCache(
+            [_sizes(layer) for layer in layers], engine.block_size, num_blocks, num_states, engine.kv_dtype
+        )
+        self.block_bytes: int = self.native.block_bytes
+        self.state_bytes: int = self.native.state_bytes
+        # How keys become integers is measured by the model itself, whose last bits are others in other kernels.
+        kind = f"{engine.kv_dtype}-{isa}" if engine.kv_dtype == "q8" else engine.kv_dtype
+        self.layout = f"cpu-6-{kind}-{engine.block_size}-{describe(layers)}"
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.native.copy_block(source, target)
+
+    def read_block(self, block: int) -> bytes:
+        return self.native.read_block(block)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        if len(data) != self.block_bytes:
+            raise EngineError(f"a saved block has {len(data)} bytes; blocks of this cache have {self.block_bytes}")
+        self.native.write_block(block, data)
+
+    def clear_state(self, slot: int) -> None:
+        self.native.clear_state(slot)
+
+    def copy_state(self, source: int, target: int) -> None:
+        self.native.copy_state(source, target)
+
+    def read_state(self, slot: int) -> bytes:
+        return self.native.read_state(slot)
+
+    def write_state(self, slot: int, data: bytes) -> None:
+        if len(data) != self.state_bytes:
+            raise EngineError(f"a saved state has {len(data)} bytes; states of this model have {self.state_bytes}")
+        self.native.write_state(slot, data)
+
+
+def _sizes(layer: Storage) -> tuple[int, int, int, int]:
+    """KV heads, channels of their keys and values, bytes of the layer's states."""
+    kv, states = layer.kv, sum(state.nbytes for state in layer.states)
+    return (0, 0, 0, states) if kv is None else (kv.num_heads, kv.key_dim, kv.value_dim, states)

@@ -1,0 +1,72 @@
+"""What layers keep of the tokens they have seen: declared by models, held by each backend's cache, counted by plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class KeyValues:
+    """A key and a value of every token, for each KV head."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None  # keys further back are never read again; None: all are
+
+    @property
+    def values_per_token(self) -> int:
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True)
+class State:
+    """An array of each sequence, of one size however long the sequence is. It begins as zeros."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["f32"] = "f32"
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What one layer keeps. A layer that reads another's keys and values keeps none itself."""
+
+    kv: KeyValues | None = None
+    states: tuple[State, ...] = ()
+
+
+def describe(layers: Sequence[Storage]) -> str:
+    """A short name of the whole, as in 30x3x64: layers of so many KV heads of so many channels."""
+    parts = []
+    for storage, same in groupby(Storage(each.kv, each.states) for each in layers):
+        kv = storage.kv
+        sizes = [len(list(same)), *([] if kv is None else [kv.num_heads, kv.key_dim])]
+        text = "x".join(map(str, sizes))
+        if kv is not None and kv.value_dim != kv.key_dim:
+            text += f"/{kv.value_dim}"
+        parts.append(text + "".join(f"~{state.name}{'x'.join(map(str, state.shape))}" for state in storage.states))
+    return "+".join(parts)
+
+
+def state_bytes(layers: Sequence[Storage]) -> int:
+    """What the states of one sequence take."""
+    return sum(state.nbytes for storage in layers for state in storage.states)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How many values a row has where it is widest: what a step's memory is planned with."""
+
+    hidden: int
+    mixer: int
+    feed_forward: int
+    vocabulary: int

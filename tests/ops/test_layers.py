@@ -1,0 +1,133 @@
+"""Models of unusual layers, on every backend: the fast ones compute what the reference does, one token or many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ops.conftest import ISAS, distance, make_batch
+from unspool.config import EngineConfig
+from unspool.models.decoder import Decoder, tensor_shapes
+from unspool.models.layers import Architecture, Attention, Glu, Layer, RmsNorm
+from unspool.models.registry import architecture_of
+from unspool.models.rotary import Rotary
+from unspool.models.shapes import TINY
+from unspool.models.tensors import TensorReader
+from unspool.ops import Ops
+from unspool.ops.reference import ReferenceOps
+from unspool.ops.storage import KeyValues, State, Storage, describe, state_bytes
+from unspool.weights.weight import Weight, encode_weight
+
+NORM = RmsNorm(1e-5)
+HIDDEN, VOCABULARY = 64, 96
+
+
+def rotary(dim: int, theta: float = 10_000.0) -> Rotary:
+    return Rotary(dim, theta, "half")
+
+
+def layer_of(mixer: Any, **changes: Any) -> Layer:
+    return replace(Layer(mixer, Glu(96), norm=NORM, ffn_norm=NORM), **changes)
+
+
+ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=16, rotary=rotary(16))
+# Layers of other heads, wider heads, a cache that two layers read, and a window that differs.
+GEOMETRIES = (
+    layer_of(ATTENTION),
+    layer_of(Attention(2, 1, 32, rotary(32, 1e6), window=5)),
+    layer_of(replace(ATTENTION, kv_layer=0)),
+    layer_of(Attention(3, 3, 16, rotary(16))),
+)
+MODELS = {"geometries": GEOMETRIES}
+CPU_MODELS = {"values of other sizes": (layer_of(replace(ATTENTION, value_dim=32)), layer_of(ATTENTION))}
+
+
+def architecture(layers: Sequence[Layer], **changes: Any) -> Architecture:
+    return replace(Architecture(VOCABULARY, HIDDEN, tuple(layers), NORM, tied_embeddings=False), **changes)
+
+
+def random_weights(model: Architecture, seed: int) -> dict[str, Weight]:
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in tensor_shapes(TINY, model).items():
+        values = rng.standard_normal(shape).astype(np.float32)
+        values = values / math.sqrt(shape[1]) if len(shape) == 2 else 0.1 * values + (not name.endswith(".bias"))
+        weights[name] = encode_weight(name, values)
+    return weights
+
+
+def run(ops: Ops, model: Architecture, weights: dict[str, Weight], kv_dtype: Any, pieces: Sequence[int]) -> np.ndarray:
+    """Logits of every token of a sequence that is computed piece by piece, and of one beside it."""
+    engine = EngineConfig(kv_dtype=kv_dtype, block_size=16).suited(ops.name)
+    kv = ops.kv_cache(model.storage, engine, 8)
+    step = ops.compile(Decoder(TINY, model, TensorReader(ops, weights)), kv)
+    ids = np.random.default_rng(3).integers(VOCABULARY, size=40).astype(np.int32)
+    logits, start = [], 0
+    for count in pieces:
+        batch = make_batch([(0, 3, (6, 7)), (start, count, (0, 1, 2))], 16)
+        batch = replace(batch, ids=np.concatenate([ids[:3], ids[start : start + count]]))
+        logits.append(np.array(step(batch))[3:])
+        start += count
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("name", [*MODELS, *CPU_MODELS])
+def test_the_cpu_computes_what_the_reference_does(name: str, kv_dtype: str, isa: str) -> None:
+    from unspool.ops.cpu import CpuOps
+
+    model = architecture((MODELS | CPU_MODELS)[name])
+    weights = random_weights(model, seed=1)
+    expected = run(ReferenceOps(), model, weights, "f32", [20, 1, 1])
+    found = run(CpuOps(threads=2, isa=isa), model, weights, kv_dtype, [20, 1, 1])
+    assert distance(found, expected) < {"f32": 1e-5, "f16": 1e-3, "q8": 0.03}[kv_dtype]
+    pieces = run(CpuOps(threads=1, isa=isa), model, weights, kv_dtype, [7, 13, 2])
+    assert np.array_equal(found, pieces), "how a prompt is cut changes no bit"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_computes_pieces_alike(name: str) -> None:
+    model = architecture(MODELS[name])
+    weights = random_weights(model, seed=1)
+    whole, pieces = (run(ReferenceOps(), model, weights, "f16", each) for each in ([22], [7, 13, 2]))
+    assert np.array_equal(whole, pieces)
+
+
+def test_blocks_are_copied_saved_and_restored() -> None:
+    from unspool.ops.cpu import CpuOps
+
+    model = architecture(GEOMETRIES)
+    for ops in (ReferenceOps(), *(CpuOps(threads=1, isa=isa) for isa in ISAS[:1])):
+        kv = ops.kv_cache(model.storage, EngineConfig(kv_dtype="f32").suited(ops.name), 3)
+        data = np.random.default_rng(0).integers(256, size=kv.block_bytes, dtype=np.uint8).tobytes()
+        kv.write_block(0, data)
+        kv.copy_block(0, 2)
+        assert kv.read_block(2) == data
+        assert kv.read_block(1) == bytes(kv.block_bytes)
+
+
+def test_a_layout_names_what_layers_keep() -> None:
+    assert describe(architecture_of(TINY).storage) == "2x2x16"
+    assert describe(architecture(GEOMETRIES).storage) == "1x2x16+1x1x32+1+1x3x16"
+    assert describe(architecture(CPU_MODELS["values of other sizes"]).storage) == "1x2x16/32+1x2x16"
+
+
+def test_states_are_cleared_copied_saved_and_restored() -> None:
+    from unspool.ops.cpu import CpuOps
+
+    states = (State("conv", (3, 8)), State("memory", (2, 5, 7)))
+    layers = (Storage(states=states), Storage(KeyValues(2, 16, 16)), Storage(KeyValues(1, 16, 16), states[:1]))
+    for ops in (ReferenceOps(), *(CpuOps(threads=1, isa=isa) for isa in ISAS[:1])):
+        kv = ops.kv_cache(layers, EngineConfig(kv_dtype="f32").suited(ops.name), 2, num_states=3)
+        assert kv.state_bytes >= state_bytes(layers) == 4 * (24 + 70 + 24)
+        data = np.random.default_rng(0).integers(256, size=kv.state_bytes, dtype=np.uint8).tobytes()
+        kv.write_state(1, data)
+        kv.copy_state(1, 2)
+        kv.clear_state(1)
+        assert kv.read_state(2) == data
+        assert kv.read_state(1) == kv.read_state(0) == bytes(kv.state_bytes)
