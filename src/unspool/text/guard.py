@@ -1,51 +1,75 @@
 """What people write is text, never control: `<|im_end|>` in a message must not end that message.
 
 A chat template joins control tokens and messages into one text, in which they can no longer be told apart. So before
-it runs, every control token's name inside a message is put behind a mark that nobody wrote; afterwards the text is cut
-at the marks, and what stood behind them is encoded as the plain characters it is.
+it runs, every control token's name inside a message is replaced by a number between two marks that nobody wrote;
+afterwards each number becomes the plain characters of the name again, encoded as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from unspool.errors import RequestError
 
 if TYPE_CHECKING:
     from unspool.text.chat import ChatTemplate
     from unspool.text.tokenizer import Tokenizer
 
-PRIVATE_USE = range(0xE000, 0xF8FF)  # characters that no standard gives a meaning
+# Characters that no standard gives a meaning; with a number between them they are a mark.
+OPEN, CLOSE = "\ue000", "\ue001"
 
 
 def encode_chat(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> list[int]:
     """Token ids of a conversation: the template's control tokens are control tokens, the messages' are not."""
-    names = sorted(_control_names(tokenizer), key=len, reverse=True)  # of names within names the longer one is meant
-    written = repr((messages, options))
-    found = [name for name in names if name in written]
-    if not found:
+    try:
+        written = "\0".join(_texts((messages, options)))
+    except RecursionError:
+        raise RequestError("messages: they are nested too deep", "messages") from None
+    control = tokenizer.control_marks
+    if not any(isinstance(part, int) for part in control.split(written)):
         return tokenizer.encode(template.render(messages, **options), parse_special=True)
-    mark = next(chr(code) for code in PRIVATE_USE if chr(code) not in written and f"\\u{code:04x}" not in written)
+    mark = _unused_mark(written)
 
     def guarded(value: Any) -> Any:
         if isinstance(value, str):
-            for index, name in enumerate(found):
-                value = value.replace(name, f"{mark}{index}{mark}")
-            return value
+            return "".join(part if isinstance(part, str) else f"{mark}{part}{mark}" for part in control.split(value))
         if isinstance(value, Mapping):
-            return {key: guarded(item) for key, item in value.items()}
+            return {guarded(key): guarded(item) for key, item in value.items()}
         return [guarded(item) for item in value] if isinstance(value, list | tuple) else value
 
-    text = template.render(guarded(messages), **guarded(options))
+    text = template.render(guarded(messages), **{name: guarded(value) for name, value in options.items()})
     ids: list[int] = []
-    for index, piece in enumerate(text.split(mark)):
+    # A template may cut a text in the middle of a mark: what is left of it is text like any other.
+    for index, piece in enumerate(re.split(f"{mark}([0-9]{{1,9}}){mark}", text)):
         if index % 2:
-            ids += tokenizer.encode(found[int(piece)], add_special=False)
+            ids += tokenizer.encode(tokenizer.token_text(int(piece)), add_special=False)
         elif piece or index == 0:
             ids += tokenizer.encode(piece, add_special=index == 0, parse_special=True)
     return ids
 
 
-def _control_names(tokenizer: Tokenizer) -> set[str]:
-    return {tokenizer.token_bytes(id).decode("utf-8", "replace") for id in tokenizer.special_ids} - {""}
+def _unused_mark(written: str) -> str:
+    """A text that is nowhere in what people wrote, nor begins or ends there: its first and its last character occur in
+    it once."""
+    used = set(re.findall(f"{OPEN}([0-9]+){CLOSE}", written))
+    number = 0
+    while str(number) in used:
+        number += 1
+    return f"{OPEN}{number}{CLOSE}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from unspool.errors import RequestError
 from unspool.text.detokenizer import Detokenizer
+from unspool.text.marks import MarkSplitter
 from unspool.text.vocabulary import Vocabulary
 
 
@@ -22,6 +23,7 @@ class Tokenizer:
     """A model's vocabulary, its rule for cutting text into it, and its marks for beginnings and ends.
 
     `strips_leading_space`: encoding put a space in front of the text, so decoding takes one away there.
+    `named_tokens`: texts by the names that chat templates know them by (`eos_token`, `pad_token`, …).
     `notes` says what the file left open and what was assumed.
     """
 
@@ -35,6 +37,7 @@ class Tokenizer:
         adds_bos: bool,
         strips_leading_space: bool,
         fingerprint: Callable[[], str],
+        named_tokens: Mapping[str, str | list[str]] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         self._vocabulary = vocabulary
@@ -46,12 +49,18 @@ class Tokenizer:
         self.special_ids = vocabulary.special
         self.adds_bos = adds_bos
         self.strips_leading_space = strips_leading_space
+        self.named_tokens = dict(named_tokens or {})
         self.notes = tuple(notes)
 
     @cached_property
     def fingerprint(self) -> str:
         """Equal for two tokenizers with the same vocabulary and merges, whatever file they came from."""
         return self._fingerprint()
+
+    @cached_property
+    def control_marks(self) -> MarkSplitter:
+        """Finds the names of control tokens in a text."""
+        return MarkSplitter({self.token_text(token_id): token_id for token_id in self.special_ids})
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of `text`.
