@@ -121,15 +121,9 @@ class LLM:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The model's chat template, made when first asked for: plain completion need not pay for it."""
-        from unspool.text.chat import ChatTemplate
+        from unspool.text.chat import template_of
 
-        source = self.checkpoint.chat_template
-        if source is None:
-            return None
-        end = min(self.checkpoint.eos_ids, default=None)
-        return ChatTemplate(
-            source, bos_token=_text_of(self.tokenizer, self.tokenizer.bos_id), eos_token=_text_of(self.tokenizer, end)
-        )
+        return template_of(self.checkpoint, self.tokenizer)
 
     @cached_property
     def model_chat(self) -> ModelChat:
@@ -218,7 +212,3 @@ def _spread(params: Any, count: int) -> list[SamplingParams | None]:
     if len(each) != count:
         raise RequestError(f"{count} prompts came with {len(each)} params; give one, or one for each", "params")
     return each
-
-
-def _text_of(tokenizer: Any, token: int | None) -> str:
-    return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.server.harness import TEMPLATE, Client, in_process, make_llm
+from unspool.errors import ModelError
 from unspool.server.config import ServerConfig
+from unspool.server.service import Service
 
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hello"}]
@@ -501,3 +503,19 @@ def test_a_template_that_raises_harms_nobody() -> None:
         "{% if messages[0].content == 'bad' %}{{ raise_exception('nothing bad') }}{% endif %}{{ messages[0].content }}"
     )
     in_process(test, llm=make_llm(template))
+
+
+BOMB = "{{ ('{0:99999}' * 100000).format(1) }}"
+
+
+def test_a_template_that_takes_all_memory_ends_the_start() -> None:
+    with pytest.raises(ModelError, match="chat template: it was stopped: it took more than 512 MiB of memory"):
+        Service(make_llm(BOMB), ServerConfig())
+
+
+def test_a_template_that_takes_all_memory_later_costs_its_request_alone() -> None:
+    async def test(client: Client) -> None:
+        await client.refused(PATH, {"messages": [{"role": "user", "content": "bad"}]}, status=500)
+        await client.ok(PATH, {"messages": USER, "max_tokens": 2})
+
+    in_process(test, llm=make_llm(f"{{% if messages[0].content == 'bad' %}}{BOMB}{{% endif %}}hello"))

@@ -221,6 +221,7 @@ def test_qwen_refuses_sliding_layers_and_ignores_an_unused_window(tmp_path: Path
         ({"tokenizer.ggml.tokens": ["a"]}, "lists 1 tokens; 'token_embd.weight' has 320 rows"),
         ({"tokenizer.ggml.eos_token_id": 320}, "tokenizer.ggml.eos_token_id: 320 is outside 0 to 319"),
         ({"tokenizer.chat_template": 1}, "tokenizer.chat_template: 1 is not a string"),
+        ({"tokenizer.chat_template.tool_use": 1}, "tokenizer.chat_template.tool_use: 1 is not a string"),
         ({"general.sampling.temp": "hot"}, "general.sampling.temp: 'hot' is not a number"),
     ],
 )
@@ -261,13 +262,26 @@ def test_generation_config(tmp_path: Path) -> None:
 def test_chat_templates(tmp_path: Path) -> None:
     path = write_directory(tmp_path / "m", random_checkpoint(replace(SHAPES["tiny"], rope_style="half")))
     assert open_checkpoint(path).chat_template is None
-    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    several = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
     assert open_checkpoint(path).chat_template == "yes"
+    assert open_checkpoint(path).tool_template is None
+    several = [{"name": "default", "template": "yes"}, {"name": "tool_use", "template": "with tools"}]
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert open_checkpoint(path).tool_template == "with tools"
+    for wrong in (5, [5], [{"name": [], "template": "x"}], [{"name": "default"}], {"default": "x"}):
+        (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": wrong}))
+        with pytest.raises(ModelError, match=r"tokenizer_config.json: chat_template: "):
+            open_checkpoint(path)
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "one"}))
     assert open_checkpoint(path).chat_template == "one"
     (path / "chat_template.jinja").write_text("its own file")
     assert open_checkpoint(path).chat_template == "its own file"
+    assert open_checkpoint(path).tool_template is None
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("another file")
+    assert open_checkpoint(path).chat_template == "its own file"
+    assert open_checkpoint(path).tool_template == "another file"
     (path / "chat_template.jinja").write_text("x" * (1 << 21))
     with pytest.raises(ModelError, match="a chat template of 2097152 characters"):
         open_checkpoint(path)

@@ -132,3 +132,26 @@ def test_a_spelling_we_do_not_know_is_refused(save: Save) -> None:
     library.decoder = decoders.WordPiece()
     with pytest.raises(ModelError, match="decoder: WordPiece is not supported"):
         from_directory(save(library), None)
+
+
+def test_tokens_are_named_as_chat_templates_know_them(save: Save) -> None:
+    path = save(
+        byte_level(),
+        bos_token="<s>",
+        eos_token={"content": "<|im_end|>", "lstrip": False},
+        pad_token=None,
+        unk_token=5,
+        image_token="<image>",
+        additional_special_tokens=["<a>", {"content": "<b>"}, 3],
+        extra_special_tokens={"audio_token": "<audio>"},
+        add_bos_token=False,
+    )
+    (path / "special_tokens_map.json").write_text(json.dumps({"sep_token": "<sep>"}))
+    assert from_directory(path, None).named_tokens == {
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "sep_token": "<sep>",
+        "image_token": "<image>",
+        "audio_token": "<audio>",
+        "additional_special_tokens": ["<a>", "<b>"],
+    }

@@ -59,7 +59,7 @@ class ModelChat:
     @cached_property
     def call_format(self) -> CallFormat:
         """The format of calls that the model is asked for."""
-        return format_of(self._template.source) if self._template is not None and self.shows_tools else GENERIC
+        return format_of(self._template.tool_source) if self._template is not None and self.shows_tools else GENERIC
 
     # Messages to a prompt -------------------------------------------------------------------------------------------
     def prompt(

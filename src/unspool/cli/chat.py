@@ -32,8 +32,10 @@ def main(argv: Sequence[str]) -> int:
     from unspool.cli.reading import Reader
     from unspool.cli.talk import COMMANDS, Talk
     from unspool.errors import RequestError
+    from unspool.text.chat import start_renderer
     from unspool.weights.store import cache_dir
 
+    start_renderer()  # while the weights load
     llm, _ = load(namespace)
     with llm:
         if llm.template is None:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.parser import UsageError
+from unspool.text.chat import start_renderer
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
@@ -35,6 +36,8 @@ def read_prompt(namespace: argparse.Namespace) -> str:
         raise UsageError("the prompt is empty")
     if namespace.raw and namespace.system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out")
+    if not namespace.raw:  # it starts while the weights load
+        start_renderer()
     return prompt
 
 

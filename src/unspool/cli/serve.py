@@ -69,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"serving needs {error.name}: pip install 'unspool[server]'") from error
     from unspool.cli.loading import load
     from unspool.server.config import ServerConfig, read_keys
+    from unspool.text.chat import start_renderer
 
     keys = [*namespace.api_key, *(read_keys(namespace.api_key_file) if namespace.api_key_file else ())]
     config = ServerConfig(
@@ -91,6 +92,7 @@ def main(argv: Sequence[str]) -> int:
         otel_endpoint=namespace.otel_endpoint,
     )
     sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
+    start_renderer()  # while the weights load
     llm, _ = load(namespace)
     serve(llm, config, sockets)
     return 0

@@ -51,15 +51,13 @@ TALK = ({"role": "user", "content": "Is it so?"}, {"role": "assistant", "content
 
 
 def render(subject: Subject) -> Rendered | UnspoolError | None:
-    from unspool.text.chat import ChatTemplate
+    from unspool.text.chat import template_of
 
-    source = subject.checkpoint.chat_template
-    if source is None:
-        return None
-    tokenizer, end = subject.tokenizer, min(subject.end_ids, default=None)
-    bos = "" if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
+    tokenizer = subject.tokenizer
     try:
-        template = ChatTemplate(source, bos_token=bos, eos_token="" if end is None else tokenizer.token_text(end))
+        template = template_of(subject.checkpoint, tokenizer)
+        if template is None:
+            return None
         text = template.render(TALK, add_generation_prompt=False)
         return Rendered(tuple(tokenizer.encode(text, add_special=False, parse_special=True)), text)
     except UnspoolError as error:

@@ -18,7 +18,7 @@ from unspool.config import ModelConfig
 from unspool.digest import sha256
 from unspool.errors import ModelError
 from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json
-from unspool.weights.fields import Fields, read_json
+from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.generation import generation_from_gguf, generation_from_json
 from unspool.weights.gguf import GGUFFile, open_gguf
 from unspool.weights.mapping import read_samples, release
@@ -44,6 +44,7 @@ class Checkpoint:
     chat_template: str | None
     generation: Mapping[str, Any]  # the model's own sampling defaults, by SamplingParams' names
     eos_ids: tuple[int, ...]  # the ends that the model's files name, beyond what its tokenizer knows
+    tool_template: str | None = None  # for conversations with tools, where the model has another template for them
 
     @cached_property
     def fingerprint(self) -> str:
@@ -93,14 +94,14 @@ def _open_file(path: Path) -> Checkpoint:
         release([file.header])  # making tables looked at every token; a text needs few of them
         return made
 
-    template = keys.optional_string("chat_template")
     return Checkpoint(
         path=path,
         name=re.sub(r"-\d{5}-of-\d{5}$", "", path.stem),
         config=config,
         weights=file.tensors,
         tokenizer=tokenizer,
-        chat_template=_bounded(path, template),
+        chat_template=_bounded(path, keys.optional_string("chat_template")),
+        tool_template=_bounded(path, keys.optional_string("chat_template.tool_use")),
         generation=generation_from_gguf(path, file.metadata) | _beside(path),
         eos_ids=_gguf_eos(file, config),
     )
@@ -150,13 +151,15 @@ def _open_directory(path: Path) -> Checkpoint:
 
         return from_directory(path)
 
+    templates = _directory_templates(path)
     return Checkpoint(
         path=path,
         name=_directory_name(path),
         config=config,
         weights=canonical_weights(own_scales(open_safetensors_directory(path)), config),
         tokenizer=tokenizer,
-        chat_template=_bounded(path, _directory_template(path)),
+        chat_template=_bounded(path, templates.get("default")),
+        tool_template=_bounded(path, templates.get("tool_use")),
         generation=generation,
         eos_ids=tuple(dict.fromkeys(ids)),
     )
@@ -170,26 +173,34 @@ def _directory_name(path: Path) -> str:
     return resolved.name
 
 
-def _directory_template(path: Path) -> str | None:
-    """The chat template from its own file, or from the tokenizer's configuration (one, or several by name)."""
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            size = file.stat().st_size
-            if size > 4 * MAX_TEMPLATE:
-                raise ModelError(f"{file}: {size} bytes; a template has at most {MAX_TEMPLATE} characters")
-            return file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{file} cannot be read: {error}") from error
+def _directory_templates(path: Path) -> dict[str, str]:
+    """The chat templates by name, "default" and perhaps "tool_use": from files of their own, or from the tokenizer's
+    configuration (one, or several by name)."""
+    files = {"default": path / "chat_template.jinja", "tool_use": path / "additional_chat_templates" / "tool_use.jinja"}
+    named = {name: _read_template(file) for name, file in files.items() if file.is_file()}
     for file in (path / "tokenizer_config.json", path / "chat_template.json"):
-        if not file.is_file():
-            continue
-        fields = Fields(file, read_json(file))
-        value = fields.get("chat_template")
-        if isinstance(value, list):
-            named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
-            fields = Fields(file, {"chat_template": named.get("default")})
-        template = fields.optional_string("chat_template")
-        if template is not None:
-            return template
-    return None
+        if "default" not in named and file.is_file():
+            named = _named_templates(Fields(file, read_json(file))) | named
+    return named
+
+
+def _read_template(file: Path) -> str:
+    try:
+        size = file.stat().st_size
+        if size > 4 * MAX_TEMPLATE:
+            raise ModelError(f"{file}: {size} bytes; a template has at most {MAX_TEMPLATE} characters")
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _named_templates(fields: Fields) -> dict[str, str]:
+    value = fields.get("chat_template")
+    if value is None:
+        return {}
+    templates = value if isinstance(value, list) else [{"name": "default", "template": fields.string("chat_template")}]
+    if not all(
+        isinstance(each, dict) and is_text(each.get("name")) and is_text(each.get("template")) for each in templates
+    ):
+        fields.fail("chat_template", "a string, or a list of objects with a name and a template, was expected")
+    return {each["name"]: each["template"] for each in templates}

@@ -113,6 +113,7 @@ def _retrieve(done: asyncio.Future[None]) -> None:
 class Service:
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
         self.llm, self.config, self.chat = llm, config, llm.model_chat
+        self.chat.prepare()  # before anything is started: a template that goes over a limit ends the start
         self.meter = attach(llm.engine)
         self.engine = llm.driver
         self.name = config.names[0] if config.names else llm.checkpoint.name
@@ -190,7 +191,6 @@ class Service:
         large ones."""
         from unspool.sampling.constraint import compile_constraint
 
-        self.chat.prepare()
         compile_constraint(Constraint("json_object"), self.llm.tokenizer)
 
     @property

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unspool.errors import ModelError, RequestError
+from unspool.isolation import LimitedProcess, StoppedError
+
+if TYPE_CHECKING:
+    from unspool.models.checkpoint import Checkpoint
+    from unspool.text.tokenizer import Tokenizer
 
 MAX_SOURCE = 1024 * 1024  # the longest template in the wild has some tens of thousands of characters
+MAX_RENDERED = 16 * 1024 * 1024
+MAX_SECONDS = 5.0  # a usual prompt takes a thousandth of one
+MAX_MEMORY = 512 * 1024 * 1024  # of the process that renders
+# A limit that a conversation of fewer bytes meets is the template's fault, else it is the conversation's.
+SMALL = 64 * 1024
+
+_renderer = LimitedProcess("unspool.text.sandbox", ("jinja2", "markupsafe"), MAX_MEMORY, 5 * MAX_RENDERED)
+
+
+def start_renderer() -> None:
+    """Start the process that renders templates, so that it is ready when the weights are; nothing waits for it."""
+    _renderer.start()
+
+
+def template_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """A model's chat template with its tokenizer's tokens; None where the model has none."""
+    if checkpoint.chat_template is None:
+        return None
+    return ChatTemplate(checkpoint.chat_template, tokenizer.named_tokens, tool_use=checkpoint.tool_template)
 
 
 class ChatTemplate:
-    """A model's own template (jinja2, sandboxed and bounded), parsed once.
+    """A model's own template (jinja2), rendered in a process with limits.
 
-    A template that does not parse is the model's fault (ModelError); one that refuses or cannot take the messages
-    is the request's (RequestError on `messages`, with the template's own words).
+    A template that does not parse or goes over a limit is the model's fault (ModelError); one that refuses or cannot
+    take the messages is the request's (RequestError on `messages`, with the template's own words). `tokens` are the
+    variables that the tokenizer names (`bos_token`, `eos_token`, …). `tool_use` is the template for conversations with
+    tools, where the model has one of its own for them.
     """
 
-    def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
-        if len(source) > MAX_SOURCE:
-            raise ModelError(f"chat template: {len(source):,} characters; at most {MAX_SOURCE:,} are read")
-        import jinja2
-
-        from unspool.text.sandbox import BoundedEnvironment
-
+    def __init__(self, source: str, tokens: Mapping[str, Any] | None = None, *, tool_use: str | None = None) -> None:
         self.source = source
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._environment = BoundedEnvironment()
-        try:
-            self._template = self._environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"chat template: line {error.lineno}: {error.message}") from error
-        except (RecursionError, MemoryError, SyntaxError) as error:
-            raise ModelError(f"chat template: too deep to compile ({type(error).__name__})") from error
+        self.tool_source = source if tool_use is None else tool_use
+        self._tokens = {"bos_token": "", "eos_token": "", **(tokens or {})}
+        for each in {source, self.tool_source}:
+            if len(each) > MAX_SOURCE:
+                raise ModelError(f"chat template: {len(each):,} characters; at most {MAX_SOURCE:,} are read")
+            if "syntax" in (reply := _ask({"source": each})):
+                raise ModelError(f"chat template: {reply['syntax']}")
 
     def render(
         self,
@@ -43,8 +63,6 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """The prompt for these messages. Other keyword arguments are the template's own (`enable_thinking`, …)."""
-        from unspool.text.sandbox import LimitError, TemplateRaisedError
-
         variables = {
             **self._tokens,
             **kwargs,
@@ -52,35 +70,46 @@ class ChatTemplate:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            return self._collect(variables)
-        except TemplateRaisedError as error:
-            raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from error
-        except LimitError as error:
-            raise RequestError(f"messages: the chat template was stopped: {error}", "messages") from error
-        except Exception as error:  # a template is a program by a stranger: whatever it raises, the caller is told
-            raise RequestError(
-                f"messages: the chat template failed on them: {type(error).__name__}: {error}", "messages"
-            ) from error
+        reply = _ask({"source": self.tool_source if tools else self.source, "variables": variables})
+        if "text" in reply:
+            return reply["text"]
+        if "refused" in reply:
+            raise RequestError(f"messages: the model's chat template refuses them: {reply['refused']}", "messages")
+        raise RequestError(f"messages: the chat template failed on them: {reply['failed']}", "messages")
 
-    def _collect(self, variables: Mapping[str, Any]) -> str:
-        from unspool.text.sandbox import MAX_TEXT, LimitError
 
-        self._environment.renew()
-        chunks, length = [], 0
-        for chunk in self._template.generate(variables):
-            length += len(chunk)
-            if length > MAX_TEXT:
-                raise LimitError(f"a prompt of more than {MAX_TEXT:,} characters")
-            chunks.append(chunk)
-        return "".join(chunks)
+def _ask(request: Mapping[str, Any]) -> dict[str, str]:
+    """The renderer's reply."""
+    try:
+        content = json.dumps(request, default=_as_json).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"messages: they cannot be written as JSON: {error}", "messages") from error
+    try:
+        reply: dict[str, str] = json.loads(_renderer.call(content, MAX_SECONDS))
+        if "stopped" not in reply:
+            return reply
+        reason = reply["stopped"]
+    except StoppedError as error:
+        reason = str(error)
+    if len(content) - len(request["source"]) > SMALL:
+        raise RequestError(f"messages: too much for the model's chat template, which was stopped: {reason}", "messages")
+    raise ModelError(f"chat template: it was stopped: {reason}")
+
+
+def _as_json(value: Any) -> Any:
+    """Mappings and sequences of other types than JSON's own."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return list(value)
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def validate_messages(messages: Any) -> list[dict[str, Any]]:
     """The messages as templates expect them; a RequestError names the first field that is wrong.
 
-    Content may be a string, or a list of text parts (joined here, since most templates know only strings), or
-    absent where the message carries tool calls instead.
+    Content may be a string, or a list of text parts (joined here, since most templates know only strings), or absent
+    (None) where the message carries tool calls instead: a template that does not test for none gets an empty text.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(f"messages: expected a list of messages, got {type(messages).__name__}", "messages")
@@ -101,7 +130,7 @@ def _validate_message(message: Any, name: str) -> dict[str, Any]:
     content = message.get("content")
     if content is None and not calls:
         raise RequestError(f"{name}.content: missing", f"{name}.content")
-    return {**message, "content": "" if content is None else _content_text(content, f"{name}.content")}
+    return {**message, "content": None if content is None else _content_text(content, f"{name}.content")}
 
 
 def _content_text(content: Any, name: str) -> str:

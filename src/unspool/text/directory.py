@@ -58,6 +58,7 @@ def build(path: Path, config: Mapping[str, Any], extra_eos: Collection[int]) -> 
         adds_bos=bos is not None and _adds_bos(library, bos, settings),
         strips_leading_space=strips_leading_space,
         fingerprint=lambda: fingerprint(tokens, _merges(file)),
+        named_tokens=_named_tokens(settings),
     )
 
 
@@ -125,15 +126,33 @@ def _named_id(
     name: str, settings: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int], path: Path
 ) -> int | None:
     """The id of a mark that tokenizer_config.json names by its text, or config.json by its id."""
-    token = settings.get(name)
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    if isinstance(token, str):
+    token = _content(settings.get(name))
+    if token is not None:
         if token not in ids:
             raise ModelError(f"{path}: {name} is {token!r}, which the vocabulary lacks")
         return ids[token]
     index = config.get(f"{name}_id")
     return index if isinstance(index, int) else None
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    """The tokens that the configuration names, by those names: chat templates know them by these."""
+    extra = settings.get("extra_special_tokens")
+    entries = {name: value for name, value in settings.items() if name.endswith("_token")}
+    named: dict[str, str | list[str]] = {}
+    for name, value in (entries | (extra if isinstance(extra, dict) else {})).items():
+        if (text := _content(value)) is not None:
+            named[name] = text
+    additional = settings.get("additional_special_tokens")
+    if isinstance(additional, list):
+        named["additional_special_tokens"] = [text for each in additional if (text := _content(each)) is not None]
+    return named
+
+
+def _content(token: Any) -> str | None:
+    """A token's text: files write it as it is, or as an object that says how it is matched, too."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
 
 
 def _config_eos(config: Mapping[str, Any]) -> set[int]:

@@ -42,6 +42,18 @@ def end_ids(ids: Mapping[str, int], marks: frozenset[int]) -> set[int]:
     return set(found.values())
 
 
+# Chat templates' names for tokens, and GGUF's.
+NAMED_TOKENS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",  # its spelling there
+    "pad_token": "padding",
+    "cls_token": "cls",
+    "mask_token": "mask",
+}
+
+
 class _Metadata:
     """Typed access to `tokenizer.ggml.*`; a value of the wrong kind is a ModelError that names its key."""
 
@@ -324,5 +336,18 @@ def _finish(
         adds_bos=bos_id is not None and (adds_bos if said is None else said),
         strips_leading_space=strips_leading_space,
         fingerprint=lambda: fingerprint(texts, map(str, merging)),
+        named_tokens=_named_tokens(source, texts, notes),
         notes=notes,
     )
+
+
+def _named_tokens(source: _Metadata, texts: Sequence[str], notes: list[str]) -> dict[str, str | list[str]]:
+    """The texts of the ids that the file names. Files give ids that are none, too (padding most of all)."""
+    named: dict[str, str | list[str]] = {}
+    for name, key in NAMED_TOKENS.items():
+        index = source.get(f"{key}_token_id", int)
+        if index is not None and 0 <= index < len(texts):
+            named[name] = texts[index]
+        elif index is not None:
+            notes.append(f"{_PREFIX}{key}_token_id is {index:,}, which no token has; {name} was left out")
+    return named
