@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from unspool.cli import main
+from unspool.cli.run import EPILOG
 from unspool.cli.table import Cell, Column
 
 Capture = pytest.CaptureFixture[str]
@@ -365,3 +366,11 @@ def test_explain_in_json_can_be_recomputed(chat_model: str, capsys: Capture) -> 
 def test_explain_says_that_it_stops_early(chat_model: str, capsys: Capture) -> None:
     assert explain(chat_model, "hi", "--ignore-eos", "--seed", "1") == 0
     assert "The first 24 tokens; -n N shows more." in capsys.readouterr().err
+
+
+def test_the_schema_in_the_help_gives_an_answer_worth_showing(smollm2_path: Path, capsys: Capture) -> None:
+    example = re.search(r'unspool run ("Bob.*?") --json-schema \'(.*?)\'', EPILOG, re.DOTALL)
+    assert example is not None
+    arguments = [example[1].strip('"'), "--json-schema", example[2], "--temperature", "0", "-q"]
+    assert main(["run", "-m", str(smollm2_path), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "Bob", "age": 47}

@@ -16,7 +16,8 @@ examples:
   unspool run "Why is the sky blue?"
   git diff | unspool run --system "Write a commit message for this diff." -
   unspool run --raw "Once upon a time" -n 64 --temperature 0.8 --seed 1
-  unspool run "Three colours." --json-schema '{"type":"array","items":{"type":"string"},"maxItems":3}'
+  unspool run "Bob is 47." --json-schema '{"type":"object","properties":{"name":{"type":"string"},
+    "age":{"type":"integer"}},"required":["name","age"]}'
   unspool run "Hello" --stop '\\n' --json | jq .timings
 
 exit status: 0; 1 failure; 2 wrong usage, parameter or model; 130 stopped with Ctrl-C (what there was is printed)"""
