@@ -6,7 +6,8 @@ import sys
 from importlib import import_module
 
 NAMES = {
-    "cpu": "decode, prefill, eight requests, start and memory beside other engines, or another checkout, on the CPU",
+    "cpu": "decode, prefill, eight requests, start and memory beside other engines, on the CPU",
+    "compare": "decode, prefill, eight requests, start and memory of two checkouts, on the CPU",
     "serving": "the server under load beside llama.cpp's server",
     "sampling": "choosing a token beside llama.cpp and transformers",
     "bits": "token ids and logprob bits of two checkouts",

@@ -1,7 +1,6 @@
 """Decoding, prefill, eight at once, start and memory on the CPU, beside llama.cpp and others in one interleaved run.
 
     python -m benchmarks cpu --peer llama.cpp --peer ctranslate2
-    python -m benchmarks cpu --checkout ../before/.venv/bin/python --only decode-32 --rounds 9
     python -m benchmarks cpu --peer llama.cpp --peer-python llama.cpp=/path/bin/python --only decode-32 --rounds 3
 
 Every engine lives in a process and an environment of its own, which is made once under the cache directory (for
@@ -17,9 +16,9 @@ turn counts, for a host may move a guest's cores, and with them the bandwidth, f
 of the fastest read in the whole run is told as well. `--isa avx2` keeps all engines to AVX2, even where the processor
 has more: llama.cpp is compiled for it, and the others are made to believe it (narrow.py; it takes objdump and a
 compiler). Those of `--peer-python` are left as they are, and any other `--isa` is for our kernels alone.
-`--checkout PYTHON` runs another checkout of unspool, by its own Python, as a peer: a ratio below 1 means that this one
-is slower. OpenVINO rounds the minima of a file's blocks when it reads them (docs/notes/cpu.md); `openvino-exact` is its
-graph with the file's own minima, so that it runs the same weights. The last line is JSON.
+OpenVINO rounds the minima of a file's blocks when it reads them (docs/notes/cpu.md); `openvino-exact` is its graph with
+the file's own minima, so that it runs the same weights. `python -m benchmarks compare` measures two checkouts of
+unspool in the same way. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import rounds
 from benchmarks.narrow import has_more_than_avx2, libraries, narrow
 from benchmarks.peer import Process, environment
+from benchmarks.rounds import Engine, Record, Rounds, Row, room, rows, start_prompt
 from unspool.bench.quiet import Watch
 from unspool.errors import BackendError
 from unspool.machine import MemoryReader, measure_bandwidth, num_cores
@@ -50,46 +50,7 @@ if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint
 
 OURS = "unspool"
-DRIVERS = Path(__file__).with_name("peers")
-START_TOKENS = 37
-SETTLE_SECONDS = 0.3  # in which the threads of the engine before go to sleep
 TURNS = 16  # of reading and decoding, a round
-QUIET_CORES, TRIES = 0.15, 3  # a measurement that others disturbed more than this is made again, so many times at most
-TEXT = "The river runs past the old stone house where the light of the morning falls on the garden wall. " * 8
-
-
-@dataclass(frozen=True)
-class Row:
-    title: str
-    unit: str
-    work: str
-    tokens: int = 0  # of each prompt
-    prompts: int = 1
-    steps: int = 0
-
-    @property
-    def more_is_better(self) -> bool:
-        return self.unit == "tokens/s"
-
-    def rate(self, seconds: float) -> float:
-        return self.prompts * (self.steps or self.tokens) / seconds
-
-    def ratio(self, ours: float, theirs: float) -> float:
-        """How many times as good we are."""
-        return ours / theirs if self.more_is_better else theirs / ours
-
-
-def rows(steps: int) -> dict[str, Row]:
-    rate = "tokens/s"
-    return {
-        "decode-32": Row("decode, 32-token prompt", rate, "decode", 32, steps=steps),
-        "decode-512": Row("decode, 512-token prompt", rate, "decode", 512, steps=steps),
-        "prefill-512": Row("prefill 512 tokens", rate, "prefill", 512),
-        "prefill-1800": Row("prefill 1,800 tokens", rate, "prefill", 1800),
-        "eight": Row("eight requests at once", rate, "decode", 32, 8, steps),
-        "start": Row("start to first token", "s", "start", START_TOKENS),
-        "memory": Row("peak memory", "MiB", "memory", 32, steps=steps),
-    }
 
 
 @dataclass(frozen=True)
@@ -122,34 +83,10 @@ PEERS = {
 
 
 # Engines ------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Engine:
-    """How to start an engine: a driver, the Python that runs it, and what both are told."""
-
-    name: str
-    python: Path
-    driver: str
-    options: dict[str, Any]
-    environ: dict[str, str] = field(default_factory=dict)
-
-    @contextmanager
-    def started(self, context: int) -> Iterator[tuple[Process, float, str]]:
-        """A fresh process with room for `context` tokens, the seconds to its first token, and its version."""
-        options = json.dumps({**self.options, "context": context})
-        command = [str(self.python), str(DRIVERS / "driver.py"), self.driver, options]
-        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        began = time.perf_counter()
-        with Process(command, environ | self.environ) as process:
-            version = process.answer()["version"]
-            yield process, time.perf_counter() - began, version
-
-
 def engines(checkpoint: Checkpoint, options: argparse.Namespace, root: Path) -> list[Engine]:
     text, ids = start_prompt(checkpoint)
     told = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
     found = [Engine(OURS, Path(sys.executable), "unspool", told)]
-    for place, python in enumerate(options.checkout, 1):
-        found.append(Engine(f"checkout-{place}", Path(python), "unspool", told))
     pythons = dict(part.split("=", 1) for part in options.peer_python)
     is_narrow = options.isa == "avx2" and has_more_than_avx2()
     for name in dict.fromkeys(options.peer):
@@ -175,18 +112,11 @@ def kept_to_avx2(engine: Engine, root: Path) -> Engine:
     done = target / "narrowed"
     if not done.exists():
         print(f"making {target} (once; its libraries are searched for cpuid)", file=sys.stderr)
-        with engine.started(_room([rows(1)["start"]])) as (process, _, _):
+        with engine.started(room([rows(1)["start"]])) as (process, _, _):
             asking = libraries(process.pid, home)
         shutil.rmtree(target, ignore_errors=True)
         done.write_text(str(narrow(home, asking, target)))
     return replace(engine, python=target / "bin" / "python", environ={"LD_PRELOAD": done.read_text()})
-
-
-def start_prompt(checkpoint: Checkpoint) -> tuple[str, list[int]]:
-    """A text of 37 tokens: whole words, so that it is read back as the same ids."""
-    tokenizer = checkpoint.tokenizer()
-    ids = list(tokenizer.encode(TEXT))[:START_TOKENS]
-    return tokenizer.decode(ids), ids
 
 
 def converted(name: str, peer: Peer, python: Path, checkpoint: Checkpoint, root: Path) -> Path:
@@ -198,7 +128,7 @@ def converted(name: str, peer: Peer, python: Path, checkpoint: Checkpoint, root:
         print(f"making {target} (once)", file=sys.stderr)
         with TemporaryDirectory() as folder:
             export(checkpoint, Path(folder))
-            command = [str(python), str(DRIVERS / f"{peer.converter}.py"), folder, str(target)]
+            command = [str(python), str(rounds.DRIVERS / f"{peer.converter}.py"), folder, str(target)]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if done.returncode:
                 raise BackendError(f"{command!r} ended with status {done.returncode}\n{done.stdout[-2000:].strip()}")
@@ -208,37 +138,17 @@ def converted(name: str, peer: Peer, python: Path, checkpoint: Checkpoint, root:
 
 # Measuring ----------------------------------------------------------------------------------------------------------
 @dataclass
-class Record:
-    """Every number of a run, by row and engine, one for each round."""
+class CpuRecord(Record):
+    """And how fast memory was read meanwhile."""
 
-    values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bandwidths: list[float] = field(default_factory=list)  # bytes a second, at each round's beginning
     turns: list[tuple[float, float]] = field(default_factory=list)  # our decoding's tokens/s, bytes/s read beside it
     disturbed_turns: int = 0  # which do not count
-    others: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # cores that others kept busy meanwhile
-    versions: dict[str, str] = field(default_factory=dict)
 
-    def add(self, row: str, engine: str, value: float, others: float = 0.0) -> None:
-        self.values.setdefault(row, {}).setdefault(engine, []).append(value)
-        self.others.setdefault(row, {}).setdefault(engine, []).append(others)
-
-    @property
-    def disturbed(self) -> tuple[int, int]:
-        """How many measurements others disturbed, of how many."""
-        cores = [value for of in self.others.values() for values in of.values() for value in values]
-        return sum(value > QUIET_CORES for value in cores), len(cores)
-
-    def medians(self) -> dict[str, dict[str, float]]:
-        return {row: {name: statistics.median(found) for name, found in of.items()} for row, of in self.values.items()}
-
-    def ratios(self, known: dict[str, Row]) -> dict[str, dict[str, float]]:
+    def median_ratios(self, known: dict[str, Row]) -> dict[str, dict[str, float]]:
         """The median of the rounds' ratios, by row and peer."""
         return {
-            row: {
-                name: statistics.median(map(known[row].ratio, of[OURS], found))
-                for name, found in of.items()
-                if name != OURS
-            }
+            row: {name: statistics.median(self.ratios(known[row], OURS, name)) for name in of if name != OURS}
             for row, of in self.values.items()
         }
 
@@ -257,89 +167,34 @@ class Record:
         return statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
 
 
-class Bench:
+class Bench(Rounds):
+    """Rounds that read memory, too: at their beginning, and in turns with our decoding."""
+
+    record: CpuRecord
+
     def __init__(self, found: list[Engine], known: dict[str, Row], vocab_size: int, threads: int) -> None:
-        self.engines, self.rows, self.threads = found, known, threads
-        self._vocab_size = vocab_size
-        self._rng = random.Random(0)
-        self.record = Record()
+        super().__init__(found, known, vocab_size)
+        self.record, self.threads = CpuRecord(), threads
 
-    def run(self, rounds: int) -> Record:
-        warm = [row for row in self.rows.values() if row.work in ("decode", "prefill")]
-        with ExitStack() as stack:
-            alive: dict[str, Process] = {}
-            for engine in self.engines if warm else []:
-                process, _, version = stack.enter_context(engine.started(_room(warm)))
-                alive[engine.name], self.record.versions[engine.name] = process, version
-                for row in warm:
-                    self._ask(process, row, self._prompts(row), min(row.steps, 4))
-            for number in range(rounds):
-                self._round(number, alive)
-        return self.record
-
-    def _round(self, number: int, alive: dict[str, Process]) -> None:
-        time.sleep(SETTLE_SECONDS)
+    def round(self, number: int, alive: dict[str, Process]) -> None:
+        time.sleep(rounds.SETTLE_SECONDS)
         self.record.bandwidths.append(measure_bandwidth(self.threads, seconds=1.0).bytes_per_second)
-        turn = number % len(self.engines)
-        for name, row in self.rows.items():
-            for engine in self.engines[turn:] + self.engines[:turn]:
-                tries: list[tuple[float, float]] = []
-                while len(tries) < TRIES and (not tries or tries[-1][0] > QUIET_CORES):
-                    time.sleep(SETTLE_SECONDS)
-                    prompts = self._prompts(row)  # never one that was seen: engines keep the prefixes they computed
-                    tries.append(self._once(engine, alive.get(engine.name), row, prompts))
-                others, value = min(tries)  # the least disturbed, whatever it says
-                self.record.add(name, engine.name, value, others)
+        super().round(number, alive)
         if "decode-32" in self.rows:
             self._take_turns(alive[OURS], replace(self.rows["decode-32"], steps=32))
-        print(f"round {number + 1} is done", file=sys.stderr, flush=True)
 
     def _take_turns(self, ours: Process, row: Row) -> None:
         """Reading and decoding in turns; one that others disturbed is not counted."""
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(rounds.SETTLE_SECONDS)
         with closing(MemoryReader(self.threads)) as reader:
             for _ in range(TURNS):
                 watch, before = Watch(ours.pid), reader.best()
-                rate = row.rate(self._ask(ours, row, self._prompts(row), row.steps))
+                rate = row.rate(self.ask(ours, row, self.prompts(row), row.steps))
                 read = max(before, reader.best())
-                if watch.others(ours.pid) <= QUIET_CORES:
+                if watch.others(ours.pid) <= rounds.QUIET_CORES:
                     self.record.turns.append((rate, read))
                 else:
                     self.record.disturbed_turns += 1
-
-    def _once(self, engine: Engine, process: Process | None, row: Row, prompts: list[list[int]]) -> tuple[float, float]:
-        """One measurement: the cores that others kept busy meanwhile, and the value."""
-        if row.work in ("decode", "prefill"):
-            assert process is not None  # started for these rows
-            watch = Watch(process.pid)
-            value = row.rate(self._ask(process, row, prompts, row.steps))
-            return watch.others(process.pid), value
-        if row.work == "start":  # one that is not counted, for systems take back files that nobody has read for a while
-            with engine.started(_room([row])):
-                pass
-        watch = Watch()
-        with engine.started(_room([row])) as (fresh, value, version):
-            self.record.versions[engine.name] = version
-            if row.work == "memory":
-                fresh.ask(json.dumps({"work": "decode", "prompts": prompts, "steps": row.steps}))
-                value = float(fresh.ask('{"work": "memory"}')["bytes"]) / (1 << 20)
-            return watch.others(fresh.pid), value
-
-    @staticmethod
-    def _ask(process: Process, row: Row, prompts: list[list[int]], steps: int) -> float:
-        seconds = process.ask(json.dumps({"work": row.work, "prompts": prompts, "steps": steps}))["seconds"]
-        return float(seconds)
-
-    def _prompts(self, row: Row) -> list[list[int]]:
-        """Random ids, clear of control tokens, which stand at the beginning or the end of vocabularies."""
-        ids = range(300, self._vocab_size - 1000)
-        return [self._rng.choices(ids, k=row.tokens) for _ in range(row.prompts)]
-
-
-def _room(known: Sequence[Row]) -> int:
-    """Tokens of context for the widest row; llama.cpp gives each sequence a multiple of 256."""
-    return max(row.prompts * 256 * (1 + (row.tokens + row.steps) // 256) for row in known)
-
 
 def bytes_per_token(checkpoint: Checkpoint) -> int:
     """What one step of one request reads of the weights: all but an embedding table that is not the head too."""
@@ -349,8 +204,8 @@ def bytes_per_token(checkpoint: Checkpoint) -> int:
 
 
 # Telling ------------------------------------------------------------------------------------------------------------
-def table(record: Record, known: dict[str, Row]) -> Iterator[str]:
-    medians, ratios = record.medians(), record.ratios(known)
+def table(record: CpuRecord, known: dict[str, Row]) -> Iterator[str]:
+    medians, ratios = record.medians(), record.median_ratios(known)
     names = list(record.versions)
     width = max(11, *map(len, names)) + 1
     yield f"{'':<26}{'':>9}" + "".join(f"{name:>{width}}" + 9 * " " * (name != OURS) for name in names).rstrip()
@@ -363,7 +218,7 @@ def table(record: Record, known: dict[str, Row]) -> Iterator[str]:
         yield f"{known[row].title:<26}{known[row].unit:>9}" + "".join(cells)
 
 
-def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
+def report(record: CpuRecord, known: dict[str, Row], size: int) -> dict[str, Any]:
     low, share, high = record.shares(size) or (None, None, None)
     return {
         "versions": record.versions,
@@ -377,13 +232,13 @@ def report(record: Record, known: dict[str, Row], size: int) -> dict[str, Any]:
         "disturbed_turns": record.disturbed_turns,
         "turns": [{"tokens_per_second": rate, "read_gb_per_second": read / 1e9} for rate, read in record.turns],
         "median": record.medians(),
-        "ratio": record.ratios(known),
+        "ratio": record.median_ratios(known),
         "rounds": record.values,
         "others_cores": record.others,
     }
 
 
-def tell(record: Record, known: dict[str, Row], size: int) -> None:
+def tell(record: CpuRecord, known: dict[str, Row], size: int) -> None:
     longest = max(map(len, record.versions))
     for name, version in record.versions.items():
         print(f"{name:<{longest}} {version}")
@@ -413,9 +268,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--peer-python", action="append", default=[], metavar="PEER=PYTHON", help="a Python that has it"
     )
-    parser.add_argument(
-        "--checkout", action="append", default=[], metavar="PYTHON", help="another checkout's Python (repeatable)"
-    )
     parser.add_argument("--rounds", type=int, default=5, help="(5)")
     parser.add_argument("--steps", type=int, default=64, help="tokens that a decoding row decodes (64)")
     parser.add_argument("--threads", type=int, default=cores, help=f"threads of each engine ({cores})")
@@ -430,7 +282,8 @@ def main(argv: Sequence[str]) -> int:
     found = engines(checkpoint, options, cache_dir())
     load = os.getloadavg()[0]
     bench = Bench(found, known, checkpoint.config.vocab_size, options.threads)
-    record, size = bench.run(options.rounds), bytes_per_token(checkpoint)
+    bench.run(options.rounds)
+    record, size = bench.record, bytes_per_token(checkpoint)
     tell(record, known, size)
     about = {"model": checkpoint.name, "threads": options.threads, "isa": options.isa, "load_before": load}
     print(json.dumps({"benchmark": "cpu", **about, **report(record, known, size)}))

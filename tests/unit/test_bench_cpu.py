@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cpu
+from benchmarks import cpu, rounds
 from benchmarks.export import export
 from benchmarks.peer import Process
 from benchmarks.peers import exact_openvino
@@ -20,7 +20,7 @@ from unspool.errors import BackendError
 from unspool.machine import Bandwidth
 from unspool.models.checkpoint import Checkpoint
 
-KNOWN = cpu.rows(64)
+KNOWN = rounds.rows(64)
 FAKE = """
 class Engine:
     def __init__(self, options):
@@ -40,10 +40,10 @@ class Engine:
 
 @pytest.fixture
 def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copy(cpu.DRIVERS / "driver.py", tmp_path)
+    shutil.copy(rounds.DRIVERS / "driver.py", tmp_path)
     (tmp_path / "via_fake.py").write_text(FAKE)
-    monkeypatch.setattr(cpu, "DRIVERS", tmp_path)
-    monkeypatch.setattr(cpu, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(rounds, "DRIVERS", tmp_path)
+    monkeypatch.setattr(rounds, "SETTLE_SECONDS", 0.0)
     quick = Bandwidth(10e9, "measured")
     monkeypatch.setattr(cpu, "measure_bandwidth", lambda *_, **__: quick)
     monkeypatch.setattr(cpu, "MemoryReader", QuickReader)
@@ -61,9 +61,9 @@ class QuickReader:
         pass
 
 
-def fake(name: str, pace: float) -> cpu.Engine:
+def fake(name: str, pace: float) -> rounds.Engine:
     told = {"text": "", "ids": [1] * 37, "version": f"{name} 1", "pace": pace}
-    return cpu.Engine(name, Path(sys.executable), "fake", told)
+    return rounds.Engine(name, Path(sys.executable), "fake", told)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,16 @@ def test_above_one_is_ours_in_every_unit() -> None:
 
 
 def test_a_ratio_is_the_median_of_rounds_not_the_ratio_of_medians() -> None:
-    record = cpu.Record()
+    record = cpu.CpuRecord()
     for ours, theirs in ((100, 10), (10, 10), (20, 1)):
         record.add("decode-32", cpu.OURS, ours)
         record.add("decode-32", "other", theirs)
     assert record.medians() == {"decode-32": {cpu.OURS: 20, "other": 10}}
-    assert record.ratios(KNOWN) == {"decode-32": {"other": 10}}
+    assert record.median_ratios(KNOWN) == {"decode-32": {"other": 10}}
 
 
 def test_the_ceiling_is_the_fastest_round_for_neighbours_only_slow_reading() -> None:
-    record = cpu.Record(bandwidths=[33e9, 58e9, 34e9], turns=[(300, 50e9), (350, 60e9), (360, 40e9)])
+    record = cpu.CpuRecord(bandwidths=[33e9, 58e9, 34e9], turns=[(300, 50e9), (350, 60e9), (360, 40e9)])
     assert record.share_of_ceiling(10**8) is None
     for rate in (300, 350, 360):
         record.add("decode-32", cpu.OURS, rate)
@@ -97,10 +97,10 @@ def test_the_ceiling_is_the_fastest_round_for_neighbours_only_slow_reading() -> 
 
 
 def test_a_turn_is_measured_by_the_reading_beside_it() -> None:
-    record = cpu.Record(turns=[(300, 50e9), (350, 60e9), (360, 40e9)])
+    record = cpu.CpuRecord(turns=[(300, 50e9), (350, 60e9), (360, 40e9)])
     assert record.shares(10**8) == pytest.approx([(35 / 60 + 0.6) / 2, 0.6, 0.75])
-    assert cpu.Record(turns=[(300, 50e9)]).shares(10**8) == pytest.approx([0.6, 0.6, 0.6])
-    assert cpu.Record().shares(10**8) == []
+    assert cpu.CpuRecord(turns=[(300, 50e9)]).shares(10**8) == pytest.approx([0.6, 0.6, 0.6])
+    assert cpu.CpuRecord().shares(10**8) == []
 
 
 @pytest.mark.parametrize(("others", "counted"), [(0.0, cpu.TURNS), (0.9, 0)])
@@ -109,7 +109,8 @@ def test_turns_that_others_disturbed_are_not_counted(
 ) -> None:
     monkeypatch.setattr(quiet.Watch, "others", lambda *_: others)
     bench = cpu.Bench([fake(cpu.OURS, 0.001)], {"decode-32": KNOWN["decode-32"]}, vocab_size=5000, threads=2)
-    record = bench.run(1)
+    bench.run(1)
+    record = bench.record
     turns = record.turns
     assert (len(turns), record.disturbed_turns) == (counted, cpu.TURNS - counted)
     # Of the passes before and after, the faster: each of these readers' is faster than the one before.
@@ -117,7 +118,7 @@ def test_turns_that_others_disturbed_are_not_counted(
 
 
 def test_disturbed_measurements_are_counted() -> None:
-    record = cpu.Record()
+    record = cpu.CpuRecord()
     for others in (0.0, 0.1, 0.9):
         record.add("eight", cpu.OURS, 1, others)
     assert record.disturbed == (1, 3)
@@ -138,15 +139,17 @@ def test_a_disturbed_measurement_is_made_again_and_the_least_disturbed_counts(
     bench = cpu.Bench([fake(cpu.OURS, 0.001)], known, vocab_size=5000, threads=2)
     left = iter(seen)
     monkeypatch.setattr(bench, "_once", lambda *_: next(left))
-    assert bench.run(1).values["start"][cpu.OURS] == [kept]
+    bench.run(1)
+    assert bench.record.values["start"][cpu.OURS] == [kept]
     assert len(list(left)) == len(noise) - tries
 
 
 def test_a_run_visits_every_engine_in_every_round(drivers: Path) -> None:
     known = {name: KNOWN[name] for name in ("decode-32", "prefill-512", "eight", "start", "memory")}
     bench = cpu.Bench([fake(cpu.OURS, 0.001), fake("other", 0.004)], known, vocab_size=5000, threads=2)
-    record = bench.run(3)
-    ratios = record.ratios(known)
+    bench.run(3)
+    record = bench.record
+    ratios = record.median_ratios(known)
     assert ratios["decode-32"]["other"] == ratios["prefill-512"]["other"] == pytest.approx(4)
     assert record.medians()["eight"] == pytest.approx({cpu.OURS: 8000, "other": 2000})
     assert all(len(values) == 3 for of in record.values.values() for values in of.values())
@@ -165,7 +168,7 @@ def test_a_run_visits_every_engine_in_every_round(drivers: Path) -> None:
 def test_no_prompt_is_used_twice_not_even_to_try_again(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, ...]] = []
 
-    def once(engine: cpu.Engine, process: Process, row: cpu.Row, prompts: list[list[int]]) -> tuple[float, float]:
+    def once(engine: rounds.Engine, process: Process, row: rounds.Row, prompts: list[list[int]]) -> tuple[float, float]:
         seen.extend(tuple(prompt) for prompt in prompts)
         return 1.0, 1.0  # disturbed
 
@@ -173,13 +176,13 @@ def test_no_prompt_is_used_twice_not_even_to_try_again(drivers: Path, monkeypatc
     bench = cpu.Bench([fake(cpu.OURS, 0.001), fake("other", 0.001)], known, vocab_size=5000, threads=2)
     monkeypatch.setattr(bench, "_once", once)
     bench.run(2)
-    assert len(seen) == len(set(seen)) == 2 * 2 * cpu.TRIES * (1 + 8)
+    assert len(seen) == len(set(seen)) == 2 * 2 * rounds.TRIES * (1 + 8)
 
 
 def test_there_is_room_for_the_widest_row() -> None:
-    assert cpu._room([KNOWN["decode-32"]]) == 256
-    assert cpu._room(list(KNOWN.values())) == 2048
-    assert cpu._room([cpu.rows(300)["eight"]]) == 8 * 512
+    assert rounds.room([KNOWN["decode-32"]]) == 256
+    assert rounds.room(list(KNOWN.values())) == 2048
+    assert rounds.room([rounds.rows(300)["eight"]]) == 8 * 512
 
 
 def test_a_process_that_fails_says_why() -> None:
