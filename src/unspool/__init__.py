@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unspool.chat.answers import ToolCall
     from unspool.config import EngineConfig, ModelConfig
     from unspool.errors import (
         BackendError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from unspool.results import Completion, Receipt, Result
 
 _HOMES = {
+    "unspool.chat.answers": ("ToolCall",),
     "unspool.config": ("EngineConfig", "ModelConfig"),
     "unspool.errors": (
         "BackendError",
@@ -57,6 +59,7 @@ __all__ = [  # noqa: RUF022 (grouped as a reader meets them)
     "ModelConfig",
     "Result",
     "Completion",
+    "ToolCall",
     "Receipt",
     "Event",
     "Text",

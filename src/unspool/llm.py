@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, cast, overload
 
 from unspool.config import EngineConfig
 from unspool.engine.driver import Driver
@@ -20,11 +21,14 @@ from unspool.results import Receipt, Result
 from unspool.weights.store import resolve
 
 if TYPE_CHECKING:
-    from unspool.chat.model_chat import ModelChat
+    from unspool.chat.model_chat import ModelChat, RenderedPrompt
+    from unspool.chat.tools import Toolbox
     from unspool.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+ToolChoice = str | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Job = tuple[Sequence[int], SamplingParams | None]  # token ids and how they are to be continued
 
@@ -62,16 +66,66 @@ class LLM:
         results = self._answer([(self.encode(p), one) for p, one in zip(each, per_prompt, strict=True)])
         return results if many else results[0]
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None, **template_options: Any) -> Result:
-        """Answer a conversation: a list of {"role": …, "content": …}."""
-        return self._answer([(self.render(messages, **template_options), params)])[0]
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        **template_options: Any,
+    ) -> Result:
+        """Answer a conversation: a list of {"role": …, "content": …}.
 
-    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> Stream:
+        `tools` and `tool_choice` are in OpenAI's form; the calls that the model makes are `result.tool_calls`.
+        """
+        toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
+        with self._chat_stream(messages, params, toolbox, template_options, whole=parallel_tool_calls) as stream:
+            return stream.result()
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+    ) -> Stream:
         """The events of an answer as they come: Text, then Finished for each choice. Closing the stream aborts it.
 
-        A list of messages is a chat. Failures are raised.
+        A list of messages is a chat; with tools, `stream.messages` has the content and the calls of each choice so far.
+        Failures are raised.
         """
-        stream = Stream(self.driver, self._ids(prompt), params or SamplingParams())
+        if is_chat(prompt):
+            toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
+            return self._chat_stream(prompt, params, toolbox, {})
+        if tools:
+            raise RequestError("tools need a conversation, a list of messages", "tools")
+        return self._start(Stream(self.driver, self.encode(cast("Prompt", prompt)), params or SamplingParams()))
+
+    def _chat_stream(
+        self,
+        messages: Messages,
+        params: SamplingParams | None,
+        toolbox: Toolbox,
+        options: Mapping[str, Any],
+        *,
+        whole: bool = False,
+    ) -> Stream:
+        params, chat = params or SamplingParams(), self.model_chat
+        if toolbox.binds:
+            if params.constraint is not None:
+                raise RequestError("constraint and tools bind the answer twice", "constraint")
+            params = replace(params, constraint=chat.constraint(toolbox))
+        prompt, syntax = self._render(messages, toolbox, options), chat.syntax(toolbox)
+        stream = Stream(
+            self.driver, prompt.ids, params, prompt_warnings=prompt.warnings, syntax=syntax, whole=whole
+        )
+        return self._start(stream)
+
+    def _start(self, stream: Stream) -> Stream:
         Stream.start(self.driver, [stream])
         return stream
 
@@ -134,8 +188,7 @@ class LLM:
 
     # Text to tokens -------------------------------------------------------------------------------------------------
     def _ids(self, prompt: Prompt | Messages) -> list[int]:
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        return self.render(prompt) if is_chat else self.encode(prompt)  # type: ignore[arg-type]
+        return self.render(prompt) if is_chat(prompt) else self.encode(cast("Prompt", prompt))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a plain prompt: BOS where the model wants it, control tokens read as plain text."""
@@ -149,7 +202,7 @@ class LLM:
         self,
         messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Tools = (),
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> list[int]:
@@ -157,15 +210,17 @@ class LLM:
 
         `options` are the template's own variables.
         """
+        toolbox = make_toolbox(tools)
+        return self._render(messages, toolbox, options, add_generation_prompt=add_generation_prompt).ids
+
+    def _render(
+        self, messages: Messages, toolbox: Toolbox, options: Mapping[str, Any], *, add_generation_prompt: bool = True
+    ) -> RenderedPrompt:
         from unspool.chat.messages import for_template
-        from unspool.chat.tools import read_toolbox
         from unspool.text.chat import validate_messages
 
         valid = for_template(validate_messages(messages))
-        prompt = self.model_chat.prompt(
-            valid, read_toolbox(tools), options, add_generation_prompt=add_generation_prompt
-        )
-        return prompt.ids
+        return self.model_chat.prompt(valid, toolbox, options, add_generation_prompt=add_generation_prompt)
 
     # Running --------------------------------------------------------------------------------------------------------
     def _answer(self, jobs: Sequence[Job], output: Sequence[int] = ()) -> list[Result]:
@@ -194,6 +249,17 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def is_chat(prompt: Prompt | Messages) -> TypeGuard[Messages]:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def make_toolbox(tools: Tools, choice: ToolChoice = "auto", parallel: bool = True) -> Toolbox:
+    from unspool.chat.tools import check_tools, read_toolbox
+
+    check_tools(tools, choice)
+    return read_toolbox(tools, choice, parallel=parallel)
 
 
 def make_config(options: Mapping[str, Any]) -> EngineConfig:

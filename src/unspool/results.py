@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unspool.chat.answers import Message, ToolCall
 from unspool.events import Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer. `tokens` carry what was asked for of each: logprob, alternatives, trace."""
+    """One answer. `tokens` carry what was asked for of each: logprob, alternatives, trace.
+
+    `text` is what the model wrote. If it was given tools, `tool_calls` are the calls in it and `content` is the rest.
+    """
 
     text: str
     tokens: tuple[Token, ...]
@@ -22,6 +26,15 @@ class Completion:
     stop: str | int | None = None  # the stop string or end token that ended it
     seed: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    message: Message | None = None  # the text as content and calls, where there were tools
+
+    @property
+    def content(self) -> str:
+        return self.text if self.message is None else self.message.content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return () if self.message is None else tuple(self.message.calls)
 
     @property
     def token_ids(self) -> list[int]:
@@ -56,10 +69,19 @@ class Result:
     params: ResolvedParams
     choices: tuple[Completion, ...]
     receipt: Receipt
+    prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
 
     @property
     def text(self) -> str:
         return self.choices[0].text
+
+    @property
+    def content(self) -> str:
+        return self.choices[0].content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.choices[0].tool_calls
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -89,7 +111,7 @@ class Result:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self.params.warnings
+        return (*self.prompt_warnings, *self.params.warnings)
 
     @property
     def prompt_logprobs(self) -> list[Token | None] | None:
@@ -99,10 +121,22 @@ class Result:
 
 class Fold:
     """Collects the events of a request; `result` once every choice has ended. There is no other way from events to a
-    result."""
+    result.
 
-    def __init__(self, prompt_ids: Sequence[int], params: ResolvedParams, receipt: Receipt) -> None:
+    `messages` find the tool calls in the choices, one for each; none where there are no tools. What comes after a
+    message is full is left out.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        params: ResolvedParams,
+        receipt: Receipt,
+        prompt_warnings: tuple[str, ...] = (),
+        messages: Sequence[Message] = (),
+    ) -> None:
         self._prompt_ids, self._params, self._receipt = tuple(prompt_ids), params, receipt
+        self._prompt_warnings, self._messages = prompt_warnings, messages
         self._text: list[list[str]] = [[] for _ in range(params.n)]
         self._tokens: list[list[Token]] = [[] for _ in range(params.n)]
         self._finished: dict[int, Finished] = {}
@@ -110,10 +144,16 @@ class Fold:
     def push(self, event: Event) -> None:
         """Take in an event; a failure is raised."""
         if isinstance(event, Text):
+            if self._messages and self._messages[event.choice].is_full:
+                return
             self._text[event.choice].append(event.text)
             self._tokens[event.choice].extend(event.tokens)
+            if self._messages:
+                self._messages[event.choice].push(event.text, event.tokens)
         elif isinstance(event, Finished):
             self._finished[event.choice] = event
+            if self._messages:
+                self._messages[event.choice].flush()
         else:
             raise event.error
 
@@ -121,18 +161,29 @@ class Fold:
     def is_done(self) -> bool:
         return len(self._finished) == len(self._text)
 
+    @property
+    def wants_no_more(self) -> bool:
+        """Whether choices still run, and each of them has all that the request wants of it."""
+        running = [message for choice, message in enumerate(self._messages) if choice not in self._finished]
+        return bool(running) and all(message.is_full for message in running)
+
     def result(self) -> Result:
         choices = tuple(self._completion(self._finished[choice]) for choice in range(self._params.n))
-        return Result(self._prompt_ids, self._params, choices, self._receipt)
+        return Result(self._prompt_ids, self._params, choices, self._receipt, self._prompt_warnings)
 
     def _completion(self, end: Finished) -> Completion:
+        message = self._messages[end.choice] if self._messages else None
+        usage, tokens = end.usage, tuple(self._tokens[end.choice])
+        if message is not None and message.is_full:  # the engine computed some more before it stopped
+            usage = replace(usage, completion_tokens=len(tokens))
         return Completion(
             text="".join(self._text[end.choice]),
-            tokens=tuple(self._tokens[end.choice]),
+            tokens=tokens,
             finish_reason=end.reason,
-            usage=end.usage,
+            usage=usage,
             timings=end.timings,
             stop=end.stop,
             seed=end.seed,
             details=end.details,
+            message=message,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 
@@ -25,6 +24,8 @@ class CallFormat:
         return (self.opens, self.argues) if self.argues else (self.opens,)
 
     def new_call_id(self) -> str:
+        import secrets
+
         return secrets.token_hex(12)[: self.id_length] if self.id_length else f"call_{secrets.token_hex(12)}"
 
 

@@ -23,7 +23,7 @@ NO_TOOLS = Toolbox()
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RenderedPrompt:
     """A conversation as token ids, and what the caller should know about how it was rendered."""
 
     ids: list[int]
@@ -69,7 +69,7 @@ class ModelChat:
         options: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
-    ) -> Prompt:
+    ) -> RenderedPrompt:
         """The token ids of valid messages. `options` are variables of the model's template."""
         from unspool.text.guard import encode_chat
 
@@ -100,7 +100,7 @@ class ModelChat:
         elif tools:
             messages = with_description(messages, tools)
             warnings.append("the model's chat template has no place for tools; the system message describes them")
-        return Prompt(encode_chat(self.tokenizer, self._template, messages, variables), tuple(warnings))
+        return RenderedPrompt(encode_chat(self.tokenizer, self._template, messages, variables), tuple(warnings))
 
     # What answers look like -----------------------------------------------------------------------------------------
     def constraint(self, toolbox: Toolbox, answer: Constraint | None = None) -> Constraint | None:

@@ -61,7 +61,43 @@ def read_toolbox(tools: Sequence[Mapping[str, Any]], choice: Any = "auto", *, pa
 
 def read_tool(function: Mapping[str, Any]) -> Tool:
     strict = bool(function.get("strict"))
-    return Tool(function["name"], function.get("description", ""), function.get("parameters"), strict)
+    return Tool(function["name"], function.get("description") or "", function.get("parameters"), strict)
+
+
+def check_tools(tools: Any, choice: Any) -> None:
+    """What a caller in Python gives for `tools` and `tool_choice`; a RequestError names what is wrong."""
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise RequestError(f"tools: expected a list of tools, got {type(tools).__name__}", "tools")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise RequestError(
+                f'tools[{index}]: expected {{"type": "function", "function": {{…}}}}, got {tool!r:.60}',
+                f"tools[{index}]",
+            )
+        for name, kinds in (("name", str), ("description", str), ("parameters", Mapping), ("strict", bool)):
+            value = function.get(name)
+            if (value is not None and not isinstance(value, kinds)) or (name == "name" and not value):
+                where = f"tools[{index}].function.{name}"
+                raise RequestError(f"{where} is {value!r:.60}; expected {_KIND_NAMES[kinds]}", where)
+    if choice not in ("auto", "none", "required") and not _is_choice(choice):
+        raise RequestError(
+            f'tool_choice is {choice!r:.60}; allowed: "auto", "none", "required" or a function in OpenAI\'s form',
+            "tool_choice",
+        )
+
+
+_KIND_NAMES: dict[type, str] = {str: "a string", Mapping: "a JSON schema", bool: "true or false"}
+
+
+def _is_choice(choice: Any) -> bool:
+    """Whether it has the form of a function, or of a list of allowed ones."""
+    match choice:
+        case {"type": "function", "function": {"name": str()}}:
+            return True
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": [*tools]}}:
+            return bool(tools) and all(_is_choice(tool) and tool["type"] == "function" for tool in tools)
+    return False
 
 
 def make_toolbox(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
+from unspool.chat.answers import CallSyntax, Message
 from unspool.engine.driver import Driver, Sink, Submission, call_soon
 from unspool.errors import RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text
@@ -29,8 +30,20 @@ Put = Callable[[Sequence[Event]], object]
 class _Events:
     """What both kinds of stream have: the request, and the events that arrived and were not read."""
 
-    def __init__(self, driver: Driver, prompt: Sequence[int], params: SamplingParams, output: Sequence[int]) -> None:
-        self.prompt_ids = tuple(prompt)
+    def __init__(
+        self,
+        driver: Driver,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        output: Sequence[int],
+        prompt_warnings: Sequence[str],
+        syntax: CallSyntax | None,
+    ) -> None:
+        self.prompt_ids, self._prompt_warnings = tuple(prompt), tuple(prompt_warnings)
+        tokenizer = driver.engine.tokenizer
+        self.messages: tuple[Message, ...] = ()  # each choice as content and tool calls so far, where there are tools
+        if syntax is not None and tokenizer is not None:
+            self.messages = tuple(Message(tokenizer, syntax) for _ in range(params.n))
         self._driver = driver
         self._arrived: deque[Event] = deque()
         self._num_left = params.n  # choices whose ending was not read
@@ -60,8 +73,11 @@ class _Events:
             self._stop()
             raise event.error
         if self._fold is None:
-            self._fold = Fold(self.prompt_ids, self.params, self._driver.engine.receipt(self.params.seed))
+            receipt = self._driver.engine.receipt(self.params.seed)
+            self._fold = Fold(self.prompt_ids, self.params, receipt, self._prompt_warnings, self.messages)
         self._fold.push(event)
+        if self._fold.wants_no_more:
+            self.abort("stop")
         self._num_left -= isinstance(event, Finished)
         return event
 
@@ -84,9 +100,11 @@ class Stream(_Events):
         params: SamplingParams,
         *,
         output: Sequence[int] = (),
+        prompt_warnings: Sequence[str] = (),
+        syntax: CallSyntax | None = None,
         whole: bool = False,
     ) -> None:
-        super().__init__(driver, prompt, params, output)
+        super().__init__(driver, prompt, params, output, prompt_warnings, syntax)
         self._inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()
         self._submission.sink = _sink(self._inbox.put, params.n, whole)
 
@@ -131,9 +149,11 @@ class AsyncStream(_Events):
         params: SamplingParams,
         *,
         output: Sequence[int] = (),
+        prompt_warnings: Sequence[str] = (),
+        syntax: CallSyntax | None = None,
         whole: bool = False,
     ) -> None:
-        super().__init__(driver, prompt, params, output)
+        super().__init__(driver, prompt, params, output, prompt_warnings, syntax)
         self._whole = whole
         self._inbox: asyncio.Queue[Sequence[Event]] | None = None
 

@@ -40,7 +40,7 @@ class Delta:
 
 
 class Answer:
-    """All choices of a job, over all of its prompts."""
+    """All choices of a job, over all of its prompts. What comes after a message is full is left out."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.choices = [Choice(index, message) for index, message in enumerate(messages)]
@@ -48,9 +48,16 @@ class Answer:
     def push(self, index: int, event: Event) -> Delta:
         choice = self.choices[index]
         if isinstance(event, Text):
+            if choice.message.is_full:
+                return Delta(choice)
             choice.tokens += event.tokens
             return Delta(choice, choice.message.push(event.text, event.tokens), event.tokens)
         if isinstance(event, Finished):
             choice.end = event
             return Delta(choice, choice.message.flush(), end=event)
         raise event.error
+
+    @property
+    def wants_no_more(self) -> bool:
+        """Whether each choice has ended, or has all that the request wants of it."""
+        return all(choice.end is not None or choice.message.is_full for choice in self.choices)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from unspool.chat.answers import CallSyntax, Message
-from unspool.chat.model_chat import Prompt
+from unspool.chat.model_chat import RenderedPrompt
 from unspool.chat.tools import Toolbox
 from unspool.engine.driver import Submission
 from unspool.errors import ContextLengthError, RequestError
@@ -99,7 +99,7 @@ class Run:
         elif isinstance(event, Finished):
             self._metrics.on_finished(event, is_first=event.choice == 0)
         delta = self.answer.push(index, event)
-        if delta.end is None and delta.choice.message.is_full:
+        if delta.end is None and self.answer.wants_no_more:
             self.abort("stop")
         return delta
 
@@ -149,7 +149,7 @@ class Service:
         options: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
-    ) -> Prompt:
+    ) -> RenderedPrompt:
         """A conversation's token ids. A template is a stranger's program: it runs in another thread."""
         render = partial(self.chat.prompt, add_generation_prompt=add_generation_prompt)
         return await asyncio.to_thread(render, messages, toolbox, options)
@@ -232,7 +232,8 @@ def usage_of(run: Run) -> tuple[int, int, int]:
     prompt = completion = cached = 0
     for choice in run.answer.choices:
         if choice.end is not None:
-            completion += choice.end.usage.completion_tokens
+            # Of a full message the engine computed some more before it stopped.
+            completion += len(choice.tokens) if choice.message.is_full else choice.end.usage.completion_tokens
             if choice.end.choice == 0:
                 prompt += choice.end.usage.prompt_tokens
                 cached += choice.end.usage.cached_tokens
@@ -247,6 +248,6 @@ def _timings(end: Finished) -> dict[str, Any]:
 
 
 def _details(end: Finished) -> dict[str, Any]:
-    """What extensions add: a beam's score, what speculation came to. Prompt logprobs have their own place."""
+    """What extensions add: a beam's score, what speculation came to. RenderedPrompt logprobs have their own place."""
     details = {name: jsonable(value) for name, value in end.details.items() if name != "prompt_logprobs"}
     return {"details": details} if details else {}
