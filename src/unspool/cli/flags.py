@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unspool.cli.parser import UsageError
+from unspool.cli.parser import NUMBERS, UsageError
 from unspool.config import EngineConfig
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
 
@@ -199,9 +199,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, alone: bool = False) 
             if flag.parse is None:
                 group.add_argument(*names, dest=flag.dest, action="store_true", default=None, help=flag.help)
             else:
-                action, parse = "append" if flag.many else "store", _named(flag.parse)
+                action = "append" if flag.many else "store"
                 group.add_argument(
-                    *names, dest=flag.dest, action=action, type=parse, metavar=flag.metavar, help=flag.help
+                    *names, dest=flag.dest, action=action, type=flag.parse, metavar=flag.metavar, help=flag.help
                 )
 
 
@@ -262,7 +262,7 @@ def value_of(flag: Flag, text: str) -> Any:
         if text not in ("on", "off"):
             raise argparse.ArgumentTypeError(f"{text!r} is neither on nor off")
         return text == "on"
-    value = _named(flag.parse)(text)
+    value = NUMBERS.get(flag.parse, flag.parse)(text)
     return [value] if flag.many else value
 
 
@@ -315,7 +315,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False) 
         else:
             told = "" if default is None else " (what suits the device)" if default == 0 else f" ({default})"
             group.add_argument(
-                f"--{name}", dest=dest, type=_named(flag.parse), metavar=flag.metavar, help=flag.help + told
+                f"--{name}", dest=dest, type=flag.parse, metavar=flag.metavar, help=flag.help + told
             )
 
 
@@ -335,21 +335,3 @@ def _words() -> dict[str, tuple[str, ...]]:
     hints = get_type_hints(EngineConfig)
     words = {field.name: get_args(hints[field.name]) for field in dataclasses.fields(EngineConfig)}
     return {name: allowed for name, allowed in words.items() if allowed and all(isinstance(w, str) for w in allowed)}
-
-
-# argparse's ways ---------------------------------------------------------------------------------------------------
-_KINDS: dict[Callable[[str], Any], str] = {int: "a whole number", float: "a number"}
-
-
-def _named(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """int and float say `invalid int value`; people say what they wanted."""
-    if parse not in _KINDS:
-        return parse
-
-    def number(value: str) -> Any:
-        try:
-            return parse(value)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{value!r} is not {_KINDS[parse]}") from None
-
-    return number

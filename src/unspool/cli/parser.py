@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from unspool.cli.terminal import width
@@ -18,6 +20,26 @@ class Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         columns = min(width() - 1, 110)
         super().__init__(prog, max_help_position=30 if columns >= 70 else 8, width=columns)
+
+
+def whole_number(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number") from None
+
+
+def number(value: str) -> float:
+    try:
+        parsed = float(value)
+    except ValueError:
+        parsed = math.nan
+    if not math.isfinite(parsed):
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number")
+    return parsed
+
+
+NUMBERS: dict[Callable[[str], Any], Callable[[str], Any]] = {int: whole_number, float: number}
 
 
 class StoreOnce(argparse.Action):
@@ -48,6 +70,8 @@ class Parser(argparse.ArgumentParser):
         )
         for name in (None, "store"):
             self.register("action", name, StoreOnce)
+        for kind, parse in NUMBERS.items():  # so that an error says what is wanted, and nan and inf are none
+            self.register("type", kind, parse)
 
     def format_help(self) -> str:
         text = super().format_help()

@@ -50,7 +50,7 @@ def make_parser() -> Parser:
     group.add_argument(
         "--stall-timeout", type=float, default=60.0, metavar="S", help="cut a reader that takes nothing (60)"
     )
-    group.add_argument("--log", choices=("text", "json", "off"), default="text", help="access log on stderr (text)")
+    group.add_argument("--log", metavar="FORMAT", default="text", help="access log on stderr: text, json or off (text)")
     group.add_argument("--metrics-prefix", default="unspool:", metavar="P", help="of the metrics' names (unspool:)")
     group.add_argument("--otel-endpoint", metavar="URL", help="send spans there by OTLP over HTTP (the otel extra)")
     flags.add_engine_flags(parser, serving=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ POSITIVE = (
     "max_connections", "max_header", "header_timeout", "idle_timeout", "max_body", "max_bodies", "read_timeout",
     "stall_timeout", "ping_interval",
 )  # fmt: skip
+LOG_FORMATS = ("text", "json", "off")
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,31 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise RequestError(f"{name} is {getattr(self, name)}; it must be above 0", name)
-        if self.drain < 0:
+        if not 0 <= self.drain < math.inf:
             raise RequestError(f"drain is {self.drain}; it must be at least 0", "drain")
         if not 0 <= self.port <= 65535:
             raise RequestError(f"port is {self.port}; allowed: 0 to 65535", "port")
         if any(not key.strip() for key in self.api_keys):
             raise RequestError("an API key is empty", "api_key")
+        self._check_texts()
+
+    def _check_texts(self) -> None:
+        if any(not name.strip() for name in self.names):
+            raise RequestError("a name of the model is empty", "name")
+        if self.log_format not in LOG_FORMATS:
+            raise RequestError(f"log is {self.log_format!r}; allowed: {', '.join(LOG_FORMATS)}", "log")
+        if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", self.metrics_prefix):
+            message = f"metrics_prefix is {self.metrics_prefix!r}; allowed: letters, digits, _ and :, no digit first"
+            raise RequestError(message, "metrics_prefix")
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s]+", origin):
+                message = f"cors_origin is {origin!r}; allowed: * or an origin, as in https://example.org"
+                raise RequestError(message, "cors_origin")
+        if self.otel_endpoint is not None and not re.fullmatch(r"https?://[^/\s]\S*", self.otel_endpoint):
+            message = f"otel_endpoint is {self.otel_endpoint!r}; allowed: a URL as in http://localhost:4318"
+            raise RequestError(message, "otel_endpoint")
 
     @property
     def is_loopback(self) -> bool:
