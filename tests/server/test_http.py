@@ -39,7 +39,9 @@ def test_keys_guard_every_route_but_health() -> None:
             assert answer.status_code == 401
         password = "Basic " + base64.b64encode(b"me:sk-one").decode()
         assert (await client.get("/docs", headers={"authorization": password})).status_code == 200
-        assert (await client.post("/v1/completions", BODY, headers={"authorization": password})).status_code == 401
+        for site, status in ((None, 401), ("cross-site", 401), ("same-site", 401), ("none", 401), ("same-origin", 200)):
+            sent = {"authorization": password} | ({"sec-fetch-site": site} if site else {})
+            assert (await client.post("/v1/completions", BODY, headers=sent)).status_code == status, site
         assert "Basic" in (await client.get("/docs")).headers["www-authenticate"]
 
     in_process(test, config)

@@ -207,7 +207,10 @@ class Guard:
 
 
 def _offered(scope: Scope) -> list[str]:
-    """Keys that a request brings: Bearer, Anthropic's x-api-key, or a browser's password where it only reads."""
+    """Keys that a request brings: Bearer, Anthropic's x-api-key, or a browser's password. Browsers add passwords to
+    requests of other sites' pages too, so one counts only where it reads, or where the browser says that the page is
+    ours (no page can say so itself)."""
+    is_ours = scope["method"] == "GET" or header(scope, b"sec-fetch-site") == b"same-origin"
     keys = []
     for name, value in scope["headers"]:
         text = value.decode("latin-1")
@@ -217,7 +220,7 @@ def _offered(scope: Scope) -> list[str]:
             scheme, _, rest = text.partition(" ")
             if scheme.lower() == "bearer":
                 keys.append(rest.strip())
-            elif scheme.lower() == "basic" and scope["method"] == "GET":
+            elif scheme.lower() == "basic" and is_ours:
                 keys.append(_password(rest))
     return keys
 
