@@ -22,8 +22,8 @@ from unspool.weights.store import resolve
 
 if TYPE_CHECKING:
     from unspool.chat.model_chat import ModelChat, RenderedPrompt
+    from unspool.chat.template import ChatTemplate
     from unspool.chat.tools import Toolbox
-    from unspool.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -175,7 +175,7 @@ class LLM:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The model's chat template, made when first asked for: plain completion need not pay for it."""
-        from unspool.text.chat import template_of
+        from unspool.chat.template import template_of
 
         return template_of(self.checkpoint, self.tokenizer)
 
@@ -216,10 +216,10 @@ class LLM:
     def _render(
         self, messages: Messages, toolbox: Toolbox, options: Mapping[str, Any], *, add_generation_prompt: bool = True
     ) -> RenderedPrompt:
-        from unspool.chat.messages import for_template
-        from unspool.text.chat import validate_messages
+        from unspool.chat.messages import check_messages, for_template
 
-        valid = for_template(validate_messages(messages))
+        check_messages(messages)
+        valid = for_template(messages)
         return self.model_chat.prompt(valid, toolbox, options, add_generation_prompt=add_generation_prompt)
 
     # Running --------------------------------------------------------------------------------------------------------

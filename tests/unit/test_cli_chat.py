@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from unspool.chat.template import ChatTemplate
 from unspool.cli import main
 from unspool.cli.conversation import Conversation
 from unspool.cli.reading import Reader
 from unspool.cli.talk import own_system_message
 from unspool.errors import RequestError
 from unspool.models.checkpoint import Checkpoint
-from unspool.text.chat import ChatTemplate
 
 Capture = pytest.CaptureFixture[str]
 OPTIONS = ["--device", "reference", "--kv-tokens", "4096", "--allowed-token-ids", "97,98", "--seed", "5", "-n", "4"]

@@ -21,7 +21,7 @@ PACKAGES = ("jinja2", "markupsafe")
 
 @pytest.fixture
 def process() -> Iterator[LimitedProcess]:
-    process = LimitedProcess("unspool.text.sandbox", PACKAGES, 256 << 20, 1 << 20)
+    process = LimitedProcess("unspool.chat.sandbox", PACKAGES, 256 << 20, 1 << 20)
     yield process
     process.close()
 
@@ -54,13 +54,13 @@ def test_a_crash_is_told_and_the_next_call_answered(process: LimitedProcess) -> 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="the Python package 'no_such_package' is not installed"):
-        LimitedProcess("unspool.text.sandbox", ("no_such_package",), 1 << 28, 1).start()
+        LimitedProcess("unspool.chat.sandbox", ("no_such_package",), 1 << 28, 1).start()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(EngineError, match="/no/such/python cannot be started: No such file"):
-        LimitedProcess("unspool.text.sandbox", PACKAGES, 1 << 28, 1).start()
+        LimitedProcess("unspool.chat.sandbox", PACKAGES, 1 << 28, 1).start()
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(EngineError, match=r"sys\.executable is not known"):
-        LimitedProcess("unspool.text.sandbox", PACKAGES, 1 << 28, 1).start()
+        LimitedProcess("unspool.chat.sandbox", PACKAGES, 1 << 28, 1).start()
 
 
 def test_an_interrupted_call_leaves_no_half_of_a_frame(
@@ -82,7 +82,8 @@ def test_a_child_sees_neither_the_directory_nor_the_environment(tmp_path: Path) 
     for name in ("jinja2", "json", "unspool", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
     code = (
-        "import sys; sys.path.remove(''); from unspool.text.chat import ChatTemplate; print(ChatTemplate('x').source)"
+        "import sys; sys.path.remove(''); from unspool.chat.template import ChatTemplate;"
+        "print(ChatTemplate('x').source)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout == "x\n", done.stderr
@@ -94,7 +95,8 @@ def test_a_child_sees_neither_the_directory_nor_the_environment(tmp_path: Path) 
 
 def test_a_program_that_ends_takes_its_child_along() -> None:
     code = (
-        "from unspool.text import chat; chat.ChatTemplate('x'); print(chat._renderer._process.pid, flush=True);"
+        "from unspool.chat import template; template.ChatTemplate('x');"
+        "print(template._renderer._process.pid, flush=True);"
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -10,10 +10,10 @@ import pytest
 from unspool.chat.call_formats import GENERIC, HERMES, MISTRAL_ARGS
 from unspool.chat.messages import for_template
 from unspool.chat.model_chat import ModelChat
+from unspool.chat.template import ChatTemplate
 from unspool.chat.tools import MAX_SCHEMA_DEPTH, Toolbox, read_toolbox
 from unspool.errors import RequestError
 from unspool.params import Constraint
-from unspool.text.chat import ChatTemplate
 
 BARE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 NAMES = "{% for m in messages %}{{ m.name or m.role }}:{{ m.content }};{% endfor %}"
@@ -62,14 +62,6 @@ def test_calls_and_results_become_text_where_the_template_has_none(tokenizer: An
     text = text_of(chat, for_template(history), read_toolbox([LOOK]))
     assert 'assistant:<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>;' in text
     assert "user:<tool_response>\na\n</tool_response>;" in text
-
-
-def test_results_get_the_name_of_the_function() -> None:
-    call = {"id": "c", "function": {"name": "look", "arguments": "not JSON"}}
-    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
-    made = for_template([asked, {"role": "tool", "tool_call_id": "c"}])
-    assert made[0]["tool_calls"][0]["function"] == {"name": "look", "arguments": "not JSON"}
-    assert made[1]["name"] == "look"
 
 
 def test_developers_are_systems_to_a_template_that_knows_none(tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages in OpenAI's form, made into those that chat templates read."""
+"""Messages in OpenAI's form: checked where they come from Python, and made into those that chat templates read."""
 
 from __future__ import annotations
 
@@ -6,26 +6,74 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unspool.errors import RequestError
+
 Record = dict[str, Any]
 
 
+# Checking -----------------------------------------------------------------------------------------------------------
+def check_messages(messages: Any) -> None:
+    """Raises a RequestError that names the first field that is wrong. Roles and further fields are the template's own.
+
+    Content may be a string, or a list of text parts, or absent where the message carries tool calls instead.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(f"messages: expected a list of messages, got {type(messages).__name__}", "messages")
+    if not messages:
+        raise RequestError("messages: must not be empty", "messages")
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+
+
+def _check_message(message: Any, name: str) -> None:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{name}: expected an object, got {type(message).__name__}", name)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{name}.role: expected a string, got {role!r:.40}", f"{name}.role")
+    calls = message.get("tool_calls")
+    if calls is not None and (not isinstance(calls, list | tuple) or not all(isinstance(c, Mapping) for c in calls)):
+        raise RequestError(f"{name}.tool_calls: expected a list of objects, got {calls!r:.40}", f"{name}.tool_calls")
+    content = message.get("content")
+    if content is not None:
+        _check_content(content, f"{name}.content")
+    elif not calls:
+        raise RequestError(f"{name}.content: missing", f"{name}.content")
+
+
+def _check_content(content: Any, name: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list | tuple):
+        raise RequestError(f"{name}: expected a string or a list of parts, got {type(content).__name__}", name)
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(f"{name}[{index}].type: only 'text' can be read, got {kind!r}", f"{name}[{index}].type")
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"{name}[{index}].text: expected a string", f"{name}[{index}].text")
+
+
+# For templates ------------------------------------------------------------------------------------------------------
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Valid messages with their content as one text, the arguments of calls as objects, and results with the name of
-    the function that was called."""
+    """Checked messages with their content as one text (or None), the arguments of calls as objects, and the name of the
+    called function in its result."""
     names: dict[str, str] = {}  # of called functions, by the call's id
-    out = []
+    converted = []
     for message in messages:
-        content = message.get("content")
-        plain: Record = {**message, "content": None if content is None else text_of(content)}
-        if message.get("tool_calls"):
-            plain["tool_calls"] = [call_for_template(call) for call in message["tool_calls"]]
-            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if "id" in call}
-        else:
-            plain.pop("tool_calls", None)
+        content, calls = message.get("content"), message.get("tool_calls")
+        record: Record = {**message, "content": None if content is None else text_of(content)}
+        record.pop("tool_calls", None)
+        if calls:
+            record["tool_calls"] = [call_for_template(call) for call in calls]
+            names |= {call["id"]: call["function"]["name"] for call in record["tool_calls"] if call.keys() >= _NAMED}
         if message["role"] == "tool" and message.get("tool_call_id") in names:
-            plain.setdefault("name", names[message["tool_call_id"]])
-        out.append(plain)
-    return out
+            record.setdefault("name", names[message["tool_call_id"]])
+        converted.append(record)
+    return converted
+
+
+_NAMED = {"id", "function"}
 
 
 def text_of(content: Any) -> str:
@@ -36,11 +84,15 @@ def text_of(content: Any) -> str:
 
 
 def call_for_template(call: Mapping[str, Any]) -> Record:
-    """Templates write a call's arguments themselves, so they want the object; text that holds none stays text."""
-    arguments = call["function"]["arguments"]
+    """Templates write a call's arguments themselves, so they want the object. Text that holds none stays text, and a
+    call in another form than OpenAI's stays as it is."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or "name" not in function:
+        return dict(call)
+    arguments = function.get("arguments", {})
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         parsed = None
-    function = {"name": call["function"]["name"], "arguments": parsed if isinstance(parsed, Mapping) else arguments}
+    function = {"name": function["name"], "arguments": parsed if isinstance(parsed, Mapping) else arguments}
     return {"type": "function", "function": function, **({"id": call["id"]} if "id" in call else {})}

@@ -15,7 +15,7 @@ from unspool.errors import RequestError
 from unspool.params import Constraint
 
 if TYPE_CHECKING:
-    from unspool.text.chat import ChatTemplate
+    from unspool.chat.template import ChatTemplate
     from unspool.text.tokenizer import Tokenizer
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
@@ -71,7 +71,7 @@ class ModelChat:
         add_generation_prompt: bool = True,
     ) -> RenderedPrompt:
         """The token ids of valid messages. `options` are variables of the model's template."""
-        from unspool.text.guard import encode_chat
+        from unspool.chat.guard import encode_chat
 
         if self._template is None:
             raise RequestError(

@@ -27,12 +27,12 @@ def main(argv: Sequence[str]) -> int:
     values = flags.sampling_values(namespace)
     flags.sampling_params(values)
 
+    from unspool.chat.template import start_renderer
     from unspool.cli.conversation import Conversation
     from unspool.cli.loading import load
     from unspool.cli.reading import Reader
     from unspool.cli.talk import COMMANDS, Talk
     from unspool.errors import RequestError
-    from unspool.text.chat import start_renderer
     from unspool.weights.store import cache_dir
 
     start_renderer()  # while the weights load

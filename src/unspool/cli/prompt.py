@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from unspool.chat.template import start_renderer
 from unspool.cli.parser import UsageError
-from unspool.text.chat import start_renderer
 
 if TYPE_CHECKING:
     from unspool.llm import LLM

@@ -67,9 +67,9 @@ def main(argv: Sequence[str]) -> int:
         if error.name is None or error.name.split(".")[0] not in PACKAGES.split():
             raise
         raise UsageError(f"serving needs {error.name}: pip install 'unspool[server]'") from error
+    from unspool.chat.template import start_renderer
     from unspool.cli.loading import load
     from unspool.server.config import ServerConfig, read_keys
-    from unspool.text.chat import start_renderer
 
     keys = [*namespace.api_key, *(read_keys(namespace.api_key_file) if namespace.api_key_file else ())]
     config = ServerConfig(

@@ -17,9 +17,9 @@ from unspool.errors import ContextLengthError, RequestError, UnspoolError
 from unspool.params import ResolvedParams
 
 if TYPE_CHECKING:
+    from unspool.chat.template import ChatTemplate
     from unspool.llm import LLM
     from unspool.results import Result
-    from unspool.text.chat import ChatTemplate
 
 # Name -> (argument, what it does); the order is /help's.
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -11,8 +11,6 @@ from unspool.errors import UnspoolError
 
 # How control tokens are spelled in templates: <|im_end|>, <start_of_turn>, [INST], <s>.
 CONTROL = re.compile(r"<\|[^|<>\s]{1,40}\|>|</?[a-z]+(?:_[a-z]+)+>|\[/?[A-Z][A-Z_]{2,30}\]")
-PROBE = "probe_of_a_tool"
-TOOL = {"type": "function", "function": {"name": PROBE, "description": PROBE, "parameters": {"type": "object"}}}
 
 
 def check_end_tokens(subject: Subject) -> Iterator[Finding]:
@@ -112,12 +110,12 @@ def _is_token(subject: Subject, name: str) -> bool:
 
 
 def _shows_tools(subject: Subject) -> bool:
-    from unspool.text.chat import ChatTemplate
+    from unspool.chat.model_chat import ModelChat
+    from unspool.chat.template import template_of
 
-    assert subject.checkpoint.chat_template is not None
     try:
-        template = ChatTemplate(subject.checkpoint.chat_template)
-        return PROBE in template.render([{"role": "user", "content": "?"}], tools=[TOOL])
+        template = template_of(subject.checkpoint, subject.tokenizer)
+        return ModelChat(subject.checkpoint.name, subject.tokenizer, template).shows_tools
     except UnspoolError:
         return False
 

@@ -51,7 +51,7 @@ TALK = ({"role": "user", "content": "Is it so?"}, {"role": "assistant", "content
 
 
 def render(subject: Subject) -> Rendered | UnspoolError | None:
-    from unspool.text.chat import template_of
+    from unspool.chat.template import template_of
 
     tokenizer = subject.tokenizer
     try:

@@ -23,7 +23,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from unspool.text.chat import MAX_RENDERED
+from unspool.chat.template import MAX_RENDERED
 
 KEPT = 8  # compiled templates
 

@@ -1,4 +1,4 @@
-"""Chat templates: messages in, the one text a model was taught to continue out."""
+"""Chat templates: from messages to the one text that the model was trained to continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_MEMORY = 512 * 1024 * 1024  # of the process that renders
 # A limit that a conversation of fewer bytes meets is the template's fault, else it is the conversation's.
 SMALL = 64 * 1024
 
-_renderer = LimitedProcess("unspool.text.sandbox", ("jinja2", "markupsafe"), MAX_MEMORY, 5 * MAX_RENDERED)
+_renderer = LimitedProcess("unspool.chat.sandbox", ("jinja2", "markupsafe"), MAX_MEMORY, 5 * MAX_RENDERED)
 
 
 def start_renderer() -> None:
@@ -62,11 +62,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt for these messages. Other keyword arguments are the template's own (`enable_thinking`, …)."""
+        """The prompt for checked messages. Other keyword arguments are the template's own (`enable_thinking`, …)."""
         variables = {
             **self._tokens,
             **kwargs,
-            "messages": validate_messages(messages),
+            "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -103,47 +103,3 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return list(value)
     raise TypeError(f"a value of type {type(value).__name__}")
-
-
-def validate_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages as templates expect them; a RequestError names the first field that is wrong.
-
-    Content may be a string, or a list of text parts (joined here, since most templates know only strings), or absent
-    (None) where the message carries tool calls instead: a template that does not test for none gets an empty text.
-    """
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise RequestError(f"messages: expected a list of messages, got {type(messages).__name__}", "messages")
-    if not messages:
-        raise RequestError("messages: must not be empty", "messages")
-    return [_validate_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _validate_message(message: Any, name: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{name}: expected an object, got {type(message).__name__}", name)
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(f"{name}.role: expected a string, got {role!r:.40}", f"{name}.role")
-    calls = message.get("tool_calls")
-    if calls is not None and (not isinstance(calls, list | tuple) or not all(isinstance(c, Mapping) for c in calls)):
-        raise RequestError(f"{name}.tool_calls: expected a list of objects, got {calls!r:.40}", f"{name}.tool_calls")
-    content = message.get("content")
-    if content is None and not calls:
-        raise RequestError(f"{name}.content: missing", f"{name}.content")
-    return {**message, "content": None if content is None else _content_text(content, f"{name}.content")}
-
-
-def _content_text(content: Any, name: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        raise RequestError(f"{name}: expected a string or a list of parts, got {type(content).__name__}", name)
-    texts = []
-    for index, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestError(f"{name}[{index}].type: only 'text' can be read, got {kind!r}", f"{name}[{index}].type")
-        if not isinstance(part.get("text"), str):
-            raise RequestError(f"{name}[{index}].text: expected a string", f"{name}[{index}].text")
-        texts.append(part["text"])
-    return "".join(texts)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.errors import RequestError
 
 if TYPE_CHECKING:
-    from unspool.text.chat import ChatTemplate
+    from unspool.chat.template import ChatTemplate
     from unspool.text.tokenizer import Tokenizer
 
 # Characters that no standard gives a meaning; with a number between them they are a mark.

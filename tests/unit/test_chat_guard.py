@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from unspool.chat.guard import encode_chat
+from unspool.chat.template import ChatTemplate
 from unspool.errors import RequestError
-from unspool.text.chat import ChatTemplate
-from unspool.text.guard import encode_chat
 from unspool.text.tokenizer import from_gguf
 from unspool.text.vocabulary import byte_characters
 

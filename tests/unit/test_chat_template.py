@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from unspool.chat import template as chat
+from unspool.chat.template import MAX_SOURCE, ChatTemplate
 from unspool.errors import ModelError, RequestError
 from unspool.isolation import LimitedProcess
-from unspool.text import chat
-from unspool.text.chat import MAX_SOURCE, ChatTemplate, validate_messages
 
 CHATML = """
 {%- for message in messages %}
@@ -92,7 +92,7 @@ def test_a_template_that_fails_is_a_request_error(source: str) -> None:
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[LimitedProcess]:
     """The renderer with small limits, so that a test of them is a short one."""
-    renderer = LimitedProcess("unspool.text.sandbox", ("jinja2", "markupsafe"), 96 << 20, 1 << 20)
+    renderer = LimitedProcess("unspool.chat.sandbox", ("jinja2", "markupsafe"), 96 << 20, 1 << 20)
     monkeypatch.setattr(chat, "_renderer", renderer)
     monkeypatch.setattr(chat, "MAX_SECONDS", 1.0)
     yield renderer
@@ -189,39 +189,6 @@ def test_a_template_that_does_not_parse_is_the_models_fault() -> None:
         ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
     with pytest.raises(ModelError, match="chat template: Exceeds the limit"):
         ChatTemplate("{{ 1" + "0" * 5000 + " }}")
-
-
-@pytest.mark.parametrize(
-    ("messages", "field"),
-    [
-        ("hi", "messages"),
-        ({"role": "user"}, "messages"),
-        ([], "messages"),
-        (["hi"], "messages[0]"),
-        ([{"content": "hi"}], "messages[0].role"),
-        ([{"role": "user", "content": "a"}, {"role": 3, "content": "b"}], "messages[1].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": None}], "messages[0].content"),
-        ([{"role": "user", "content": 5}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{"role": "assistant", "tool_calls": "f()"}], "messages[0].tool_calls"),
-    ],
-)
-def test_the_bad_field_is_named(messages: Any, field: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        validate_messages(messages)
-    assert caught.value.param == field
-    assert str(caught.value).startswith(field)
-
-
-def test_parts_are_joined_and_tool_calls_pass() -> None:
-    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
-    assert validate_messages(parts) == [{"role": "user", "content": "ab"}]
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
-    assert validate_messages([call]) == [call]
-    assert validate_messages([{key: call[key] for key in ("role", "tool_calls")}]) == [call]
-    assert parts[0]["content"] != "ab", "the caller's messages are left as they are"
 
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
