@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.ops.cuda_setting import MARKS, torch
-from unspool.ops.cuda.formats import tile_columns
 from unspool.ops.cuda.matrix import make_matrix
 from unspool.ops.cuda.memory import ROWS
+from unspool.ops.cuda.plane_layout import tile_columns
 from unspool.ops.cuda.planes import Planes
 from unspool.weights.weight import Weight, encode_weight
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from unspool.ops.cuda.exact import after_previous, rounds_ahead
-from unspool.ops.cuda.formats import column_of, e4m3_bf16, group_columns
+from unspool.ops.cuda.plane_layout import column_of, e4m3_bf16, group_columns
 
 
 @triton.jit

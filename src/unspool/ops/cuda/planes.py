@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unspool.ops.cuda.formats import tile_columns
 from unspool.ops.cuda.memory import ROWS
+from unspool.ops.cuda.plane_layout import tile_columns
 from unspool.weights.formats import FORMATS
 
 NIBBLE_COLUMNS = 128  # a byte holds columns k and k + 64 of these

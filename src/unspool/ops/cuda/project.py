@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from unspool.errors import BackendError
-from unspool.ops.cuda.formats import tile_columns
 from unspool.ops.cuda.launch import Launch, descriptor, multiprocessors
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
+from unspool.ops.cuda.plane_layout import tile_columns
 from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.tiles import Tile, split_width, splits_of, tile_of
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from unspool.ops.cuda.exact import GROUP, inverse_rms, let_next_start, sum_of_squares, wait_for_previous
 from unspool.ops.cuda.finish import to_half
-from unspool.ops.cuda.formats import decode_row
+from unspool.ops.cuda.plane_layout import decode_row
 
 
 @triton.jit
