@@ -100,7 +100,7 @@ class LimitedProcess:
         import signal
 
         if seconds is not None or status == -signal.SIGXCPU:
-            return f"it took more than {seconds or 0:g} seconds"
+            return f"it took more than {seconds or 0:.2g} seconds"
         if status == _OUT_OF_MEMORY:
             return f"it took more than {self._memory >> 20:,} MiB of memory"
         name = signal.Signals(-status).name if status < 0 else f"status {status}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from unspool.errors import ModelError
+from unspool.text import directory
 from unspool.text.tokenizer import from_directory, from_gguf
 from unspool.text.vocabulary import byte_characters
 
@@ -155,3 +157,113 @@ def test_tokens_are_named_as_chat_templates_know_them(save: Save) -> None:
         "audio_token": "<audio>",
         "additional_special_tokens": ["<a>", "<b>"],
     }
+
+
+# What a hostile file may do -----------------------------------------------------------------------------------------
+def changed(path: Path, **parts: Any) -> Path:
+    file = path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    return path
+
+
+def test_gemmas_runs_of_spaces_are_spaces(save: Save) -> None:
+    library = sentencepiece()
+    library.add_tokens([AddedToken("▁▁", special=False, normalized=False), AddedToken("<b>", special=False)])
+    path = save(library)
+    tokenizer = from_directory(path, None)
+    runs, mark = tokenizer.vocab_size - 2, tokenizer.vocab_size - 1
+    assert tokenizer.token_bytes(runs) == b"  "
+    assert tokenizer.token_bytes(mark) == b"<b>"
+    assert tokenizer.decode([260, runs, 260]) == Library.from_file(str(path / "tokenizer.json")).decode(
+        [260, runs, 260]
+    )
+
+
+def test_a_broken_character_map_is_refused(save: Save) -> None:
+    """The library aborts the whole process on it."""
+    path = changed(save(byte_level()), normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="})
+    with pytest.raises(ModelError, match=r"tokenizer\.json: loading it was stopped: it crashed"):
+        from_directory(path, None)
+
+
+def test_an_expression_that_backtracks_without_end_is_a_model_error(save: Save) -> None:
+    """The library panics, and a panic is no Exception."""
+    cut = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = from_directory(changed(save(byte_level()), pre_tokenizer=cut), None)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: the text cannot be encoded: PanicException: "):
+        tokenizer.encode("a" * 40 + "!")
+    assert tokenizer.encode("he") == [256], "the next text has nothing to do with it"
+
+
+def test_a_text_that_takes_too_long_is_stopped(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = {"type": "Split", "pattern": {"Regex": "(a?){19}(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = from_directory(changed(save(byte_level()), pre_tokenizer=cut), None)
+    monkeypatch.setattr(directory, "ENCODE_SECONDS", 0.5)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: encoding a text was stopped: it took more than 0"):
+        tokenizer.encode(("a" * 17 + "!") * 1000)
+    assert tokenizer.encode("he") == [256]
+
+
+def test_normalizers_that_multiply_the_text_are_stopped(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+    path = changed(save(byte_level()), normalizer={"type": "Sequence", "normalizers": [replace] * 12})
+    monkeypatch.setattr(directory, "MEMORY", 128 << 20)
+    tokenizer = from_directory(path, None)
+    with pytest.raises(
+        ModelError, match=r"encoding a text was stopped: it crashed, or took more than 128 MiB of memory"
+    ):
+        tokenizer.encode("a")
+    assert tokenizer.encode("he") == [256]
+
+
+def test_nesting_without_end_is_refused(save: Save, tmp_path: Path) -> None:
+    save(byte_level())
+    deep = "[" * 100_000 + "]" * 100_000
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"a": {deep}}}')
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: not JSON"):
+        from_directory(tmp_path, None)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    for part in ("normalizer", "decoder", "model"):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {part: "DEEP"}).replace('"DEEP"', deep))
+        with pytest.raises(ModelError, match=r"tokenizer\.json: not a tokenizer"):
+            from_directory(tmp_path, None)
+    nested: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    for _ in range(100):
+        nested = {"type": "Sequence", "decoders": [nested]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"decoder": nested}))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: not a tokenizer"):
+        from_directory(tmp_path, None)
+
+
+def test_damaged_files_are_named(save: Save, tmp_path: Path) -> None:
+    """Bytes changed at random: a tokenizer, or a ModelError."""
+    whole = (save(sentencepiece()) / "tokenizer.json").read_bytes()
+    random = Random(5)
+    outcomes = []
+    for _ in range(12):
+        data = bytearray(whole)
+        data[random.randrange(len(data))] = random.choice(b"0123456789{[]},:aeT\x00\xff")
+        (tmp_path / "tokenizer.json").write_bytes(data)
+        try:
+            from_directory(tmp_path, None).encode("a b\n")
+        except ModelError as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append("")
+    assert "" in outcomes
+    assert any(outcomes)
+    assert all("tokenizer.json: " in outcome for outcome in outcomes if outcome)
+
+
+def test_a_file_that_changes_while_it_is_open_is_noticed(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(byte_level())
+    tokenizer = from_directory(path, None)
+    tokenizer._encoder._process.close()  # as after a stop
+    assert tokenizer.encode("he") == [256]
+    tokenizer._encoder._process.close()
+    other = byte_level()
+    other.add_tokens(["new"])
+    save(other)
+    with pytest.raises(ModelError, match="it was changed since it was opened"):
+        tokenizer.encode("he")

@@ -1,125 +1,169 @@
-"""A tokenizer from a Hugging Face directory: tokenizer.json does the work, tokenizer_config.json names the marks."""
+"""A tokenizer from a Hugging Face directory: tokenizer.json does the work, tokenizer_config.json names the marks.
+
+The library that tokenizer.json is written for reads it in a process with limits (`text/tokenizer_worker.py`): what it
+says of the vocabulary comes back once, token ids for each text.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Collection, Iterator, Mapping
+from array import array
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unspool.errors import ModelError
+from unspool.errors import ModelError, RequestError
+from unspool.isolation import LimitedProcess, StoppedError
 from unspool.text.gguf_vocabulary import end_ids
 from unspool.text.tokenizer import Tokenizer
-from unspool.text.vocabulary import Spelling, Vocabulary, fingerprint
+from unspool.text.vocabulary import Spelling, Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+MIB = 1 << 20
+MAX_FILE = 128 * MIB  # the largest known, of 262,144 tokens, has 33
+MAX_SETTINGS = 16 * MIB
+# Of the process: encoding takes some 250 bytes for each byte of a text, loading 16 for each of the file.
+MEMORY, MEMORY_PER_BYTE = 2048 * MIB, 32
+LONGEST_ANSWER = 256 * MIB
+# The library loads ten megabytes in a second, and encodes one megabyte of text.
+LOAD_SECONDS = 60.0
+ENCODE_SECONDS, ENCODE_SECONDS_PER_MIB = 10.0, 10.0
+LONG_TEXT = MIB  # a limit that a shorter text meets is the file's fault, else it is the text's
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the library says of a tokenizer.json."""
+
+    tokens: list[str]
+    added: list[int]
+    special: list[int]
+    spelling: Spelling
+    strips_leading_space: bool
+    in_front: list[int]  # what the file puts in front of every text
+
+    def __post_init__(self) -> None:
+        """The process that said so worked on a stranger's file: nothing is taken on trust."""
+        size, ids = len(self.tokens), [*self.added, *self.special, *self.in_front]
+        if not (
+            all(type(token) is str for token in self.tokens)
+            and all(type(index) is int and 0 <= index < size for index in ids)
+            and self.spelling in ("byte-level", "sentencepiece")
+            and type(self.strips_leading_space) is bool
+        ):
+            raise ValueError
 
 
 class _LibraryEncoder:
-    """The `tokenizers` library as it stands. Whether marks are parsed is a switch on the object and not an argument
-    of the call, so a lock keeps two threads from turning it under each other's hands."""
+    """The `tokenizers` library with one file, wherever it runs."""
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        self._lock = threading.Lock()
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        size = self._size()
+        self._process = LimitedProcess(
+            "unspool.text.tokenizer_worker", ("tokenizers",), MEMORY + MEMORY_PER_BYTE * size, LONGEST_ANSWER
+        )
+        self.told = self._load()
+        self._vocab_size = len(self.told.tokens)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        with self._lock:
-            self._library.encode_special_tokens = not parse_special
-            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+        content = text.encode("utf-8")
+        seconds = ENCODE_SECONDS + ENCODE_SECONDS_PER_MIB * len(content) / MIB
+        ids = array("I")
+        ids.frombytes(self._ask(b"E1" if parse_special else b"E0", content, seconds))
+        if ids and max(ids) >= self._vocab_size:
+            raise ModelError(f"{self._file}: it writes the token {max(ids):,}, which it does not have")
+        return ids.tolist()
+
+    def fingerprint(self) -> str:
+        return self._ask(b"F", b"", LOAD_SECONDS).decode("ascii", "replace")
+
+    def _load(self) -> _Told:
+        reply = self._call(b"L" + self._file.read_bytes(), LOAD_SECONDS)
+        if reply[:1] != b"+":
+            raise ModelError(f"{self._file}: not a tokenizer this program can read: {_reason(reply)}")
+        try:
+            return _Told(**json.loads(reply[1:]))
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"{self._file}: what it says of its vocabulary cannot be true") from error
+
+    def _ask(self, operation: bytes, content: bytes, seconds: float) -> bytes:
+        reply = self._call(operation + content, seconds)
+        if reply[:1] == b"?":  # the process was stopped meanwhile, and is another one now
+            if self._load() != self.told:
+                raise ModelError(f"{self._file}: it was changed since it was opened")
+            reply = self._call(operation + content, seconds)
+        if reply[:1] != b"+":
+            raise ModelError(f"{self._file}: the text cannot be encoded: {_reason(reply)}")
+        return reply[1:]
+
+    def _call(self, request: bytes, seconds: float) -> bytes:
+        try:
+            return self._process.call(request, seconds)
+        except StoppedError as error:
+            if request[:1] == b"E" and len(request) > LONG_TEXT:
+                raise RequestError(
+                    f"a text of {len(request) - 2:,} bytes cannot be encoded: {error}", "prompt"
+                ) from error
+            doing = "loading it" if request[:1] == b"L" else "encoding a text"
+            raise ModelError(f"{self._file}: {doing} was stopped: {error}") from error
+
+    def _size(self) -> int:
+        try:
+            size = self._file.stat().st_size
+        except OSError:
+            raise ModelError(f"{self._file}: missing; the model directory brings no tokenizer") from None
+        if not self._file.is_file() or size > MAX_FILE:
+            raise ModelError(f"{self._file}: not a file of at most {MAX_FILE:,} bytes")
+        return size
+
+
+def _reason(reply: bytes) -> str:
+    return reply[1:].decode("utf-8", "replace")
 
 
 def build(path: Path, config: Mapping[str, Any], extra_eos: Collection[int]) -> Tokenizer:
     """The tokenizer of the directory at `path`; a ModelError names the file at fault."""
-    file = path / "tokenizer.json"
-    library = _load(file)
-    library.no_padding()
-    library.no_truncation()
     settings = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
-    added = library.get_added_tokens_decoder()
-    ids: dict[str, int] = library.get_vocab(with_added_tokens=True)
-    tokens = _in_order(ids, file)
-    special = frozenset(index for index, token in added.items() if token.special)
-    spelling, strips_leading_space = _spelling(library, file)
-    byte_of = {}
-    if spelling == "sentencepiece":
+    encoder = _LibraryEncoder(path / "tokenizer.json")
+    told = encoder.told
+    ids = {text: index for index, text in enumerate(told.tokens) if text}
+    byte_of, literal = {}, told.added
+    if told.spelling == "sentencepiece":
         byte_of = {index: int(found[1], 16) for text, index in ids.items() if (found := _BYTE_TOKEN.fullmatch(text))}
+        literal = []  # Gemma's runs of "▁" are added tokens, and stand for spaces as any "▁" does
     bos = _named_id("bos_token", settings, config, ids, path)
     eos = _named_id("eos_token", settings, config, ids, path)
-    ends = {eos, *extra_eos, *_config_eos(config)} - {None} | end_ids(ids, special)
+    ends = {eos, *extra_eos, *_config_eos(config)} - {None} | end_ids(ids, frozenset(told.special))
+    adds_bos = settings.get("add_bos_token")
+    if not isinstance(adds_bos, bool):  # what the file does to an empty text tells
+        adds_bos = told.in_front == [bos]
     return Tokenizer(
-        Vocabulary(tokens, spelling, special=special, literal=added.keys(), bytes_of=byte_of),
-        _LibraryEncoder(library),
+        Vocabulary(told.tokens, told.spelling, special=told.special, literal=literal, bytes_of=byte_of),
+        encoder,
         bos_id=bos,
         eos_ids={index for index in ends if index is not None},
-        adds_bos=bos is not None and _adds_bos(library, bos, settings),
-        strips_leading_space=strips_leading_space,
-        fingerprint=lambda: fingerprint(tokens, _merges(file)),
+        adds_bos=bos is not None and adds_bos,
+        strips_leading_space=told.strips_leading_space,
+        fingerprint=encoder.fingerprint,
         named_tokens=_named_tokens(settings),
     )
-
-
-def _load(file: Path) -> Any:
-    import tokenizers
-
-    if not file.is_file():
-        raise ModelError(f"{file}: missing; the model directory brings no tokenizer")
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for everything it cannot read
-        raise ModelError(f"{file}: not a tokenizer this program can read: {error}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
+    if file.stat().st_size > MAX_SETTINGS:
+        raise ModelError(f"{file}: larger than {MAX_SETTINGS:,} bytes")
     try:
-        value = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+        value = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file}: expected an object, got {type(value).__name__}")
     return value
-
-
-def _in_order(ids: Mapping[str, int], file: Path) -> list[str]:
-    """The token texts by id; ids that no token has (some vocabularies have holes) hold nothing."""
-    if not ids:
-        raise ModelError(f"{file}: the vocabulary is empty")
-    size = max(ids.values()) + 1
-    if size > 4 * len(ids) + 65_536:
-        raise ModelError(f"{file}: ids run up to {size - 1:,} but there are only {len(ids):,} tokens")
-    tokens = [""] * size
-    for text, index in ids.items():
-        tokens[index] = text
-    return tokens
-
-
-def _spelling(library: Any, file: Path) -> tuple[Spelling, bool]:
-    """How tokens are spelled, and whether decoding takes a space from the front, read from the decoder."""
-    if library.decoder is None:
-        raise ModelError(f"{file}: decoder: missing, so it is not known how tokens are spelled")
-    parts = list(_flatten(json.loads(library.decoder.__getstate__())))
-    kinds = [part.get("type") for part in parts]
-    if "ByteLevel" in kinds:
-        return "byte-level", False
-    if "Metaspace" in kinds:
-        metaspace = parts[kinds.index("Metaspace")]
-        return "sentencepiece", metaspace.get("prepend_scheme", "always") != "never"
-    if "ByteFallback" in kinds or "Replace" in kinds:
-        return "sentencepiece", any(part.get("type") == "Strip" and part.get("start", 0) > 0 for part in parts)
-    raise ModelError(f"{file}: decoder: {'+'.join(map(str, kinds))} is not supported")
-
-
-def _flatten(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if decoder.get("type") == "Sequence":
-        for part in decoder.get("decoders", ()):
-            yield from _flatten(part)
-    else:
-        yield decoder
 
 
 def _named_id(
@@ -159,17 +203,3 @@ def _config_eos(config: Mapping[str, Any]) -> set[int]:
     """config.json may name one end token or several."""
     value = config.get("eos_token_id")
     return {index for index in (value if isinstance(value, list) else [value]) if isinstance(index, int)}
-
-
-def _adds_bos(library: Any, bos: int, settings: Mapping[str, Any]) -> bool:
-    """tokenizer_config.json may say; else what the post-processor does to an empty text tells."""
-    said = settings.get("add_bos_token")
-    if isinstance(said, bool):
-        return said
-    return library.encode("", add_special_tokens=True).ids[:1] == [bos]
-
-
-def _merges(file: Path) -> Iterator[str]:
-    """Both ways tokenizer.json writes merges ("a b" and ["a", "b"]), as GGUF writes them."""
-    for merge in json.loads(file.read_text("utf-8")).get("model", {}).get("merges", ()):
-        yield merge if isinstance(merge, str) else " ".join(merge)
