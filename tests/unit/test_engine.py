@@ -14,7 +14,6 @@ from unspool.errors import (
     ContextLengthError,
     EngineClosedError,
     EngineError,
-    ModelError,
     QueueFullError,
     RequestError,
 )
@@ -324,41 +323,6 @@ def test_a_closed_engine_takes_nothing(engine) -> None:
     assert [e.reason for e in engine.close()] == ["abort"]
     with pytest.raises(EngineClosedError):
         engine.add(PROMPT)
-
-
-def test_saved_state_is_a_hit_in_the_next_engine(engine, tiny, tmp_path) -> None:
-    from unspool.engine import state
-
-    prompt, params = list(range(50, 81)), SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=0)
-    expected = answer(engine, params, prompt=prompt)
-    assert state.save(engine, prompt, tmp_path / "s") == 28
-    config = EngineConfig(device="reference", kv_tokens=256, block_size=4)
-    other = Engine(tiny(), config, tokenizer=tiny().tokenizer())
-    assert state.load(other, tmp_path / "s") == prompt[:28]
-    ids, text, end = answer(other, params, prompt=prompt)
-    assert (ids, text) == expected[:2]
-    assert end.usage.cached_tokens == 28
-    assert state.load(other, tmp_path / "s") == prompt[:28], "loading twice is harmless"
-    other.scheduler.blocks.check()
-
-
-def test_a_foreign_or_damaged_state_is_refused(engine, tiny, tmp_path) -> None:
-    from unspool.engine import state
-
-    prompt = list(range(50, 81))
-    answer(engine, SamplingParams(max_tokens=0), prompt=prompt)
-    path = tmp_path / "s"
-    state.save(engine, prompt, path)
-    other = Engine(tiny("tiny-qwen2"), EngineConfig(device="reference", kv_tokens=256, block_size=4))
-    with pytest.raises(ModelError, match="was saved with model"):
-        state.load(other, path)
-    data = path.read_bytes()
-    for index, damaged in enumerate([data[:-1], data + b"x", data[:20], b"", data[:-1] + bytes([data[-1] ^ 1])]):
-        (tmp_path / f"{index}").write_bytes(damaged)
-        with pytest.raises(ModelError):
-            state.load(engine, tmp_path / f"{index}")
-    with pytest.raises(ModelError, match="cannot read"):
-        state.load(engine, tmp_path / "absent")
 
 
 def test_timings_add_up(engine) -> None:

@@ -1,6 +1,6 @@
 """Computed prompts on disk: a long system prompt is computed once a machine, not once a process.
 
-    "unspool state 1\\n" · length of the header (8 bytes) · header (JSON) · block · block · …
+    "unspool state 2\\n" · length of the header (8 bytes) · header (JSON) · block · block · …
 
 The header names the model's fingerprint and the cache's layout, and a file is only good for the same of both: then
 its blocks hold the very bits that computing them again would give. Full blocks are kept; the tokens of a last, partial
@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from unspool.cache.blocks import chain_key, root_key
 from unspool.errors import EngineError, ModelError, RequestError
@@ -22,8 +23,8 @@ from unspool.errors import EngineError, ModelError, RequestError
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
 
-MAGIC = b"unspool state 1\n"
-MAX_HEADER = 64 << 20
+MAGIC = b"unspool state 2\n"
+HEADER_BYTES, TOKEN_BYTES = 65_536, 12  # a header's length: so much, and so much for each token
 
 
 def save(engine: Engine, prompt: Sequence[int], path: Path, salt: str = "") -> int:
@@ -37,17 +38,15 @@ def save(engine: Engine, prompt: Sequence[int], path: Path, salt: str = "") -> i
             break
         found.append(block)
     data = [engine.runner.kv.read_block(block) for block in found]
-    digest = hashlib.blake2b(digest_size=16)
-    for part in data:
-        digest.update(part)
+    tokens = list(prompt[: len(found) * size])
     header = json.dumps(
         {
             "model": engine.checkpoint.fingerprint,
             "layout": engine.runner.kv.layout,
             "block_size": size,
             "block_bytes": engine.runner.kv.block_bytes,
-            "tokens": list(prompt[: len(found) * size]),
-            "blocks": digest.hexdigest(),
+            "tokens": tokens,
+            "checksum": _checksum(tokens, data),
         }
     ).encode()
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -65,28 +64,42 @@ def save(engine: Engine, prompt: Sequence[int], path: Path, salt: str = "") -> i
 
 
 def load(engine: Engine, path: Path, salt: str = "") -> list[int]:
-    """Put a file's blocks into the prefix cache; the tokens they stand for."""
-    kv, blocks = engine.runner.kv, engine.scheduler.blocks
+    """Put a file's blocks into the prefix cache; the tokens they stand for.
+
+    A checksum tells damage from what was saved. It does not tell who saved it: answers to these tokens are computed
+    from the file's numbers, so a file should be as trusted as the model is.
+    """
     try:
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise ModelError(f"cannot read the state {path}: it is no file, or not there")
         with open(path, "rb") as file:
-            header = _read_header(file, path)
-            _check(header, engine, path)
+            header = _read_header(file, engine, path)
             tokens: list[int] = header["tokens"]
-            count = len(tokens) // blocks.block_size
-            if count > blocks.num_free:
-                raise RequestError(
-                    f"{path} holds {count:,} blocks; {blocks.num_free:,} are free (kv_tokens sets how many there are)",
-                    "kv_tokens",
-                )
-            data = [file.read(kv.block_bytes) for _ in range(count)]
-            if any(len(part) != kv.block_bytes for part in data) or file.read(1):
-                raise ModelError(f"{path} is damaged: its blocks are not as long as its header says")
+            data = _read_blocks(file, len(tokens) // engine.scheduler.blocks.block_size, engine, path)
     except OSError as error:
         raise ModelError(f"cannot read the state {path}: {error.strerror or error}") from error
-    if hashlib.blake2b(b"".join(data), digest_size=16).hexdigest() != header["blocks"]:
-        raise ModelError(f"{path} is damaged: its blocks do not match their checksum")
+    if _checksum(tokens, data) != header["checksum"]:
+        raise ModelError(f"{path} is damaged: its tokens and blocks do not match their checksum")
     _register(engine, tokens, data, salt)
     return tokens
+
+
+def _checksum(tokens: Sequence[int], data: Sequence[bytes]) -> str:
+    digest = hashlib.blake2b(array("q", tokens).tobytes(), digest_size=16)
+    for part in data:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _read_blocks(file: BinaryIO, count: int, engine: Engine, path: Path) -> list[bytes]:
+    size, num_free = engine.runner.kv.block_bytes, engine.scheduler.blocks.num_free
+    if os.fstat(file.fileno()).st_size - file.tell() != count * size:
+        raise ModelError(f"{path} is damaged: its blocks are not as long as its header says")
+    if count > num_free:
+        raise RequestError(
+            f"{path} holds {count:,} blocks; {num_free:,} are free (kv_tokens sets how many there are)", "kv_tokens"
+        )
+    return [file.read(size) for _ in range(count)]
 
 
 def _register(engine: Engine, tokens: list[int], data: list[bytes], salt: str) -> None:
@@ -108,18 +121,21 @@ def _register(engine: Engine, tokens: list[int], data: list[bytes], salt: str) -
     blocks.release(taken)
 
 
-def _read_header(file: Any, path: Path) -> dict[str, Any]:
+def _read_header(file: BinaryIO, engine: Engine, path: Path) -> dict[str, Any]:
     if file.read(len(MAGIC)) != MAGIC:
         raise ModelError(f"{path} is not a saved state of this version")
     length = int.from_bytes(file.read(8), "little")
-    if length > MAX_HEADER:
-        raise ModelError(f"{path} is damaged: its header would have {length:,} bytes")
+    # What no cache of this size could have saved is not read at all: JSON takes twenty times its length in memory.
+    blocks = engine.scheduler.blocks
+    if length > HEADER_BYTES + TOKEN_BYTES * blocks.num_blocks * blocks.block_size:
+        raise ModelError(f"{path} is damaged, or of a larger cache: its header would have {length:,} bytes")
     try:
         header = json.loads(file.read(length))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: its header is not JSON") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path} is damaged: its header is no object")
+    _check(header, engine, path)
     return header
 
 
@@ -132,14 +148,11 @@ def _check(header: dict[str, Any], engine: Engine, path: Path) -> None:
         "block_bytes": kv.block_bytes,
     }
     for name, value in expected.items():
-        if header.get(name) != value:
-            raise ModelError(f"{path} was saved with {name} {header.get(name)!r}; here it is {value!r}")
+        found = header.get(name)
+        if found != value:
+            told = repr(found)[:80] if isinstance(found, str | int | None) else f"a {type(found).__name__}"
+            raise ModelError(f"{path} was saved with {name} {told}; here it is {value!r}")
     tokens, vocab_size = header.get("tokens"), engine.checkpoint.config.vocab_size
     are_tokens = isinstance(tokens, list) and all(type(t) is int and 0 <= t < vocab_size for t in tokens)
-    if (
-        not isinstance(tokens, list)
-        or not are_tokens
-        or len(tokens) % size
-        or not isinstance(header.get("blocks"), str)
-    ):
+    if not isinstance(tokens, list) or not are_tokens or len(tokens) % size or "checksum" not in header:
         raise ModelError(f"{path} is damaged: its tokens are not whole blocks of this vocabulary")
