@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unspool.chat.answers import Message, ToolCall
+from unspool.chat.call_parser import Part
 from unspool.events import Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
 
@@ -26,7 +27,7 @@ class Completion:
     stop: str | int | None = None  # the stop string or end token that ended it
     seed: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
-    message: Message | None = None  # the text as content and calls, where there were tools
+    message: Message | None = None  # the text as content and calls
 
     @property
     def content(self) -> str:
@@ -119,12 +120,67 @@ class Result:
         return self.choices[0].details.get("prompt_logprobs")
 
 
+@dataclass(slots=True)
+class Delta:
+    """What one event adds to a choice."""
+
+    choice: Choice
+    parts: Sequence[Part] = ()
+    tokens: Sequence[Token] = ()
+    end: Finished | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer while it grows. What comes after its message is full is left out."""
+
+    index: int
+    message: Message = field(default_factory=Message)
+    tokens: list[Token] = field(default_factory=list)
+    end: Finished | None = None
+
+    def push(self, event: Event) -> Delta:
+        """Take in an event; a failure is raised."""
+        if isinstance(event, Text):
+            if self.message.is_full:
+                return Delta(self)
+            self.tokens += event.tokens
+            return Delta(self, self.message.push(event.text, event.tokens), event.tokens)
+        if isinstance(event, Finished):
+            self.end = event
+            return Delta(self, self.message.flush(), end=event)
+        raise event.error
+
+    @property
+    def wants_no_more(self) -> bool:
+        return self.end is not None or self.message.is_full
+
+    @property
+    def num_tokens(self) -> int:
+        """What is counted as generated. Of a full message the engine computes some more before it stops."""
+        if self.end is None or self.message.is_full:
+            return len(self.tokens)
+        return self.end.usage.completion_tokens
+
+    def completion(self) -> Completion:
+        end = self.end
+        assert end is not None, "the answer is not whole"
+        return Completion(
+            text=self.message.text,
+            tokens=tuple(self.tokens),
+            finish_reason=end.reason,
+            usage=replace(end.usage, completion_tokens=self.num_tokens),
+            timings=end.timings,
+            stop=end.stop,
+            seed=end.seed,
+            details=end.details,
+            message=self.message,
+        )
+
+
 class Fold:
     """Collects the events of a request; `result` once every choice has ended. There is no other way from events to a
-    result.
-
-    `messages` find the tool calls in the choices, one for each; none where there are no tools. What comes after a
-    message is full is left out.
+    result. `messages` find the tool calls in the choices, one for each; none where there are no tools.
     """
 
     def __init__(
@@ -136,54 +192,23 @@ class Fold:
         messages: Sequence[Message] = (),
     ) -> None:
         self._prompt_ids, self._params, self._receipt = tuple(prompt_ids), params, receipt
-        self._prompt_warnings, self._messages = prompt_warnings, messages
-        self._text: list[list[str]] = [[] for _ in range(params.n)]
-        self._tokens: list[list[Token]] = [[] for _ in range(params.n)]
-        self._finished: dict[int, Finished] = {}
+        self._prompt_warnings = prompt_warnings
+        messages = messages or [Message() for _ in range(params.n)]
+        self._choices = [Choice(index, message) for index, message in enumerate(messages)]
 
     def push(self, event: Event) -> None:
         """Take in an event; a failure is raised."""
-        if isinstance(event, Text):
-            if self._messages and self._messages[event.choice].is_full:
-                return
-            self._text[event.choice].append(event.text)
-            self._tokens[event.choice].extend(event.tokens)
-            if self._messages:
-                self._messages[event.choice].push(event.text, event.tokens)
-        elif isinstance(event, Finished):
-            self._finished[event.choice] = event
-            if self._messages:
-                self._messages[event.choice].flush()
-        else:
-            raise event.error
+        self._choices[event.choice].push(event)
 
     @property
     def is_done(self) -> bool:
-        return len(self._finished) == len(self._text)
+        return all(choice.end is not None for choice in self._choices)
 
     @property
     def wants_no_more(self) -> bool:
         """Whether choices still run, and each of them has all that the request wants of it."""
-        running = [message for choice, message in enumerate(self._messages) if choice not in self._finished]
-        return bool(running) and all(message.is_full for message in running)
+        return not self.is_done and all(choice.wants_no_more for choice in self._choices)
 
     def result(self) -> Result:
-        choices = tuple(self._completion(self._finished[choice]) for choice in range(self._params.n))
+        choices = tuple(choice.completion() for choice in self._choices)
         return Result(self._prompt_ids, self._params, choices, self._receipt, self._prompt_warnings)
-
-    def _completion(self, end: Finished) -> Completion:
-        message = self._messages[end.choice] if self._messages else None
-        usage, tokens = end.usage, tuple(self._tokens[end.choice])
-        if message is not None and message.is_full:  # the engine computed some more before it stopped
-            usage = replace(usage, completion_tokens=len(tokens))
-        return Completion(
-            text="".join(self._text[end.choice]),
-            tokens=tokens,
-            finish_reason=end.reason,
-            usage=usage,
-            timings=end.timings,
-            stop=end.stop,
-            seed=end.seed,
-            details=end.details,
-            message=message,
-        )

@@ -34,13 +34,19 @@ class CallSyntax:
 
 
 class Message:
-    """One answer as it grows. Without a `syntax` all of it is content."""
+    """One answer as it grows. Without a `syntax`, which needs the tokenizer, all of it is content."""
 
-    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, syntax: CallSyntax | None = None) -> None:
         self.calls: list[ToolCall] = []
+        self._written: list[str] = []
         self._tokenizer, self._syntax = tokenizer, syntax
         self._parser = None if syntax is None else CallParser(syntax.format, syntax.names)
         self._pieces: list[list[str] | ToolCall] = []  # in the order in which they came
+
+    @property
+    def text(self) -> str:
+        """What the model wrote, calls and all."""
+        return self.content if self._parser is None else "".join(self._written)
 
     @property
     def content(self) -> str:
@@ -66,6 +72,7 @@ class Message:
         elif self.is_full:
             return ()
         else:
+            self._written.append(text)
             parts = self._parser.push(self._with_marks(text, tokens))
             if self.is_full:
                 parts = [part for part in parts if isinstance(part, Content) or part.index == 0]
@@ -83,6 +90,7 @@ class Message:
     def _with_marks(self, text: str, tokens: Sequence[Token]) -> str:
         """The text with the control tokens in it that surround a call, where they stood."""
         assert self._syntax is not None
+        assert self._tokenizer is not None
         for position in range(len(tokens) - 1, -1, -1):
             mark = self._syntax.marks.get(tokens[position].id)
             if mark is not None:
