@@ -1,5 +1,6 @@
 // Attention in a program: which rows and kv heads are looked after together, and in how many pieces.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -192,10 +193,12 @@ struct Attention : Instruction {
     // Where the cache has integers, in the order of its channels.
     void turn(const Program& program, int64_t row, const float* head, const float* norm, int kv_head,
               const std::vector<float> KeyChannels::* times, float* to) const {
-        const Program::Rope& rope = program.rope(shape.rope);
-        const auto half = static_cast<int64_t>(rope.inv_freq.size());
-        const Rotation by = {rope.cos.data() + row * half, rope.sin.data() + row * half, static_cast<int>(half),
-                             rope.interleaved};
+        Rotation by = {nullptr, nullptr, 0, false};
+        if (shape.rope >= 0) {
+            const Program::Rope& rope = program.rope(shape.rope);
+            const auto half = static_cast<int64_t>(rope.inv_freq.size());
+            by = {rope.cos.data() + row * half, rope.sin.data() + row * half, static_cast<int>(half), rope.interleaved};
+        }
         Arrangement as = {nullptr, nullptr};
         if (is_integer(program)) {
             const KeyChannels& channels = program.kv().channels(shape.layer);
@@ -275,6 +278,7 @@ struct Attention : Instruction {
             const int query_head = head * group() + (from + n) % group();
             turn(program, row, row_of(program, step, thread, row) + query_head * shape.head_dim, shape.q_norm, head,
                  &KeyChannels::of_queries, q + n * shape.head_dim);
+            if (shape.growth != 0.0f) grow(q + n * shape.head_dim, step.positions[row]);
         }
         if (out.f32 && split < 0)
             for (int n = 0; n < count; n++)
@@ -295,6 +299,11 @@ struct Attention : Instruction {
             program.kernels().merge(looking.queries, s, padded(), part, state);
         }
         put(program, step, thread, item, head, from, count, state);
+    }
+
+    void grow(float* query, int32_t position) const {
+        const auto by = static_cast<float>(1.0 + double{shape.growth} * std::log1p(position / shape.period));
+        for (int c = 0; c < shape.head_dim; c++) query[c] *= by;
     }
 
     float* part_at(const Item& item, int head, int split, int from) {
@@ -333,7 +342,8 @@ struct Attention : Instruction {
             const Place place = place_of(item, head, from + n);
             const float* sums = state + n * state_floats();
             float* values = out.f32 ? result_at(program, step, thread, place) : state;
-            program.kernels().finish(sums, shape.value_dim, padded(), values);
+            const float* sink = shape.sinks ? shape.sinks + head * group() + (from + n) % group() : nullptr;
+            program.kernels().finish(sums, shape.value_dim, padded(), sink, is_integer(program), values);
             if (!out.q8) continue;
             const BlockRow to = program.block_row(out, step, thread, width(), place.row);
             // Weighted means of values: none stands out.
@@ -381,6 +391,7 @@ struct Measure : Instruction {
 
     // Channels that are rotated into each other are one.
     void pool_pairs(const Program& program, std::vector<double>& squares) const {
+        if (attention->shape.rope < 0) return;
         const Program::Rope& rope = program.rope(attention->shape.rope);
         const size_t half = rope.inv_freq.size();
         for (size_t i = 0; i < half; i++) {

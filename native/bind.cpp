@@ -223,57 +223,101 @@ void bind_kv(nb::module_& m) {
         });
 }
 
+Activation activation_of(const std::string& name) {
+    static const std::pair<const char*, Activation> known[] = {
+        {"none", NO_ACTIVATION}, {"silu", SILU},   {"gelu", GELU},
+        {"gelu_tanh", GELU_TANH}, {"relu", RELU}, {"relu2", RELU2}, {"sigmoid", SIGMOID},
+        {"clamped_swiglu", CLAMPED_SWIGLU}};
+    for (const auto& [each, activation] : known)
+        if (name == each) return activation;
+    throw nb::value_error("an unknown activation");
+}
+
+// The parts of a row, and how many of its values are normed.
+std::pair<std::vector<RowPart>, int64_t> parts_of(const std::vector<std::tuple<int, int, std::string>>& given, int width) {
+    std::vector<RowPart> parts;
+    int64_t normed = 0;
+    for (const auto& [start, size, kind] : given) {
+        if (start < 0 || size < 1 || start > width - size) throw nb::value_error("a part beyond its row");
+        parts.push_back({start, size, kind == "copy" ? RowPart::COPY : kind == "rms" ? RowPart::RMS : RowPart::CENTERED});
+        if (kind != "copy") normed += size;
+    }
+    return {parts, normed};
+}
+
 void bind_building(nb::class_<Program>& program) {
     program
         .def(
             "embed",
-            [](Program& self, const Matrix& table, float scale, Given out) {
-                if (table.packed() && table.whole())
-                    throw nb::value_error("a matrix is not packed for looking up rows");
-                self.embed(&table, scale, operand(out));
+            [](Program& self, const Matrix& table, float scale, const Matrix* positions, Given out) {
+                for (const Matrix* each : {&table, positions})
+                    if (each && each->packed() && each->whole())
+                        throw nb::value_error("a matrix is not packed for looking up rows");
+                self.embed(&table, scale, positions, operand(out));
             },
-            nb::keep_alive<1, 2>())
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), "table"_a, "scale"_a, "positions"_a.none(), "out"_a)
         .def(
             "norm",
-            [](Program& self, Given x, Array<float, 1> weight, float eps, Given residual, Given f32, Given q8,
-               const std::string& rows) {
-                self.norm(operand(x), weight.data(), static_cast<int>(weight.size()), eps, operand(residual),
+            [](Program& self, Given x, Array<float, 1> weight, std::optional<Array<float, 1>> bias, float eps,
+               bool centered, Given residual, Given f32, Given q8, const std::string& rows) {
+                const auto width = static_cast<int>(weight.size());
+                self.norm(operand(x), {weight.data(), pointer(bias, width), eps, centered}, width, operand(residual),
                           {operand(f32), operand(q8), rows_of(rows)});
             },
-            nb::keep_alive<1, 3>(), "x"_a, "weight"_a, "eps"_a, "residual"_a.none(), "f32"_a.none(), "q8"_a.none(),
-            "rows"_a)
+            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), "x"_a, "weight"_a, "bias"_a.none(), "eps"_a, "centered"_a,
+            "residual"_a.none(), "f32"_a.none(), "q8"_a.none(), "rows"_a)
         .def(
             "linear",
             [](Program& self, Given f32, Given q8, const std::string& rows, const Matrix& weight,
-               std::optional<Array<float, 1>> bias, Given residual, float softcap, Given out) {
+               std::optional<Array<float, 1>> bias, Given residual, float softcap, const std::string& activation,
+               float scale, Given out) {
                 check_tiles(weight, rows);
                 self.linear({operand(f32), operand(q8), rows_of(rows)}, &weight, pointer(bias, weight.rows()),
-                            operand(residual), softcap, operand(out));
+                            operand(residual), {softcap, activation_of(activation), scale}, operand(out));
             },
             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "rows"_a, "weight"_a,
-            "bias"_a.none(), "residual"_a.none(), "softcap"_a, "out"_a)
+            "bias"_a.none(), "residual"_a.none(), "softcap"_a, "activation"_a, "scale"_a, "out"_a)
         .def(
             "gated",
             [](Program& self, Given x_f32, Given x_q8, const std::string& rows, const Matrix& weight,
-               const std::string& activation, Given out) {
+               std::optional<Array<float, 1>> bias, const std::string& activation, Given out) {
                 check_tiles(weight, rows);
-                const Activation kind = activation == "silu" ? SILU : GELU_TANH;
-                self.gated({operand(x_f32), operand(x_q8), rows_of(rows)}, &weight, kind, operand(out));
+                self.gated({operand(x_f32), operand(x_q8), rows_of(rows)}, &weight, pointer(bias, weight.rows()),
+                           activation_of(activation), operand(out));
             },
-            nb::keep_alive<1, 5>(), "f32"_a.none(), "q8"_a.none(), "rows"_a, "weight"_a, "activation"_a, "out"_a)
+            nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "f32"_a.none(), "q8"_a.none(), "rows"_a, "weight"_a,
+            "bias"_a.none(), "activation"_a, "out"_a)
+        .def(
+            "multiply",
+            [](Program& self, Given x, Given gate, int width, const std::string& activation, Given out) {
+                self.multiply(operand(x), operand(gate), width, activation_of(activation), operand(out));
+            },
+            "x"_a, "gate"_a, "width"_a, "activation"_a, "out"_a)
+        .def(
+            "arrange",
+            [](Program& self, Given x, int width, const std::vector<std::tuple<int, int, std::string>>& parts,
+               std::optional<Array<float, 1>> weight, float eps, Given out) {
+                const auto [found, normed] = parts_of(parts, width);
+                if (normed && !weight) throw nb::value_error("normed parts need weights");
+                self.arrange(operand(x), width, found, pointer(weight, normed), eps, operand(out));
+            },
+            nb::keep_alive<1, 5>(), "x"_a, "width"_a, "parts"_a, "weight"_a.none(), "eps"_a, "out"_a)
         .def(
             "attention",
             [](Program& self, Given qkv, int layer, bool stores, int num_heads, int num_kv_heads, int head_dim,
                int value_dim, float scale, int rope, int window, float softcap, std::optional<Array<float, 1>> q_norm,
-               std::optional<Array<float, 1>> k_norm, float norm_eps, Given f32, Given q8) {
+               std::optional<Array<float, 1>> k_norm, float norm_eps, std::optional<Array<float, 1>> sinks, float growth,
+               int period, Given f32, Given q8) {
                 self.attention(operand(qkv),
                                {layer, stores, num_heads, num_kv_heads, head_dim, value_dim, scale, rope, window, softcap,
-                                pointer(q_norm, head_dim), pointer(k_norm, head_dim), norm_eps},
+                                pointer(q_norm, head_dim), pointer(k_norm, head_dim), norm_eps, pointer(sinks, num_heads), growth,
+                                period},
                                {operand(f32), operand(q8)});
             },
-            nb::keep_alive<1, 13>(), nb::keep_alive<1, 14>(), "qkv"_a, "layer"_a, "stores"_a, "num_heads"_a,
-            "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "rope"_a, "window"_a, "softcap"_a, "q_norm"_a.none(), "k_norm"_a.none(),
-            "norm_eps"_a, "f32"_a.none(), "q8"_a.none())
+            nb::keep_alive<1, 13>(), nb::keep_alive<1, 14>(), nb::keep_alive<1, 16>(), "qkv"_a, "layer"_a, "stores"_a,
+            "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "rope"_a, "window"_a, "softcap"_a,
+            "q_norm"_a.none(), "k_norm"_a.none(), "norm_eps"_a, "sinks"_a.none(), "growth"_a, "period"_a,
+            "f32"_a.none(), "q8"_a.none())
         .def(
             "take",
             [](Program& self, Given x, int width, Given f32, Given q8, const std::string& rows) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "program.h"
 
@@ -69,6 +70,7 @@ constexpr int64_t FEW_ROWS = 8;  // taken at once where work goes by rows
 struct Embed : Instruction {
     const Matrix* table;
     float scale;
+    const Matrix* positions;  // or null: rows that are added
     Operand out;
 
     int64_t units(const Program&, const Step& step) const override { return step.rows; }
@@ -87,15 +89,18 @@ struct Embed : Instruction {
             table->read_row(step.ids[r], row);
             if (scale != 1.0f)
                 for (int64_t i = 0; i < width; i++) row[i] *= scale;
+            if (!positions) continue;
+            float* added = reinterpret_cast<float*>(program.scratch(thread));
+            positions->read_row(std::min<int64_t>(step.positions[r], positions->rows() - 1), added);
+            for (int64_t i = 0; i < width; i++) row[i] += added[i];
         }
     }
 };
 
 struct Norm : Instruction {
     Operand x, residual;
-    const float* weight;
+    NormOf of;
     int width;
-    float eps;
     Forms out;
 
     Operand any() const { return out.f32 ? out.f32 : out.q8; }
@@ -118,7 +123,11 @@ struct Norm : Instruction {
             for (int64_t r = 0; r < count; r++) {
                 const int64_t at = (first + r) * width, next = unit + r + 1;
                 if (next < end) ask_to_read(in + program.row_at(any(), next) * width, width * 4);
-                program.kernels().norm(in + at, weight, add ? add + at : nullptr, width, eps, rows + r * width);
+                const float* beside = add ? add + at : nullptr;
+                float* to = rows + r * width;
+                if (of.centered)
+                    program.kernels().layer_norm(in + at, of.weight, of.bias, beside, width, of.eps, to);
+                else program.kernels().norm(in + at, of.weight, beside, width, of.eps, to);
             }
             sink.put(rows, first, static_cast<int>(count));
         }
@@ -439,9 +448,16 @@ struct Gather : Instruction {
 struct Linear : Product {
     const float* bias;
     Operand residual, out;
-    float softcap;
+    AfterLinear after;
 
     int64_t rows(const Program& program, const Step& step) const override { return program.rows_of(out, step); }
+
+    void finish(const Program& program, float* part, int size, int rows, int count, const float* biases) const {
+        if (biases) program.kernels().put(part, rows, count, biases, nullptr, part, TILE);
+        if (after.activation != NO_ACTIVATION) program.kernels().activate(part, size, after.activation);
+        if (after.scale != 1.0f)
+            for (int i = 0; i < size; i++) part[i] *= after.scale;
+    }
 
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int64_t width = weight->rows();
@@ -456,14 +472,17 @@ struct Linear : Product {
             if (add && add != rows)
                 for (int r = 0; r < p.rows; r++) ask_to_read(add + at + r * width, TILE * 4);
             multiply(program, tile, p, part);
-            if (softcap != 0.0f) program.kernels().softcap(part, p.rows * TILE, softcap);
-            program.kernels().put(part, p.rows, tile.count, bias ? bias + tile.column : nullptr,
-                                  add ? add + at : nullptr, rows + at, width);
+            const float* biases = bias ? bias + tile.column : nullptr;
+            if (after.activation != NO_ACTIVATION || after.scale != 1.0f || (biases && after.softcap != 0.0f))
+                finish(program, part, p.rows * TILE, p.rows, tile.count, std::exchange(biases, nullptr));
+            if (after.softcap != 0.0f) program.kernels().softcap(part, p.rows * TILE, after.softcap);
+            program.kernels().put(part, p.rows, tile.count, biases, add ? add + at : nullptr, rows + at, width);
         });
     }
 };
 
 struct Gated : Product {
+    const float* bias;  // of the gate, then of the up projection; or null
     Activation activation;
     Operand out;
     int64_t half_tiles;  // tiles of the gate; the up projection's follow
@@ -481,6 +500,11 @@ struct Gated : Product {
             float* to = rows + first * width + tile.column;
             for (int r = 0; r < p.rows; r++) ask_to_write(to + r * width, TILE * 4);
             multiply(program, tiles[static_cast<size_t>(half_tiles + unit)], p, ups);
+            if (bias) {
+                const float* biases = bias + tile.column;
+                program.kernels().put(gates, p.rows, tile.count, biases, nullptr, gates, TILE);
+                program.kernels().put(ups, p.rows, tile.count, biases + width, nullptr, ups, TILE);
+            }
             program.kernels().gate(gates, ups, p.rows, tile.count, activation, to, width);
         });
     }
@@ -496,34 +520,35 @@ void Program::gather_for(const Instruction* product) {
     instructions_.push_back(std::move(gather));
 }
 
-void Program::embed(const Matrix* table, float scale, Operand out) {
+void Program::embed(const Matrix* table, float scale, const Matrix* positions, Operand out) {
     auto embed = std::make_unique<Embed>();
-    embed->table = table, embed->scale = scale, embed->out = out;
+    embed->table = table, embed->scale = scale, embed->positions = positions, embed->out = out;
     tables_.push_back(table);
+    if (positions) positions_.push_back(positions), want_scratch(4 * positions->columns());
     instructions_.push_back(std::move(embed));
 }
 
-void Program::norm(Operand x, const float* weight, int width, float eps, Operand residual, Forms out) {
+void Program::norm(Operand x, NormOf of, int width, Operand residual, Forms out) {
     auto norm = std::make_unique<Norm>();
-    norm->x = x, norm->weight = weight, norm->width = width, norm->eps = eps, norm->residual = residual,
-    norm->out = out;
+    norm->x = x, norm->of = of, norm->width = width, norm->residual = residual, norm->out = out;
     want_scratch(Sink::scratch_bytes(width));
     instructions_.push_back(std::move(norm));
 }
 
-void Program::linear(Forms x, const Matrix* weight, const float* bias, Operand residual, float softcap, Operand out) {
+void Program::linear(Forms x, const Matrix* weight, const float* bias, Operand residual, AfterLinear after,
+                     Operand out) {
     auto linear = std::make_unique<Linear>();
     linear->x = x, linear->weight = weight, linear->bias = bias, linear->residual = residual;
-    linear->softcap = softcap, linear->out = out;
+    linear->after = after, linear->out = out;
     linear->measure(static_cast<int64_t>(weight->tiles().size()));
     want_scratch(linear->scratch_bytes(*kernels_));
     gather_for(linear.get());
     instructions_.push_back(std::move(linear));
 }
 
-void Program::gated(Forms x, const Matrix* weight, Activation activation, Operand out) {
+void Program::gated(Forms x, const Matrix* weight, const float* bias, Activation activation, Operand out) {
     auto gated = std::make_unique<Gated>();
-    gated->x = x, gated->weight = weight, gated->activation = activation, gated->out = out;
+    gated->x = x, gated->weight = weight, gated->bias = bias, gated->activation = activation, gated->out = out;
     gated->half_tiles = static_cast<int64_t>(weight->tiles().size()) / 2;
     gated->measure(gated->half_tiles);
     want_scratch(gated->scratch_bytes(*kernels_));

@@ -6,7 +6,7 @@ namespace unspool {
 
 enum Isa : int { PLAIN, AVX2, AVX512 };
 enum KvType : int { KV_Q8, KV_F16, KV_F32 };
-enum Activation : int { SILU, GELU_TANH };
+enum Activation : int { NO_ACTIVATION, SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID, CLAMPED_SWIGLU };
 
 constexpr int SPLIT =
     256;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
@@ -99,6 +99,9 @@ struct Kernels {
     Tile tiles[NUM_FORMATS];
 
     void (*norm)(const float* x, const float* weight, const float* residual, int n, float eps, float* out);
+    // (x - mean) / deviation · weight + bias (or null), plus residual (or null).
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, const float* residual, int n, float eps,
+                       float* out);
     // Blocks go to out[0], out[stride], …; where outliers is null nothing is set apart.
     void (*quantize)(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers);
     void (*quantize_fine)(const float* x, int blocks, FineBlock* out, int stride);
@@ -111,6 +114,9 @@ struct Kernels {
     // out = add (or null) + bias (or null) + part, likewise; add lies as out does.
     void (*put)(const float* part, int rows, int n, const float* bias, const float* add, float* out, int64_t stride);
     void (*softcap)(float* x, int n, float cap);
+    void (*activate)(float* x, int n, Activation activation);
+    // out = x · activation(gate)
+    void (*multiply)(const float* x, const float* gate, int n, Activation activation, float* out);
 
     // A head of n channels, rotated and arranged; there is room behind for as many.
     void (*turn)(const float* x, const Rotation& by, const Arrangement& as, int n, float* out);
@@ -119,7 +125,8 @@ struct Kernels {
     // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, of the keys in one split.
     void (*attend)(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
     void (*merge)(const Queries& queries, int split, int padded_dim, const float* parts, float* state);
-    void (*finish)(const float* state, int head_dim, int padded_dim, float* out);
+    // Divides the sums by the weights' sum, to which the weight of `sink` (a score without a key, or null) belongs too.
+    void (*finish)(const float* state, int head_dim, int padded_dim, const float* sink, bool base2, float* out);
 };
 
 // Of Kernels::quantize_whole: a number for each block of a row, up to whole sixteens.

@@ -142,6 +142,9 @@ std::string Program::check(const Step& s) const {
             if (s.ids[i] < 0 || s.ids[i] >= table->rows())
                 return text("token id", s.ids[i], " is outside the vocabulary of ", table->rows());
         if (s.positions[i] < 0) return text("position", s.positions[i], " is below ", 0);
+        for (const Matrix* table : positions_)
+            if (s.positions[i] >= table->rows())
+                return text("position", s.positions[i], " is outside the table of ", table->rows());
         if (!kv_) continue;
         if (s.positions[i] / kv_->block_size >= s.table_width)
             return text("position", s.positions[i], " is past the end of a table of blocks: ", s.table_width);

@@ -50,12 +50,38 @@ struct AttentionShape {
     bool stores;  // and whether it stores them itself
     int num_heads, num_kv_heads, head_dim, value_dim;
     float scale;
-    int rope;    // index from Program::add_rope
+    int rope;    // index from Program::add_rope, or -1: no rotation
     int window;  // 0: none
     float softcap;
     const float* q_norm;  // or null
     const float* k_norm;
     float norm_eps;
+    const float* sinks;  // a score of each head that belongs to no key, or null
+    // Queries grow with their position: times 1 + growth · log(1 + ⌊position / period⌋).
+    float growth;
+    int period;
+};
+
+// A norm by the root of the mean square; or, centered, by the deviation from the mean, with a bias or null.
+struct NormOf {
+    const float* weight;
+    const float* bias;
+    float eps;
+    bool centered;
+};
+
+// residual + scale · activation(capped(x · W + bias))
+struct AfterLinear {
+    float softcap = 0.0f;  // 0: none
+    Activation activation = NO_ACTIVATION;
+    float scale = 1.0f;
+};
+
+// What a row is put together of: columns of another row, normed with the next weights or as they are.
+struct RowPart {
+    enum Kind : int { COPY, RMS, CENTERED };
+    int start, width;
+    Kind kind;
 };
 
 // Rows of 8-bit activations in panels of as many as a kernel takes at once: row r is in the panel of `size[r]` rows
@@ -134,10 +160,12 @@ public:
     // Building: each call appends.
     int add_slot(int64_t bytes_per_row);
     int add_rope(std::vector<float> inv_freq, bool interleaved, float scale);
-    void embed(const Matrix* table, float scale, Operand out);
-    void norm(Operand x, const float* weight, int width, float eps, Operand residual, Forms out);
-    void linear(Forms x, const Matrix* weight, const float* bias, Operand residual, float softcap, Operand out);
-    void gated(Forms x, const Matrix* weight, Activation activation, Operand out);
+    void embed(const Matrix* table, float scale, const Matrix* positions, Operand out);
+    void norm(Operand x, NormOf of, int width, Operand residual, Forms out);
+    void linear(Forms x, const Matrix* weight, const float* bias, Operand residual, AfterLinear after, Operand out);
+    void gated(Forms x, const Matrix* weight, const float* bias, Activation activation, Operand out);
+    void multiply(Operand x, Operand gate, int width, Activation activation, Operand out);
+    void arrange(Operand x, int width, std::vector<RowPart> parts, const float* weight, float eps, Operand out);
     void attention(Operand qkv, AttentionShape shape, Forms out);
     void take(Operand x, int width, Forms out);
     void quantize(Operand x, int width, Forms out);
@@ -251,7 +279,8 @@ private:
     std::shared_ptr<KvCache> kv_;
     std::vector<std::unique_ptr<Instruction>> instructions_;
     std::vector<Rope> ropes_;
-    std::vector<const Matrix*> tables_;
+    std::vector<const Matrix*> tables_;     // by token
+    std::vector<const Matrix*> positions_;  // by position
     std::vector<int> layers_;  // with attention
     bool measures_ = false;    // the step under way is measure()'s
     Operand output_;

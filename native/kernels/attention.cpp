@@ -250,8 +250,14 @@ void merge(const Queries& queries, int split, int padded_dim, const float* parts
     }
 }
 
-void finish(const float* state, int head_dim, int padded_dim, float* out) {
-    F inverse = set1(1.0f / state[padded_dim + 1]);
+void finish(const float* state, int head_dim, int padded_dim, const float* sink, bool base2, float* out) {
+    float total = state[padded_dim + 1];
+    if (sink) {
+        const F most = set1(state[padded_dim]);
+        if (base2) total += first(exp2(min(set1(126.0f), sub(set1(*sink * LOG2E), most))));
+        else total += first(exp(sub(set1(*sink), most)));
+    }
+    F inverse = set1(1.0f / total);
     for (int c = 0; c < head_dim; c += TILE) store_n(out + c, mul(load(state + c), inverse), head_dim - c);
 }
 

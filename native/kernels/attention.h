@@ -10,6 +10,7 @@ constexpr int MOST = 12;
 #else
 constexpr int MOST = 4;
 #endif
+constexpr float LOG2E = 1.44269504088896341f;
 constexpr float NEVER = -__builtin_inff(), LOWEST = -3e38f;
 
 INLINE const uint8_t* block_of(const KvView& kv, const Queries& queries, int64_t key) {

@@ -17,7 +17,6 @@ constexpr int SIXTEENS = SPLIT / TILE;  // of keys in a split
 constexpr int IN_CHUNK = 2;             // of keys whose weights have one scale
 constexpr int CHUNKS = SIXTEENS / IN_CHUNK;
 constexpr int IN_CACHE = 4;  // of keys that stay in the nearest cache while all queries pass by
-constexpr float LOG2E = 1.44269504088896341f;
 constexpr float LEAST = 1e-35f;  // what makes a scale: smaller ones have no reciprocal
 
 // How many sums of integers fit in the registers, and whether those of floats, one for each of values, do too.

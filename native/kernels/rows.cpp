@@ -25,6 +25,37 @@ void norm(const float* x, const float* weight, const float* residual, int n, flo
     }
 }
 
+// The sum of f(x) over n values, in four strands like the norm's squares.
+template <class Map> INLINE float sum_of(const float* x, int n, Map f) {
+    F sums[4] = {zero(), zero(), zero(), zero()};
+    int i = 0;
+    for (; i + 64 <= n; i += 64) UNROLL for (int j = 0; j < 4; j++)
+            sums[j] = add(sums[j], f(load(x + i + 16 * j), TILE));
+    for (; i < n; i += 16) sums[0] = add(sums[0], f(load_n(x + i, n - i), n - i));
+    return hsum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, const float* residual, int n, float eps,
+                float* out) {
+    const float mean = sum_of(x, n, [](F v, int) { return v; }) / static_cast<float>(n);
+    const F center = set1(mean);
+    const float variance = sum_of(x, n, [&](F v, int count) {
+        float kept[TILE];
+        const F off = sub(v, center);
+        if (count >= TILE) return mul(off, off);
+        store(kept, off);
+        const F inside = load_n(kept, count);  // what lies past the end is no deviation
+        return mul(inside, inside);
+    }) / static_cast<float>(n);
+    const F scale = set1(1.0f / sqrtf(variance + eps));
+    for (int i = 0; i < n; i += 16) {
+        F v = mul(mul(sub(load_n(x + i, n - i), center), scale), load_n(weight + i, n - i));
+        if (bias) v = add(v, load_n(bias + i, n - i));
+        if (residual) v = add(load_n(residual + i, n - i), v);
+        store_n(out + i, v, n - i);
+    }
+}
+
 // What is not finite is larger than all numbers: it becomes its block's scale, and so tells whoever reads the row.
 INLINE float largest(F low, F high) { return hlargest(larger(abs(low), abs(high))); }
 INLINE float largest(const float* x) { return largest(load(x), load(x + 16)); }
@@ -290,9 +321,63 @@ INLINE F silu(F x) {
     return div(x, add(set1(1.0f), exp2(power)));
 }
 
+INLINE F sigmoid(F x) {
+    const F power = min(set1(126.0f), mul(x, set1(-1.44269504088896341f)));
+    return div(set1(1.0f), add(set1(1.0f), exp2(power)));
+}
+
 INLINE F gelu_tanh(F x) {
     F inner = mul(set1(0.7978845608f), fma(mul(set1(0.044715f), mul(x, x)), x, x));
     return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh(inner)));
+}
+
+// The error function to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+INLINE F erf(F x) {
+    const F size = abs(x), t = div(set1(1.0f), fma(set1(0.3275911f), size, set1(1.0f)));
+    F sum = fma(set1(1.061405429f), t, set1(-1.453152027f));
+    sum = fma(sum, t, set1(1.421413741f));
+    sum = fma(sum, t, set1(-0.284496736f));
+    sum = mul(fma(sum, t, set1(0.254829592f)), t);
+    const F tail = mul(sum, exp(sub(zero(), mul(x, x))));
+    const F found = sub(set1(1.0f), tail);
+    return where_below(x, 0.0f, sub(zero(), found), found);
+}
+
+INLINE F gelu(F x) { return mul(mul(set1(0.5f), x), add(set1(1.0f), erf(mul(x, set1(0.70710678f))))); }
+
+INLINE F relu(F x) { return max(zero(), x); }
+
+// Calls done(f) with the activation as a function of sixteen values.
+template <class Done> INLINE void with_activation(Activation activation, Done done) {
+    switch (activation) {
+        case SILU: return done([](F x) { return silu(x); });
+        case GELU: return done([](F x) { return gelu(x); });
+        case GELU_TANH: return done([](F x) { return gelu_tanh(x); });
+        case RELU: return done([](F x) { return relu(x); });
+        case SIGMOID: return done([](F x) { return sigmoid(x); });
+        case RELU2: return done([](F x) { return mul(relu(x), relu(x)); });
+        default: return done([](F x) { return x; });
+    }
+}
+
+void activate(float* x, int n, Activation activation) {
+    with_activation(activation, [&](auto f) {
+        for (int i = 0; i < n; i += 16) store_n(x + i, f(load_n(x + i, n - i)), n - i);
+    });
+}
+
+void multiply(const float* x, const float* gate, int n, Activation activation, float* out) {
+    with_activation(activation, [&](auto f) {
+        for (int i = 0; i < n; i += 16)
+            store_n(out + i, mul(load_n(x + i, n - i), f(load_n(gate + i, n - i))), n - i);
+    });
+}
+
+// The gate is at most 7, the other factor between -7 and 7: gate · sigmoid(1.702 · gate) · (up + 1).
+INLINE F clamped_swiglu(F gate, F up) {
+    gate = min(set1(7.0f), gate), up = max(set1(-7.0f), min(set1(7.0f), up));
+    const F power = min(set1(126.0f), mul(gate, set1(-1.702f * 1.44269504088896341f)));
+    return mul(div(gate, add(set1(1.0f), exp2(power))), add(up, set1(1.0f)));
 }
 
 template <class Activate>
@@ -304,8 +389,12 @@ INLINE void gate_rows(const float* gate, const float* up, int rows, int n, float
 }
 
 void gate(const float* gate, const float* up, int rows, int n, Activation activation, float* out, int64_t stride) {
-    if (activation == SILU) gate_rows(gate, up, rows, n, out, stride, [](F x) { return silu(x); });
-    else gate_rows(gate, up, rows, n, out, stride, [](F x) { return gelu_tanh(x); });
+    if (activation == CLAMPED_SWIGLU) {
+        for (int r = 0; r < rows; r++)
+            store_n(out + r * stride, clamped_swiglu(load(gate + r * TILE), load(up + r * TILE)), n);
+        return;
+    }
+    with_activation(activation, [&](auto f) { gate_rows(gate, up, rows, n, out, stride, f); });
 }
 
 void put(const float* part, int rows, int n, const float* bias, const float* add_to, float* out, int64_t stride) {
@@ -390,6 +479,9 @@ void turn(const float* x, const Rotation& by, const Arrangement& as, int n, floa
 
 void fill_rows(Kernels& kernels) {
     kernels.norm = norm;
+    kernels.layer_norm = layer_norm;
+    kernels.activate = activate;
+    kernels.multiply = multiply;
     kernels.quantize = quantize;
     kernels.quantize_fine = quantize_fine;
     kernels.quantize_whole = quantize_whole;

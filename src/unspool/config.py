@@ -8,7 +8,8 @@ from typing import Any, Literal
 from unspool.errors import RequestError
 
 RopeStyle = Literal["interleaved", "half"]
-Activation = Literal["silu", "gelu_tanh"]
+# clamped_swiglu joins a gate, at most 7, with a factor between -7 and 7: gate · sigmoid(1.702 · gate) · (factor + 1)
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "clamped_swiglu"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from tests.ops.conftest import ISAS, distance, make_batch
 from unspool.config import EngineConfig
 from unspool.models.decoder import Decoder, tensor_shapes
-from unspool.models.layers import Architecture, Attention, Glu, Layer, RmsNorm
+from unspool.models.layers import Architecture, Attention, Glu, Layer, LayerNorm, Mlp, RmsNorm
 from unspool.models.registry import architecture_of
 from unspool.models.rotary import Rotary
 from unspool.models.shapes import TINY
@@ -43,7 +43,56 @@ GEOMETRIES = (
     layer_of(replace(ATTENTION, kv_layer=0)),
     layer_of(Attention(3, 3, 16, rotary(16))),
 )
-MODELS = {"geometries": GEOMETRIES}
+PARALLEL = layer_of(ATTENTION, ffn_norm=None, parallel=True)
+MODELS = {
+    "geometries": GEOMETRIES,
+    "no rotation": (layer_of(replace(ATTENTION, rotary=None)), layer_of(ATTENTION)),
+    "partial rotation": (
+        layer_of(replace(ATTENTION, rotary=rotary(8))),
+        layer_of(replace(ATTENTION, rotary=rotary(4))),
+    ),
+    "layer norms": tuple(layer_of(ATTENTION, norm=LayerNorm(1e-5), ffn_norm=LayerNorm(1e-5, bias=False)) for _ in "ab"),
+    "norms without weight": (
+        layer_of(ATTENTION, norm=RmsNorm(1e-5, weight=False), ffn_norm=LayerNorm(1e-5, False, False)),
+    ),
+    "norms after": tuple(
+        layer_of(ATTENTION, norm=None, ffn_norm=None, post_norm=NORM, ffn_post_norm=NORM) for _ in "ab"
+    ),
+    "norms before and after": tuple(layer_of(ATTENTION, post_norm=NORM, ffn_post_norm=NORM) for _ in "ab"),
+    "parallel": (PARALLEL, PARALLEL),
+    "parallel with two norms": (layer_of(ATTENTION, parallel=True), layer_of(ATTENTION, parallel=True)),
+    "a scaled residual": (layer_of(ATTENTION, residual_scale=0.25), layer_of(ATTENTION, residual_scale=0.25)),
+    "biases": tuple(
+        layer_of(replace(ATTENTION, qkv_bias=True, output_bias=True), ffn=Glu(96, "gelu", bias=True)) for _ in "ab"
+    ),
+    "fused tensors": (layer_of(replace(ATTENTION, fused=True, qkv_bias=True), ffn=Glu(96, fused=True, bias=True)),),
+    **{
+        f"a feed-forward without gate: {activation}": (layer_of(ATTENTION, ffn=Mlp(96, activation, bias=True)),) * 2
+        for activation in ("gelu", "gelu_tanh", "relu", "relu2", "silu")
+    },
+    "a clamped gate": (layer_of(ATTENTION, ffn=Glu(96, "clamped_swiglu", bias=True)),),
+    "sinks": tuple(layer_of(replace(ATTENTION, sinks=True, window=window)) for window in (4, None)),
+    "a cap on scores": (layer_of(replace(ATTENTION, softcap=2.0)),),
+    "gates": (layer_of(replace(ATTENTION, gate=True, qk_norm=NORM)),) * 2,
+    "norms of heads": (
+        layer_of(replace(ATTENTION, qk_norm=NORM)),
+        layer_of(replace(ATTENTION, qk_norm=LayerNorm(1e-5, bias=False))),
+    ),
+    "norms of each head": (layer_of(replace(ATTENTION, qk_norm=LayerNorm(1e-5, bias=False), norm_over="each head")),),
+    "norms of rows": (layer_of(replace(ATTENTION, qk_norm=NORM, norm_over="row")),) * 2,
+    "norms of values": (layer_of(replace(ATTENTION, qk_norm=NORM, v_norm=RmsNorm(1e-5, weight=False))),) * 2,
+    "keys that are values": (
+        layer_of(replace(ATTENTION, keys_are_values=True, qk_norm=NORM, v_norm=RmsNorm(1e-5, weight=False))),
+        layer_of(replace(ATTENTION, kv_layer=0, qk_norm=NORM)),
+    ),
+    "queries that grow": (layer_of(replace(ATTENTION, growth=0.3, period=4)),),
+}
+WHOLE = {
+    "learned positions": {"num_positions": 48},
+    "scales": {"embedding_scale": 8.0, "logit_scale": 0.5, "logit_softcap": 3.0},
+    "a norm of embeddings, a bias of the head": {"embedding_norm": LayerNorm(1e-5), "head_bias": True},
+    "a last norm with a bias, and a tied head": {"norm": LayerNorm(1e-5), "tied_embeddings": True},
+}
 CPU_MODELS = {"values of other sizes": (layer_of(replace(ATTENTION, value_dim=32)), layer_of(ATTENTION))}
 
 
@@ -56,7 +105,7 @@ def random_weights(model: Architecture, seed: int) -> dict[str, Weight]:
     weights = {}
     for name, shape in tensor_shapes(TINY, model).items():
         values = rng.standard_normal(shape).astype(np.float32)
-        values = values / math.sqrt(shape[1]) if len(shape) == 2 else 0.1 * values + (not name.endswith(".bias"))
+        values = values / math.sqrt(shape[1]) if len(shape) == 2 else 0.3 * values + (not name.endswith(".bias"))
         weights[name] = encode_weight(name, values)
     return weights
 
@@ -77,11 +126,11 @@ def run(ops: Ops, model: Architecture, weights: dict[str, Weight], kv_dtype: Any
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
-@pytest.mark.parametrize("name", [*MODELS, *CPU_MODELS])
+@pytest.mark.parametrize("name", [*MODELS, *CPU_MODELS, *WHOLE])
 def test_the_cpu_computes_what_the_reference_does(name: str, kv_dtype: str, isa: str) -> None:
     from unspool.ops.cpu import CpuOps
 
-    model = architecture((MODELS | CPU_MODELS)[name])
+    model = architecture((MODELS | CPU_MODELS)[name]) if name not in WHOLE else architecture(GEOMETRIES, **WHOLE[name])
     weights = random_weights(model, seed=1)
     expected = run(ReferenceOps(), model, weights, "f32", [20, 1, 1])
     found = run(CpuOps(threads=2, isa=isa), model, weights, kv_dtype, [20, 1, 1])

@@ -20,13 +20,17 @@ class Decoder:
         vocabulary, hidden = architecture.vocab_size, architecture.hidden_size
         ropes: dict[Rotary, Rope] = {}
         self.embedding = reader.matrix(("token_embd.weight", vocabulary, hidden))
+        rows, norm = architecture.num_positions, architecture.embedding_norm
+        self.positions = None if rows is None else reader.matrix(("position_embd.weight", rows, hidden))
+        self.embedding_norm = None if norm is None else norm.bind(reader, "token_embd_norm", hidden)
         self.layers = [
-            layer.bind(Place(reader, index, hidden, ropes)) for index, layer in enumerate(architecture.layers)
+            layer.bind(Place(reader, index, hidden, ropes=ropes)) for index, layer in enumerate(architecture.layers)
         ]
         self.norm = architecture.norm.bind(reader, "output_norm", hidden)
         self.head = self.embedding
         if not architecture.tied_embeddings:
             self.head = reader.matrix(("output.weight", vocabulary, hidden))
+        self.head_bias = reader.vector(("output.bias", vocabulary)) if architecture.head_bias else None
         reader.finish()
 
     def early(self, num_layers: int) -> Decoder:
@@ -39,10 +43,13 @@ class Decoder:
 
     def __call__(self, batch: Batch, kv: KVCache) -> Rows:
         ops, model = self.ops, self.architecture
-        x = ops.embed(batch, self.embedding, model.embedding_scale)
+        x = ops.embed(batch, self.embedding, model.embedding_scale, self.positions)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x, None)
         for layer in self.layers:
             x = layer(x, batch, kv)
-        return ops.logits(self.norm(ops.take(x, batch), None), self.head, model.logit_softcap)
+        x = self.norm(ops.take(x, batch), None)
+        return ops.logits(x, self.head, model.logit_softcap, self.head_bias, model.logit_scale)
 
 
 def tensor_shapes(config: ModelConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:

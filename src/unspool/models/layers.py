@@ -1,156 +1,41 @@
-"""The building blocks of models, as data. A family lists its layers; `Decoder` reads their tensors and runs them.
-
-A block is a frozen dataclass of numbers. `bind` reads its tensors and returns the function that computes it. Tensors
-have GGUF's names, whatever file they came from.
-"""
+"""The building blocks of models, as data. A family lists its layers; `Decoder` reads their tensors and runs them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from unspool.config import Activation
-from unspool.models.rotary import Rotary
-from unspool.models.tensors import TensorReader
-from unspool.ops import AttentionSpec, Batch, KVCache, Matrix, Ops, Rope, Rows, Vector
-from unspool.ops.storage import KeyValues, Storage, Widths
+from unspool.models.attention import Attention
+from unspool.models.blocks import (
+    FeedForward,
+    FeedForwardFunction,
+    LayerNorm,
+    Mixer,
+    MixerFunction,
+    Norm,
+    NormFunction,
+    Place,
+    RmsNorm,
+)
+from unspool.ops import Batch, KVCache, Rows
+from unspool.ops.storage import Storage, Widths
 
-# Residual streams: what a block computes is added to `residual`, where one is given.
-NormFunction = Callable[[Rows, Rows | None], Rows]
-MixerFunction = Callable[[Rows, Rows | None, Batch, KVCache], Rows]
-FeedForwardFunction = Callable[[Rows, Rows | None], Rows]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a block is bound: a layer of a model, and the tensors of that layer."""
-
-    reader: TensorReader
-    layer: int
-    hidden: int  # the width of the residual stream
-    ropes: dict[Rotary, Rope] = field(default_factory=dict)  # equal rotations are one table for all layers
-
-    @property
-    def ops(self) -> Ops:
-        return self.reader.ops
-
-    def matrix(self, *parts: tuple[str, int, int]) -> Matrix:
-        """One matrix of this layer's weights: (name, out_features, in_features), as in ("ffn_up", 96, 64)."""
-        prefix = f"blk.{self.layer}."
-        return self.reader.matrix(*((f"{prefix}{name}.weight", rows, columns) for name, rows, columns in parts))
-
-    def vector(self, *parts: tuple[str, int]) -> Vector:
-        """One vector of this layer: (name with its suffix, size), as in ("attn_q.bias", 64)."""
-        return self.reader.vector(*((f"blk.{self.layer}.{name}", size) for name, size in parts))
-
-    def rope(self, rotary: Rotary) -> Rope:
-        if rotary not in self.ropes:
-            name = rotary.factors
-            factors = None if name is None else self.reader.optional_floats(name, rotary.dim // 2)
-            self.ropes[rotary] = rotary.rope(factors)
-        return self.ropes[rotary]
-
-
-class Mixer(Protocol):
-    """The part of a layer that looks at other positions."""
-
-    @property
-    def width(self) -> int:
-        """The most values that it computes for a row at once, for memory plans."""
-
-    def storage(self) -> Storage:
-        """What it keeps of the tokens it has seen."""
-
-    def bind(self, place: Place) -> MixerFunction: ...
-
-
-class FeedForward(Protocol):
-    """The part of a layer that looks at one position alone."""
-
-    @property
-    def width(self) -> int:
-        """The most values that it computes for a row at once, for memory plans."""
-
-    def bind(self, place: Place) -> FeedForwardFunction: ...
-
-
-@dataclass(frozen=True)
-class RmsNorm:
-    """x / rms(x) · weight"""
-
-    eps: float
-
-    def bind(self, reader: TensorReader, name: str, width: int) -> NormFunction:
-        ops, weight, eps = reader.ops, reader.vector((f"{name}.weight", width)), self.eps
-        return lambda x, residual: ops.norm(x, weight, eps, residual)
-
-
-Norm = RmsNorm
-
-
-@dataclass(frozen=True)
-class Attention:
-    """W_o · attend(rotate(W_qkv · x)), with what families vary."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotary: Rotary
-    scale: float | None = None  # None: 1 / sqrt(head_dim)
-    window: int | None = None  # keys that a query sees, itself included; None: all
-    softcap: float | None = None
-    qkv_bias: bool = False
-    qk_norm: RmsNorm | None = None  # of each head of q and k, before they are rotated
-    value_dim: int | None = None  # channels of a value; None: head_dim
-    kv_layer: int | None = None  # the layer whose keys and values are read; None: this one has its own
-
-    @property
-    def width(self) -> int:
-        return sum(width for _, width in self._projections())
-
-    def storage(self) -> Storage:
-        if self.kv_layer is not None:
-            return Storage()
-        return Storage(KeyValues(self.num_kv_heads, self.head_dim, self.value_dim or self.head_dim, self.window))
-
-    def _projections(self) -> list[tuple[str, int]]:
-        value_dim = self.value_dim or self.head_dim
-        kept = [("attn_k", self.num_kv_heads * self.head_dim), ("attn_v", self.num_kv_heads * value_dim)]
-        return [("attn_q", self.num_heads * self.head_dim), *(kept if self.kv_layer is None else [])]
-
-    def bind(self, place: Place) -> MixerFunction:
-        ops, hidden = place.ops, place.hidden
-        parts = self._projections()
-        qkv = place.matrix(*((name, width, hidden) for name, width in parts))
-        bias = place.vector(*((f"{name}.bias", width) for name, width in parts)) if self.qkv_bias else None
-        output = place.matrix(("attn_output", hidden, self.num_heads * (self.value_dim or self.head_dim)))
-        spec = self._spec(place)
-
-        def forward(x: Rows, residual: Rows | None, batch: Batch, kv: KVCache) -> Rows:
-            mixed = ops.attention(ops.linear(x, qkv, bias), spec, batch, kv)
-            return ops.linear(mixed, output, residual=residual)
-
-        return forward
-
-    def _spec(self, place: Place) -> AttentionSpec:
-        norm, stores = self.qk_norm, self.kv_layer is None
-        return AttentionSpec(
-            layer=place.layer if self.kv_layer is None else self.kv_layer,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            scale=self.scale or 1 / math.sqrt(self.head_dim),
-            rope=place.rope(self.rotary),
-            window=self.window,
-            softcap=self.softcap,
-            q_norm=None if norm is None else place.vector(("attn_q_norm.weight", self.head_dim)),
-            k_norm=None if norm is None or not stores else place.vector(("attn_k_norm.weight", self.head_dim)),
-            norm_eps=1e-6 if norm is None else norm.eps,
-            value_dim=self.value_dim or self.head_dim,
-            stores=stores,
-        )
+__all__ = [
+    "Architecture",
+    "Attention",
+    "FeedForward",
+    "FeedForwardFunction",
+    "Glu",
+    "Layer",
+    "LayerNorm",
+    "Mixer",
+    "MixerFunction",
+    "Mlp",
+    "Norm",
+    "Place",
+    "RmsNorm",
+]
 
 
 @dataclass(frozen=True)
@@ -159,12 +44,43 @@ class Glu:
 
     width: int
     activation: Activation = "silu"
+    bias: bool = False
+    fused: bool = False  # one tensor, ffn_up, has the gate and then the up projection
 
     def bind(self, place: Place) -> FeedForwardFunction:
-        ops, hidden, activation = place.ops, place.hidden, self.activation
-        gate_up = place.matrix(("ffn_gate", self.width, hidden), ("ffn_up", self.width, hidden))
-        down = place.matrix(("ffn_down", hidden, self.width))
-        return lambda x, residual: ops.linear(ops.gated(x, gate_up, activation), down, residual=residual)
+        ops, hidden, width, scale = place.ops, place.hidden, self.width, place.residual_scale
+        parts = [("ffn_up", 2 * width)] if self.fused else [("ffn_gate", width), ("ffn_up", width)]
+        gate_up = place.matrix(*((name, rows, hidden) for name, rows in parts))
+        bias = place.vector(*((f"{name}.bias", rows) for name, rows in parts)) if self.bias else None
+        down = place.matrix(("ffn_down", hidden, width))
+        down_bias = place.vector(("ffn_down.bias", hidden)) if self.bias else None
+
+        def forward(x: Rows, residual: Rows | None) -> Rows:
+            inner = ops.gated(x, gate_up, self.activation, bias)
+            return ops.linear(inner, down, down_bias, residual, scale=scale)
+
+        return forward
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A feed-forward without a gate: W_down · activation(W_up · x)"""
+
+    width: int
+    activation: Activation = "gelu"
+    bias: bool = False
+
+    def bind(self, place: Place) -> FeedForwardFunction:
+        ops, hidden, width, scale = place.ops, place.hidden, self.width, place.residual_scale
+        up, down = place.matrix(("ffn_up", width, hidden)), place.matrix(("ffn_down", hidden, width))
+        bias = place.vector(("ffn_up.bias", width)) if self.bias else None
+        down_bias = place.vector(("ffn_down.bias", hidden)) if self.bias else None
+
+        def forward(x: Rows, residual: Rows | None) -> Rows:
+            inner = ops.linear(x, up, bias, activation=self.activation)
+            return ops.linear(inner, down, down_bias, residual, scale=scale)
+
+        return forward
 
 
 @dataclass(frozen=True)
@@ -184,11 +100,15 @@ class Layer:
     ffn_norm: Norm | None = None
     ffn_post_norm: Norm | None = None
     parallel: bool = False
+    residual_scale: float = 1.0  # of what mixer and feed-forward add to the stream
 
     def bind(self, place: Place) -> Callable[[Rows, Batch, KVCache], Rows]:
         def bound(norm: Norm | None, name: str) -> NormFunction | None:
             return None if norm is None else norm.bind(place.reader, f"blk.{place.layer}.{name}", place.hidden)
 
+        if self.residual_scale != 1 and (self.post_norm is not None or self.ffn_post_norm is not None):
+            raise ValueError("a norm after a block undoes the scale of its residual")
+        place = replace(place, residual_scale=self.residual_scale)
         norm, mixer = bound(self.norm, "attn_norm"), self.mixer.bind(place)
         post_norm = bound(self.post_norm, "post_attention_norm")
         ffn_norm = bound(self.ffn_norm, "ffn_norm")
@@ -219,7 +139,11 @@ class Architecture:
     layers: tuple[Layer, ...]
     norm: Norm
     tied_embeddings: bool  # the head is the embedding
+    num_positions: int | None = None  # rows of a learned table of positions; None: there is none
     embedding_scale: float = 1.0
+    embedding_norm: Norm | None = None
+    head_bias: bool = False
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
 
     @property

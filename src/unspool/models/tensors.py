@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unspool.errors import ModelError
+from unspool.lazy import np
 from unspool.ops import Matrix, Ops, Vector
-from unspool.weights.weight import Weight
+from unspool.weights.weight import Weight, encode_weight
 
 
 class TensorReader:
@@ -23,9 +24,11 @@ class TensorReader:
         """One prepared matrix from (name, out_features, in_features) parts that share their input."""
         return self.ops.matrix(self._take([(name, (rows, columns)) for name, rows, columns in parts]))
 
-    def vector(self, *parts: tuple[str, int]) -> Vector:
-        """One prepared vector from (name, size) parts, concatenated."""
-        return self.ops.vector(self._take([(name, (size,)) for name, size in parts]))
+    def vector(self, *parts: tuple[str | None, int]) -> Vector:
+        """One prepared vector from (name, size) parts, concatenated. A part without a name is ones."""
+        return self.ops.vector(
+            [_ones(size) if name is None else self._take([(name, (size,))])[0] for name, size in parts]
+        )
 
     def optional_floats(self, name: str, size: int) -> array[float] | None:
         """A vector's values, or None where the checkpoint does not have it."""
@@ -51,6 +54,10 @@ class TensorReader:
             raise ModelError(f"tensor {left[0]}{more} has no place in this architecture")
 
 
+def _ones(size: int) -> Weight:
+    return encode_weight("ones", np.ones(size, np.float32))
+
+
 class ShapeRecorder(TensorReader):
     """Prepares nothing: notes the shape of every tensor that a model asks for, in the order it does."""
 
@@ -62,5 +69,5 @@ class ShapeRecorder(TensorReader):
     def matrix(self, *parts: tuple[str, int, int]) -> Matrix:
         self.shapes |= {name: (rows, columns) for name, rows, columns in parts}
 
-    def vector(self, *parts: tuple[str, int]) -> Vector:
-        self.shapes |= {name: (size,) for name, size in parts}
+    def vector(self, *parts: tuple[str | None, int]) -> Vector:
+        self.shapes |= {name: (size,) for name, size in parts if name is not None}

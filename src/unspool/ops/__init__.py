@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from unspool.config import Activation, EngineConfig, RopeStyle
 from unspool.errors import BackendError
@@ -60,6 +60,15 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Columns of a row, copied or normed: by the root of their mean square, or by their deviation from the mean."""
+
+    start: int
+    width: int
+    norm: Literal["copy", "rms", "centered"] = "copy"
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """One layer's attention: heads, rotation, optional per-head norms, what a query may see."""
 
@@ -68,7 +77,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int  # channels of a query and a key
     scale: float
-    rope: Rope
+    rope: Rope | None  # None: no rotation
     window: int | None = None  # keys a query sees, itself included; None: all
     softcap: float | None = None
     q_norm: Vector | None = None  # RMS norm weight of head_dim, before the rotation
@@ -76,6 +85,9 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     value_dim: int = 0  # channels of a value; 0: head_dim
     stores: bool = True  # rows have keys and values after the queries; else another layer has stored them
+    sinks: Vector | None = None  # a score of each head that takes its share of the softmax and has no value
+    growth: float = 0.0  # queries are times 1 + growth · log(1 + ⌊position / period⌋)
+    period: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
@@ -142,16 +154,36 @@ class Ops(Protocol):
         """
 
     # Computing -----------------------------------------------------------------------------------------------------
-    def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0) -> Rows: ...
+    def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0, positions: Matrix | None = None) -> Rows:
+        """Rows of `weight` by token, times scale, plus rows of `positions` by position."""
 
     def norm(self, x: Rows, weight: Vector, eps: float, residual: Rows | None = None) -> Rows:
         """residual + x / rms(x) · weight"""
 
-    def linear(self, x: Rows, weight: Matrix, bias: Vector | None = None, residual: Rows | None = None) -> Rows:
-        """residual + x · weightᵀ + bias"""
+    def layer_norm(
+        self, x: Rows, weight: Vector, bias: Vector | None, eps: float, residual: Rows | None = None
+    ) -> Rows:
+        """residual + (x - mean) / deviation · weight + bias"""
 
-    def gated(self, x: Rows, weight: Matrix, activation: Activation) -> Rows:
-        """activation(x · gateᵀ) · (x · upᵀ), where weight stacks gate over up"""
+    def linear(
+        self,
+        x: Rows,
+        weight: Matrix,
+        bias: Vector | None = None,
+        residual: Rows | None = None,
+        activation: Activation | None = None,
+        scale: float = 1.0,
+    ) -> Rows:
+        """residual + scale · activation(x · weightᵀ + bias)"""
+
+    def gated(self, x: Rows, weight: Matrix, activation: Activation, bias: Vector | None = None) -> Rows:
+        """activation(x · gateᵀ) · (x · upᵀ), where weight stacks gate over up, and bias their biases"""
+
+    def multiply(self, x: Rows, gate: Rows, activation: Activation | None = None) -> Rows:
+        """x · activation(gate), value by value"""
+
+    def arrange(self, x: Rows, parts: Sequence[Part], weight: Vector | None = None, eps: float = 0.0) -> Rows:
+        """Rows put together of parts of x; `weight` has the weights of normed parts, one after the other."""
 
     def attention(self, qkv: Rows, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Rows:
         """Norm and rotate q and k, store k and v in their slots, attend; rows of num_heads · value_dim."""
@@ -159,8 +191,15 @@ class Ops(Protocol):
     def take(self, x: Rows, batch: Batch) -> Rows:
         """The rows whose logits are wanted."""
 
-    def logits(self, x: Rows, weight: Matrix, softcap: float | None = None) -> Rows:
-        """softcap · tanh(x · weightᵀ / softcap) in float32"""
+    def logits(
+        self,
+        x: Rows,
+        weight: Matrix,
+        softcap: float | None = None,
+        bias: Vector | None = None,
+        scale: float = 1.0,
+    ) -> Rows:
+        """softcap · tanh(scale · (x · weightᵀ + bias) / softcap) in float32"""
 
 
 def load(config: EngineConfig) -> Ops:

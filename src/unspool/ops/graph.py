@@ -7,14 +7,14 @@ dataclass; fields that hold nodes are its inputs. CONTRIBUTING says how to add o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from unspool.config import Activation
 from unspool.errors import EngineError
-from unspool.ops import AttentionSpec, Batch, KVCache, Vector
+from unspool.ops import AttentionSpec, Batch, KVCache, Part, Vector
 
 
 class PreparedMatrix(Protocol):
@@ -67,6 +67,7 @@ class Embed(Node):
 
     matrix: PreparedMatrix
     scale: float
+    positions: PreparedMatrix | None
 
     @property
     def width(self) -> int:
@@ -86,6 +87,46 @@ class Norm(Node):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class LayerNorm(Node):
+    x: Node
+    weight: Vector
+    bias: Vector | None
+    eps: float
+    residual: Node | None
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Multiply(Node):
+    """x · activation(gate)"""
+
+    x: Node
+    gate: Node
+    activation: Activation | None
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Arrange(Node):
+    """Parts of x side by side, some of them normed."""
+
+    x: Node
+    parts: tuple[Part, ...]
+    weight: Vector | None
+    eps: float
+
+    @property
+    def width(self) -> int:
+        return sum(part.width for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Product(Node):
     """Rows that are multiplied by a matrix."""
 
@@ -101,11 +142,14 @@ class Product(Node):
 class Linear(Product):
     bias: Vector | None
     residual: Node | None
+    activation: Activation | None
+    scale: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gated(Product):
     activation: Activation
+    bias: Vector | None
 
     @property
     def width(self) -> int:
@@ -115,6 +159,8 @@ class Gated(Product):
 @dataclass(frozen=True, eq=False, repr=False)
 class Logits(Product):
     softcap: float | None
+    bias: Vector | None
+    scale: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -252,8 +298,13 @@ def record(forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Graph:
 class RecordingOps:
     """The computing half of `Ops`, for backends that compile: each operation checks its widths and makes its node."""
 
-    def embed(self, batch: Batch, weight: PreparedMatrix, scale: float = 1.0) -> Node:
-        return Embed(weight, scale)
+    def embed(
+        self, batch: Batch, weight: PreparedMatrix, scale: float = 1.0, positions: PreparedMatrix | None = None
+    ) -> Node:
+        node = Embed(weight, scale, positions)
+        if positions is not None:
+            expect_width(node, positions.in_features, "a table of positions")
+        return node
 
     def norm(self, x: Node, weight: Vector, eps: float, residual: Node | None = None) -> Node:
         expect_width(x, len(weight), "a norm's weight")
@@ -261,17 +312,47 @@ class RecordingOps:
             expect_width(residual, x.width, "the residual of a norm")
         return Norm(x, weight, eps, residual)
 
-    def linear(self, x: Node, weight: PreparedMatrix, bias: Vector | None = None, residual: Node | None = None) -> Node:
+    def layer_norm(
+        self, x: Node, weight: Vector, bias: Vector | None, eps: float, residual: Node | None = None
+    ) -> Node:
+        expect_width(x, len(weight), "a norm's weight")
+        if bias is not None:
+            expect_width(x, len(bias), "a norm's bias")
+        if residual is not None:
+            expect_width(residual, x.width, "the residual of a norm")
+        return LayerNorm(x, weight, bias, eps, residual)
+
+    def linear(
+        self,
+        x: Node,
+        weight: PreparedMatrix,
+        bias: Vector | None = None,
+        residual: Node | None = None,
+        activation: Activation | None = None,
+        scale: float = 1.0,
+    ) -> Node:
         expect_width(x, weight.in_features, f"the input of {weight.name}")
         if residual is not None:
             expect_width(residual, weight.out_features, f"the residual of {weight.name}")
-        return Linear(x, weight, bias, residual)
+        return Linear(x, weight, bias, residual, activation, scale)
 
-    def gated(self, x: Node, weight: PreparedMatrix, activation: Activation) -> Node:
+    def gated(self, x: Node, weight: PreparedMatrix, activation: Activation, bias: Vector | None = None) -> Node:
         expect_width(x, weight.in_features, f"the input of {weight.name}")
         if weight.out_features % 2:
             raise EngineError(f"{weight.name}: a gate and an up projection of one size are needed")
-        return Gated(x, weight, activation)
+        return Gated(x, weight, activation, bias)
+
+    def multiply(self, x: Node, gate: Node, activation: Activation | None = None) -> Node:
+        expect_width(gate, x.width, "a gate")
+        return Multiply(x, gate, activation)
+
+    def arrange(self, x: Node, parts: Sequence[Part], weight: Vector | None = None, eps: float = 0.0) -> Node:
+        normed = sum(part.width for part in parts if part.norm != "copy")
+        if any(part.start < 0 or part.start + part.width > x.width for part in parts):
+            raise EngineError(f"rows of {x.width} values have no such parts: {parts}")
+        if normed != (0 if weight is None else len(weight)):
+            raise EngineError(f"{normed} values are normed; there are {0 if weight is None else len(weight)} weights")
+        return Arrange(x, tuple(parts), weight, eps)
 
     def attention(self, qkv: Node, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Node:
         expect_width(qkv, spec.row_width, f"layer {spec.layer}'s attention")
@@ -280,9 +361,16 @@ class RecordingOps:
     def take(self, x: Node, batch: Batch) -> Node:
         return Take(x)
 
-    def logits(self, x: Node, weight: PreparedMatrix, softcap: float | None = None) -> Node:
+    def logits(
+        self,
+        x: Node,
+        weight: PreparedMatrix,
+        softcap: float | None = None,
+        bias: Vector | None = None,
+        scale: float = 1.0,
+    ) -> Node:
         expect_width(x, weight.in_features, f"the input of {weight.name}")
-        return Logits(x, weight, softcap)
+        return Logits(x, weight, softcap, bias, scale)
 
 
 def expect_width(node: Node, width: int, what: str) -> None:

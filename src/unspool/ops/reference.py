@@ -6,6 +6,7 @@ number; a matrix-vector product for each row cannot, so the reference keeps the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from unspool.config import Activation, EngineConfig
 from unspool.errors import RequestError
-from unspool.ops import AttentionSpec, Batch, KVCache, Rope
+from unspool.ops import AttentionSpec, Batch, KVCache, Part, Rope
 from unspool.ops.storage import Storage, describe, state_bytes
 
 if TYPE_CHECKING:
@@ -96,24 +97,62 @@ class ReferenceOps:
     def compile(self, forward: Callable[[Batch, KVCache], Array], kv: KVCache) -> Callable[[Batch], Array]:
         return lambda batch: forward(batch, kv)
 
-    def embed(self, batch: Batch, weight: Array, scale: float = 1.0) -> Array:
-        return weight[batch.ids] * np.float32(scale)
+    def embed(self, batch: Batch, weight: Array, scale: float = 1.0, positions: Array | None = None) -> Array:
+        rows = weight[batch.ids] * np.float32(scale)
+        return rows if positions is None else rows + positions[batch.positions]
 
     def norm(self, x: Array, weight: Array, eps: float, residual: Array | None = None) -> Array:
         y = rms_norm(x, weight, eps)
         return y if residual is None else residual + y
 
-    def linear(self, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+    def layer_norm(
+        self, x: Array, weight: Array, bias: Array | None, eps: float, residual: Array | None = None
+    ) -> Array:
+        y = centered_norm(x, weight, eps)
+        if bias is not None:
+            y = y + bias
+        return y if residual is None else residual + y
+
+    def linear(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        residual: Array | None = None,
+        activation: Activation | None = None,
+        scale: float = 1.0,
+    ) -> Array:
         y = np.empty((len(x), len(weight)), np.float32)
         for r in range(len(x)):
             y[r] = weight @ x[r]
         if bias is not None:
             y += bias
+        if activation is not None:
+            y = ACTIVATIONS[activation](y)
+        y = y * np.float32(scale)
         return y if residual is None else residual + y
 
-    def gated(self, x: Array, weight: Array, activation: Activation) -> Array:
-        gate, up = np.split(self.linear(x, weight), 2, axis=1)
+    def gated(self, x: Array, weight: Array, activation: Activation, bias: Array | None = None) -> Array:
+        gate, up = np.split(self.linear(x, weight, bias), 2, axis=1)
+        if activation == "clamped_swiglu":
+            gate = np.minimum(gate, 7)
+            return gate / (1 + np.exp(np.float32(-1.702) * gate)) * (np.clip(up, -7, 7) + 1)
         return ACTIVATIONS[activation](gate) * up
+
+    def multiply(self, x: Array, gate: Array, activation: Activation | None = None) -> Array:
+        return x * (gate if activation is None else ACTIVATIONS[activation](gate))
+
+    def arrange(self, x: Array, parts: Sequence[Part], weight: Array | None = None, eps: float = 0.0) -> Array:
+        made, used = [], 0
+        for part in parts:
+            values = x[:, part.start : part.start + part.width]
+            if part.norm != "copy":
+                assert weight is not None
+                norm = rms_norm if part.norm == "rms" else centered_norm
+                values = norm(values, weight[used : used + part.width], eps)
+                used += part.width
+            made.append(values)
+        return np.concatenate(made, axis=1)
 
     def attention(self, qkv: Array, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Array:
         assert isinstance(kv, ReferenceKV)
@@ -122,9 +161,12 @@ class ReferenceOps:
             q = rms_norm(q, spec.q_norm, spec.norm_eps)
         if spec.k_norm is not None and spec.stores:
             k = rms_norm(k, spec.k_norm, spec.norm_eps)
-        q = rotate(q, batch.positions, spec.rope)
+        if spec.rope is not None:
+            q, k = (rotate(each, batch.positions, spec.rope) for each in (q, k))
+        if spec.growth:
+            steps = np.log1p(batch.positions // spec.period)
+            q = q * (1 + spec.growth * steps).astype(np.float32)[:, None, None]
         if spec.stores:
-            k = rotate(k, batch.positions, spec.rope)
             blocks, offsets = np.divmod(batch.slots, kv.block_size)
             kv.keys[spec.layer][blocks, offsets] = k
             kv.values[spec.layer][blocks, offsets] = v
@@ -144,14 +186,26 @@ class ReferenceOps:
     def take(self, x: Array, batch: Batch) -> Array:
         return x[batch.logit_rows]
 
-    def logits(self, x: Array, weight: Array, softcap: float | None = None) -> Array:
-        y = self.linear(x, weight)
+    def logits(
+        self,
+        x: Array,
+        weight: Array,
+        softcap: float | None = None,
+        bias: Array | None = None,
+        scale: float = 1.0,
+    ) -> Array:
+        y = self.linear(x, weight, bias, scale=scale)
         return y if softcap is None else np.float32(softcap) * np.tanh(y / np.float32(softcap))
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
     return x / np.sqrt(mean_square + np.float32(eps)) * weight
+
+
+def centered_norm(x: Array, weight: Array, eps: float) -> Array:
+    x = x - np.mean(x, axis=-1, keepdims=True)
+    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * weight
 
 
 def silu(x: Array) -> Array:
@@ -163,7 +217,23 @@ def gelu_tanh(x: Array) -> Array:
     return np.float32(0.5) * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"silu": silu, "gelu_tanh": gelu_tanh}
+def gelu(x: Array) -> Array:
+    erf = np.array([math.erf(value / math.sqrt(2)) for value in x.reshape(-1)], np.float32)
+    return np.float32(0.5) * x * (1 + erf.reshape(x.shape))
+
+
+def relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "relu2": lambda x: np.square(relu(x)),
+}
 
 
 def split_heads(qkv: Array, spec: AttentionSpec) -> tuple[Array, Array, Array]:
@@ -203,6 +273,8 @@ def attend(q: Array, keys: Array, values: Array, spec: AttentionSpec) -> Array:
         scores = keys[:, h // group] @ q[h] * np.float32(spec.scale)
         if spec.softcap is not None:
             scores = np.float32(spec.softcap) * np.tanh(scores / np.float32(spec.softcap))
-        weights = np.exp(scores - scores.max())
-        out[h] = (weights @ values[:, h // group]) / weights.sum()
+        most = scores.max() if spec.sinks is None else max(scores.max(), spec.sinks[h])
+        weights = np.exp(scores - most)
+        total = weights.sum() if spec.sinks is None else weights.sum() + np.exp(spec.sinks[h] - most)
+        out[h] = (weights @ values[:, h // group]) / total
     return out

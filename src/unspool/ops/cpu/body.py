@@ -71,6 +71,8 @@ class CpuOps(RecordingOps):
         for node in graph.nodes:
             if isinstance(node, Embed) or (isinstance(node, Product) and node in last):
                 matrix_of(node).keep_exact()
+            if isinstance(node, Embed) and isinstance(node.positions, CpuMatrix):
+                node.positions.keep_exact()
         self._pack([matrix_of(node) for node in graph.nodes if isinstance(node, Product)])
         program = _native.Program(self._pool, self.isa, kv.native)
         Lowering(graph).emit(program)

@@ -13,7 +13,21 @@ from typing import Any, Literal
 import unspool._native as _native
 from unspool.errors import EngineError
 from unspool.ops.cpu.matrix import CpuMatrix
-from unspool.ops.graph import Attention, Embed, Gated, Graph, Linear, Logits, Node, Norm, Product, Take
+from unspool.ops.graph import (
+    Arrange,
+    Attention,
+    Embed,
+    Gated,
+    Graph,
+    LayerNorm,
+    Linear,
+    Logits,
+    Multiply,
+    Node,
+    Norm,
+    Product,
+    Take,
+)
 
 Form = Literal["f32", "q8"]
 RowKind = Literal["coarse", "whole", "fine"]  # how rows are rounded for a product, see `rows_wanted`
@@ -34,8 +48,8 @@ class Quantize(Node):
         return self.x.width
 
 
-WRITES_Q8 = (Norm, Take, Attention, Quantize)  # can write rounded rows beside, or instead of, float32
-COPIABLE = (Norm, Quantize)  # few rows of these are cheaper computed by every thread than waited for
+WRITES_Q8 = (Norm, LayerNorm, Take, Attention, Quantize)  # can write rounded rows beside, or instead of, float32
+COPIABLE = (Norm, LayerNorm, Quantize)  # few rows of these are cheaper computed by every thread than waited for
 
 
 @dataclass(eq=False)
@@ -230,7 +244,7 @@ def find_last(graph: Graph) -> set[Product]:
         if isinstance(node, Logits):
             last.add(node)
             before = node.x
-            while isinstance(before, Norm | Take):
+            while isinstance(before, Norm | LayerNorm | Take):
                 before = before.x
             if isinstance(before, Product):
                 last.add(before)
@@ -238,14 +252,21 @@ def find_last(graph: Graph) -> set[Product]:
 
 
 def _embed(low: Lowering, program: Any, node: Embed) -> None:
-    program.embed(matrix_of(node).native, node.scale, low.operand(node, "f32"))
+    positions = None
+    if node.positions is not None:
+        assert isinstance(node.positions, CpuMatrix)
+        positions = node.positions.native
+    out = low.operand(node, "f32")
+    program.embed(table=matrix_of(node).native, scale=node.scale, positions=positions, out=out)
 
 
-def _norm(low: Lowering, program: Any, node: Norm) -> None:
+def _norm(low: Lowering, program: Any, node: Norm | LayerNorm) -> None:
     program.norm(
         x=low.operand(node.x, "f32"),
         weight=node.weight,
+        bias=node.bias if isinstance(node, LayerNorm) else None,
         eps=node.eps,
+        centered=isinstance(node, LayerNorm),
         residual=low.operand(node.residual, "f32"),
         rows=low.rows.get(node, "coarse"),
         **low.results(node),
@@ -253,13 +274,21 @@ def _norm(low: Lowering, program: Any, node: Norm) -> None:
 
 
 def _linear(low: Lowering, program: Any, node: Linear) -> None:
-    residual, out = low.operand(node.residual, "f32"), low.operand(node, "f32")
-    program.linear(bias=node.bias, residual=residual, softcap=0.0, out=out, **low.factors(node))
+    program.linear(
+        bias=node.bias,
+        residual=low.operand(node.residual, "f32"),
+        softcap=0.0,
+        activation=node.activation or "none",
+        scale=node.scale,
+        out=low.operand(node, "f32"),
+        **low.factors(node),
+    )
 
 
 def _logits(low: Lowering, program: Any, node: Logits) -> None:
     out = low.operand(node, "f32")
-    program.linear(bias=None, residual=None, softcap=node.softcap or 0.0, out=out, **low.factors(node))
+    after = {"softcap": node.softcap or 0.0, "activation": "none", "scale": node.scale}
+    program.linear(bias=node.bias, residual=None, out=out, **after, **low.factors(node))
 
 
 def _gated(low: Lowering, program: Any, node: Gated) -> None:
@@ -267,11 +296,32 @@ def _gated(low: Lowering, program: Any, node: Gated) -> None:
     half, first = matrix.out_features // 2, matrix.parts[0].shape[0]
     if (len(matrix.parts) != 2 and half % 16) or first not in (half, 2 * half):
         raise EngineError(f"{matrix.name}: a gate and an up projection of one size are needed")
-    program.gated(activation=node.activation, out=low.operand(node, "f32"), **low.factors(node))
+    program.gated(bias=node.bias, activation=node.activation, out=low.operand(node, "f32"), **low.factors(node))
+
+
+def _multiply(low: Lowering, program: Any, node: Multiply) -> None:
+    program.multiply(
+        x=low.operand(node.x, "f32"),
+        gate=low.operand(node.gate, "f32"),
+        width=node.width,
+        activation=node.activation or "none",
+        out=low.operand(node, "f32"),
+    )
+
+
+def _arrange(low: Lowering, program: Any, node: Arrange) -> None:
+    program.arrange(
+        x=low.operand(node.x, "f32"),
+        width=node.x.width,
+        parts=[(part.start, part.width, part.norm) for part in node.parts],
+        weight=node.weight,
+        eps=node.eps,
+        out=low.operand(node, "f32"),
+    )
 
 
 def _attention(low: Lowering, program: Any, node: Attention) -> None:
-    spec = node.spec
+    spec, rope = node.spec, node.spec.rope
     if spec.window is not None and spec.window < 1:
         raise EngineError(f"layer {spec.layer} has a window of {spec.window} keys; it must be at least 1")
     program.attention(
@@ -283,12 +333,15 @@ def _attention(low: Lowering, program: Any, node: Attention) -> None:
         head_dim=spec.head_dim,
         value_dim=spec.value_dim,
         scale=spec.scale,
-        rope=program.add_rope(spec.rope.inv_freq, spec.rope.style == "interleaved", spec.rope.scale),
+        rope=-1 if rope is None else program.add_rope(rope.inv_freq, rope.style == "interleaved", rope.scale),
         window=spec.window or 0,
         softcap=spec.softcap or 0.0,
         q_norm=spec.q_norm,
         k_norm=spec.k_norm,
         norm_eps=spec.norm_eps,
+        sinks=spec.sinks,
+        growth=spec.growth,
+        period=spec.period,
         **low.results(node),
     )
 
@@ -305,6 +358,9 @@ def _quantize(low: Lowering, program: Any, node: Quantize) -> None:
 EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     Embed: _embed,
     Norm: _norm,
+    LayerNorm: _norm,
+    Multiply: _multiply,
+    Arrange: _arrange,
     Linear: _linear,
     Logits: _logits,
     Gated: _gated,

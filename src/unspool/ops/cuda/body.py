@@ -15,6 +15,7 @@ from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
 from unspool.ops.cuda.runner import CudaRunner
+from unspool.ops.cuda.supported import check_supported
 from unspool.ops.graph import RecordingOps, only_wanted_rows, record
 from unspool.ops.storage import Storage, Widths
 
@@ -70,7 +71,9 @@ class CudaOps(RecordingOps):
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaRunner:
         """A step that gives logits when called, and tokens by its `launch`."""
         assert isinstance(kv, CudaKV)
-        return CudaRunner(only_wanted_rows(record(forward, kv)), kv, self.device)
+        graph = only_wanted_rows(record(forward, kv))
+        check_supported(graph)
+        return CudaRunner(graph, kv, self.device)
 
 
 def check_device() -> None:

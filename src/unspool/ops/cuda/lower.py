@@ -22,7 +22,7 @@ from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import Arena, Launch, descriptor, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
-from unspool.ops.cuda.orders import gated_order, heads_order
+from unspool.ops.cuda.orders import gated_order, heads_order, rope_of
 from unspool.ops.cuda.project import Projection
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel, take_kernel
 from unspool.ops.graph import Attention, Embed, Gated, Graph, Linear, Logits, Node, Norm, Product, Take
@@ -222,14 +222,14 @@ class Lowering:
 
     def _heads(self, node: Linear, spec: AttentionSpec, x: Value) -> None:
         order, matrix = heads_order(spec), matrix_of(node)
-        matrix.arrange(f"heads-{spec.head_dim}-{spec.rope.style}-{len(spec.rope.inv_freq)}", order)
+        matrix.arrange(f"heads-{spec.head_dim}-{rope_of(spec).style}-{len(rope_of(spec).inv_freq)}", order)
         bias = node.bias
         if bias is not None:
             bias = bias[torch.from_numpy(order).to(bias.device)].contiguous()
         q = self._queries(spec, for_tail=self._is_for_tail(node))
         self._values[node] = Value(q)
         kv = self.shared.kv
-        detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(spec.rope.inv_freq), kv.block_size)
+        detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(rope_of(spec).inv_freq), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         self._project(matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=self._columns_left("heads"))
 
@@ -350,8 +350,8 @@ class Lowering:
         args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": spec.k_norm, "eps": spec.norm_eps, "q": q}
         args |= self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim}
-        args |= {"ROPE_PAIRS": len(spec.rope.inv_freq), "BLOCK_SIZE": kv.block_size}
-        args |= {"INTERLEAVED": spec.rope.style == "interleaved", "D": next_power(spec.head_dim)}
+        args |= {"ROPE_PAIRS": len(rope_of(spec).inv_freq), "BLOCK_SIZE": kv.block_size}
+        args |= {"INTERLEAVED": rope_of(spec).style == "interleaved", "D": next_power(spec.head_dim)}
         grid = (self.rows, spec.num_heads + 2 * spec.num_kv_heads)
         self._add(heads_kernel, grid, args, warps=1, label="heads")
 
@@ -406,4 +406,4 @@ def programs_each(depth: int, rows: int) -> int:
 def is_fusable(spec: AttentionSpec) -> bool:
     """Whether q, k and v can be rotated and stored where they are computed: pairs must come in eights, and a norm over
     a head needs the whole head."""
-    return spec.q_norm is None and len(spec.rope.inv_freq) % 8 == 0 and spec.head_dim % 16 == 0
+    return spec.q_norm is None and len(rope_of(spec).inv_freq) % 8 == 0 and spec.head_dim % 16 == 0

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from unspool.errors import BackendError
-from unspool.ops import AttentionSpec
+from unspool.ops import AttentionSpec, Rope
 
 
 def heads_order(spec: AttentionSpec) -> np.ndarray:
     """The rows of q, k and v such that rows j and j + 8 of every 16 are a pair that rotates together."""
-    pairs, half = spec.head_dim // 2, len(spec.rope.inv_freq)
+    pairs, half = spec.head_dim // 2, len(rope_of(spec).inv_freq)
     pair = np.arange(pairs)
     rest = 2 * pair
-    if spec.rope.style == "interleaved":
+    if rope_of(spec).style == "interleaved":
         first, second = rest, rest + 1
     else:
         first = np.where(pair < half, pair, rest)
@@ -40,3 +40,9 @@ def gated_order(features: int) -> np.ndarray:
     place = index // 8 * 16 + index % 8
     order[place], order[place + 8] = index, index + half
     return order
+
+
+def rope_of(spec: AttentionSpec) -> Rope:
+    if spec.rope is None:
+        raise BackendError(f"layer {spec.layer} has no rotation, which the CUDA backend does not support")
+    return spec.rope

@@ -1,0 +1,115 @@
+"""What building blocks of models are: data that is bound to tensors, and then computes rows.
+
+`bind` reads a block's tensors and returns the function that computes it. Tensors have GGUF's names, whatever file they
+came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
+
+from unspool.models.rotary import Rotary
+from unspool.models.tensors import TensorReader
+from unspool.ops import Batch, KVCache, Matrix, Ops, Rope, Rows, Vector
+from unspool.ops.storage import Storage
+
+# Residual streams: what a block computes is added to `residual`, where one is given.
+NormFunction = Callable[[Rows, Rows | None], Rows]
+MixerFunction = Callable[[Rows, Rows | None, Batch, KVCache], Rows]
+FeedForwardFunction = Callable[[Rows, Rows | None], Rows]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block is bound: a layer of a model, and the tensors of that layer."""
+
+    reader: TensorReader
+    layer: int
+    hidden: int  # the width of the residual stream
+    residual_scale: float = 1.0  # what a block computes is multiplied with, before it is added to the stream
+    ropes: dict[Rotary, Rope] = field(default_factory=dict)  # equal rotations are one table for all layers
+
+    @property
+    def ops(self) -> Ops:
+        return self.reader.ops
+
+    def matrix(self, *parts: tuple[str, int, int]) -> Matrix:
+        """One matrix of this layer's weights: (name, out_features, in_features), as in ("ffn_up", 96, 64)."""
+        prefix = f"blk.{self.layer}."
+        return self.reader.matrix(*((f"{prefix}{name}.weight", rows, columns) for name, rows, columns in parts))
+
+    def vector(self, *parts: tuple[str | None, int]) -> Vector:
+        """One vector of this layer: (name with its suffix, size), as in ("attn_q.bias", 64). Without a name: ones."""
+        prefix = f"blk.{self.layer}."
+        return self.reader.vector(*((None if name is None else prefix + name, size) for name, size in parts))
+
+    def rope(self, rotary: Rotary) -> Rope:
+        if rotary not in self.ropes:
+            name = rotary.factors
+            factors = None if name is None else self.reader.optional_floats(name, rotary.dim // 2)
+            self.ropes[rotary] = rotary.rope(factors)
+        return self.ropes[rotary]
+
+
+class Mixer(Protocol):
+    """The part of a layer that looks at other positions."""
+
+    @property
+    def width(self) -> int:
+        """The most values that it computes for a row at once, for memory plans."""
+
+    def storage(self) -> Storage:
+        """What it keeps of the tokens it has seen."""
+
+    def bind(self, place: Place) -> MixerFunction: ...
+
+
+class FeedForward(Protocol):
+    """The part of a layer that looks at one position alone."""
+
+    @property
+    def width(self) -> int:
+        """The most values that it computes for a row at once, for memory plans."""
+
+    def bind(self, place: Place) -> FeedForwardFunction: ...
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """x / rms(x) · weight; the weight may be missing."""
+
+    eps: float
+    weight: bool = True
+    kind: ClassVar[Literal["rms"]] = "rms"
+
+    def tensor(self, name: str) -> str | None:
+        """The weight's name, for TensorReader.vector."""
+        return f"{name}.weight" if self.weight else None
+
+    def bind(self, reader: TensorReader, name: str, width: int) -> NormFunction:
+        ops, weight, eps = reader.ops, reader.vector((self.tensor(name), width)), self.eps
+        return lambda x, residual: ops.norm(x, weight, eps, residual)
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """(x - mean) / deviation · weight + bias; weight and bias may be missing."""
+
+    eps: float
+    weight: bool = True
+    bias: bool = True
+    kind: ClassVar[Literal["centered"]] = "centered"
+
+    def tensor(self, name: str) -> str | None:
+        """The weight's name, for TensorReader.vector."""
+        return f"{name}.weight" if self.weight else None
+
+    def bind(self, reader: TensorReader, name: str, width: int) -> NormFunction:
+        ops, weight, eps = reader.ops, reader.vector((self.tensor(name), width)), self.eps
+        bias = reader.vector((f"{name}.bias", width)) if self.bias else None
+        return lambda x, residual: ops.layer_norm(x, weight, bias, eps, residual)
+
+
+Norm = RmsNorm | LayerNorm
