@@ -67,7 +67,7 @@ class Embed(Node):
 
     matrix: PreparedMatrix
     scale: float
-    positions: PreparedMatrix | None
+    positions: PreparedMatrix | None = None
 
     @property
     def width(self) -> int:
@@ -142,14 +142,14 @@ class Product(Node):
 class Linear(Product):
     bias: Vector | None
     residual: Node | None
-    activation: Activation | None
-    scale: float
+    activation: Activation | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gated(Product):
     activation: Activation
-    bias: Vector | None
+    bias: Vector | None = None
 
     @property
     def width(self) -> int:
@@ -159,8 +159,8 @@ class Gated(Product):
 @dataclass(frozen=True, eq=False, repr=False)
 class Logits(Product):
     softcap: float | None
-    bias: Vector | None
-    scale: float
+    bias: Vector | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
