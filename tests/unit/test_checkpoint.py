@@ -241,7 +241,8 @@ def test_gguf_sampling_defaults(tmp_path: Path) -> None:
     metadata = metadata_of(config) | {f"general.sampling.{key}": value for key, value in sampling.items()}
     write_gguf(tmp_path / "m.gguf", metadata, random_checkpoint(config).weights)
     expected = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.1}
-    assert open_checkpoint(tmp_path / "m.gguf").generation == expected
+    found = open_checkpoint(tmp_path / "m.gguf")
+    assert (found.generation, found.notes) == (expected, ())
 
 
 def test_generation_config(tmp_path: Path) -> None:
@@ -257,6 +258,13 @@ def test_generation_config(tmp_path: Path) -> None:
     assert opened(do_sample=False, temperature=0.7, top_k=1).generation == {"temperature": 0.0}
     with pytest.raises(ModelError, match=r"generation_config\.json: top_p: 2 is outside 0 to 1"):
         opened(top_p=2)
+    size = found.config.vocab_size
+    with pytest.raises(ModelError, match=rf"generation_config\.json: eos_token_id: token {size} is outside the voc"):
+        opened(eos_token_id=[2, size])
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"eos_token_id": size}))
+    with pytest.raises(ModelError, match=rf"/config\.json: eos_token_id: token {size} is outside the vocabulary"):
+        opened()
 
 
 def test_chat_templates(tmp_path: Path) -> None:
@@ -371,7 +379,8 @@ def test_defaults_beside_a_gguf_file_are_the_models(tmp_path) -> None:
     write_random_gguf(tmp_path / "m.gguf", SHAPES["tiny"])
     (tmp_path / "m.generation_config.json").write_text('{"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram_size": 3}')
     expected = {"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram_size": 3}
-    assert open_checkpoint(tmp_path / "m.gguf").generation == expected
+    found = open_checkpoint(tmp_path / "m.gguf")
+    assert (found.generation, found.notes) == (expected, ())
     (tmp_path / "m.generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"m\.generation_config\.json"):
         open_checkpoint(tmp_path / "m.gguf")

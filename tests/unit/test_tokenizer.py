@@ -146,10 +146,6 @@ def test_tokens_are_named_as_chat_templates_know_them() -> None:
     ids = {"eos": 65, "unknown": 66, "padding": 2**32 - 1, "mask": -1}
     tokenizer = from_gguf(byte_level() | {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items()})
     assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "A", "unk_token": "B"}
-    assert tokenizer.notes == (
-        "tokenizer.ggml.padding_token_id is 4,294,967,295, which no token has; pad_token was left out",
-        "tokenizer.ggml.mask_token_id is -1, which no token has; mask_token was left out",
-    )
 
 
 def test_bytes_and_texts_of_tokens() -> None:

@@ -8,14 +8,6 @@ from unspool.doctor.finding import Finding
 from unspool.doctor.subject import Subject
 
 LOW_LENGTH = 256  # tokens: a limit below this cuts ordinary answers
-# What other engines read from a generation config and changes answers, but no sampling stage here takes from there.
-IGNORED = (
-    "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "min_new_tokens", "min_length", "epsilon_cutoff",
-    "eta_cutoff", "forced_bos_token_id", "forced_eos_token_id", "encoder_repetition_penalty", "guidance_scale",
-    "num_beams", "penalty_alpha", "sequence_bias", "stop_strings",
-    "watermarking_config", "exponential_decay_length_penalty",
-)  # fmt: skip
-OFF: tuple[object, ...] = (None, 0, 0.0, 1, 1.0, [], {}, False)
 
 
 def check_generation(subject: Subject) -> Iterator[Finding]:
@@ -34,14 +26,10 @@ def check_generation(subject: Subject) -> Iterator[Finding]:
                 "nothing here: unspool does not take length limits from a model; other engines cut answers",
                 f"remove {name} from generation_config.json",
             )  # fmt: skip
-    used = set(subject.checkpoint.generation)
-    ignored = [name for name in IGNORED if name not in used and generation.get(name) not in OFF]
-    if ignored:
+    for note in subject.checkpoint.notes:
         yield Finding(
-            "settings-not-used", "warning", "certain",
-            f"the generation settings set {', '.join(ignored)}, which unspool does not take from there",
-            "answers may differ from those of engines that do",
-            "ask for the same in the request: logit_bias, banned strings, min_tokens, stop",
+            "settings-not-used", "warning", "certain", note, "answers may differ from those of programs that honour it",
+            "ask for something like it in the request: logit_bias, bad_words, min_tokens, stop, beam",
         )  # fmt: skip
     temperature = generation.get("temperature", generation.get("temp"))
     if isinstance(temperature, int | float) and temperature > 1.5:

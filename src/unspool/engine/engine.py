@@ -76,7 +76,10 @@ class Engine:
             chunk_tokens=config.chunk_tokens,
         )
         self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.blocks, clock)
-        self.end_ids = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
+        ends = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
+        # A tokenizer may have tokens that the model has no row for: those can end nothing.
+        self.end_ids = frozenset(token for token in ends if token < checkpoint.config.vocab_size)
+        self._notes = (*checkpoint.notes, *(self.tokenizer.notes if self.tokenizer else ()))
         self.finished: Counter[str] = Counter()  # by reason
         self._now = clock
         self.ahead = Ahead(self) if isinstance(self.runner, AheadRunner) else None
@@ -104,6 +107,8 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         params = params or SamplingParams()
         resolved = params.resolve(self.checkpoint.generation, vocab_size=self.checkpoint.config.vocab_size)
+        if self._notes:
+            resolved = replace(resolved, warnings=(*resolved.warnings, *self._notes))
         self._maker.check(prompt, output)
         if self._is_full:
             raise QueueFullError(f"{self.config.max_waiting:,} requests are waiting already; try again later")

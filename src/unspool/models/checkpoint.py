@@ -19,7 +19,12 @@ from unspool.digest import sha256
 from unspool.errors import ModelError
 from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json
 from unspool.weights.fields import Fields, is_text, read_json
-from unspool.weights.generation import generation_from_gguf, generation_from_json
+from unspool.weights.generation import (
+    generation_from_gguf,
+    generation_from_json,
+    ignored_of_gguf,
+    ignored_of_json,
+)
 from unspool.weights.gguf import GGUFFile, open_gguf
 from unspool.weights.mapping import read_samples, release
 from unspool.weights.weight import Weight
@@ -45,6 +50,7 @@ class Checkpoint:
     generation: Mapping[str, Any]  # the model's own sampling defaults, by SamplingParams' names
     eos_ids: tuple[int, ...]  # the ends that the model's files name, beyond what its tokenizer knows
     tool_template: str | None = None  # for conversations with tools, where the model has another template for them
+    notes: tuple[str, ...] = ()  # what its files ask for that is not done; every answer carries it as a warning
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,6 +92,8 @@ def _open_file(path: Path) -> Checkpoint:
     file = open_gguf(path)
     config = config_from_gguf(file)
     keys = Fields(path, file.metadata, "tokenizer.")
+    # Somebody may have put defaults beside the file, which has a place for them but rarely uses it.
+    beside, notes, _ = _generation_file(path.with_suffix(".generation_config.json"), config)
 
     def tokenizer() -> Tokenizer:
         from unspool.text.tokenizer import from_gguf
@@ -102,15 +110,19 @@ def _open_file(path: Path) -> Checkpoint:
         tokenizer=tokenizer,
         chat_template=_bounded(path, keys.optional_string("chat_template")),
         tool_template=_bounded(path, keys.optional_string("chat_template.tool_use")),
-        generation=generation_from_gguf(path, file.metadata) | _beside(path),
+        generation=generation_from_gguf(path, file.metadata) | beside,
         eos_ids=_gguf_eos(file, config),
+        notes=(*ignored_of_gguf(path, file.metadata), *notes),
     )
 
 
-def _beside(path: Path) -> dict[str, Any]:
-    """Defaults that somebody put beside a GGUF file, which has a place for them but rarely uses it."""
-    beside = path.with_suffix(".generation_config.json")
-    return generation_from_json(beside, read_json(beside)) if beside.is_file() else {}
+def _generation_file(file: Path, config: ModelConfig) -> tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]:
+    """The defaults of a generation_config.json, what of it is not honoured, and the end tokens that it names."""
+    if not file.is_file():
+        return {}, (), ()
+    values = read_json(file)
+    ends = Fields(file, values).token_ids("eos_token_id", config.vocab_size)
+    return generation_from_json(file, values, config.vocab_size), ignored_of_json(file, values), ends
 
 
 def _gguf_eos(file: GGUFFile, config: ModelConfig) -> tuple[int, ...]:
@@ -139,12 +151,8 @@ def _open_directory(path: Path) -> Checkpoint:
         raise ModelError(f"{path} holds no config.json{hint}")
     values = read_json(path / "config.json")
     config = config_from_json(path / "config.json", values)
-    ids = [*Fields(path / "config.json", values).token_ids("eos_token_id")]
-    generation: dict[str, Any] = {}
-    if (path / "generation_config.json").is_file():
-        defaults = read_json(path / "generation_config.json")
-        generation = generation_from_json(path / "generation_config.json", defaults)
-        ids += Fields(path / "generation_config.json", defaults).token_ids("eos_token_id")
+    ids = Fields(path / "config.json", values).token_ids("eos_token_id", config.vocab_size)
+    generation, notes, more_ids = _generation_file(path / "generation_config.json", config)
 
     def tokenizer() -> Tokenizer:
         from unspool.text.tokenizer import from_directory
@@ -161,7 +169,8 @@ def _open_directory(path: Path) -> Checkpoint:
         chat_template=_bounded(path, templates.get("default")),
         tool_template=_bounded(path, templates.get("tool_use")),
         generation=generation,
-        eos_ids=tuple(dict.fromkeys(ids)),
+        eos_ids=tuple(dict.fromkeys((*ids, *more_ids))),
+        notes=notes,
     )
 
 

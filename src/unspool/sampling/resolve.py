@@ -51,6 +51,12 @@ GENERATION_KEYS: Mapping[str, str] = MappingProxyType(
         "typical_p": "typical_p",
         "repetition_penalty": "repetition_penalty",
         "no_repeat_ngram": "no_repeat_ngram_size",
+        "min_tokens": "min_tokens",
+        "logit_bias": "logit_bias",
+        "stop": "stop",
+        "penalty_window": "penalty_window",
+        "xtc_probability": "xtc_probability",
+        "xtc_threshold": "xtc_threshold",
     }
 )
 FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
@@ -74,6 +80,8 @@ def resolve(
             values[name], origins[name] = model[name], "model"
         else:
             values[name], origins[name] = defaults.get(name, plain[name]), "default"
+    if origins["logit_bias"] == "request" and "logit_bias" in model:  # the model's bans hold for other tokens
+        values["logit_bias"] = {**model["logit_bias"], **values["logit_bias"]}
     if values["seed"] is None:
         values["seed"], origins["seed"] = draw_seed(), "drawn"
     if isinstance(values["order"], str):

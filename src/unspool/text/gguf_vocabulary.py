@@ -336,18 +336,12 @@ def _finish(
         adds_bos=bos_id is not None and (adds_bos if said is None else said),
         strips_leading_space=strips_leading_space,
         fingerprint=lambda: fingerprint(texts, map(str, merging)),
-        named_tokens=_named_tokens(source, texts, notes),
+        named_tokens=_named_tokens(source, texts),
         notes=notes,
     )
 
 
-def _named_tokens(source: _Metadata, texts: Sequence[str], notes: list[str]) -> dict[str, str | list[str]]:
-    """The texts of the ids that the file names. Files give ids that are none, too (padding most of all)."""
-    named: dict[str, str | list[str]] = {}
-    for name, key in NAMED_TOKENS.items():
-        index = source.get(f"{key}_token_id", int)
-        if index is not None and 0 <= index < len(texts):
-            named[name] = texts[index]
-        elif index is not None:
-            notes.append(f"{_PREFIX}{key}_token_id is {index:,}, which no token has; {name} was left out")
-    return named
+def _named_tokens(source: _Metadata, texts: Sequence[str]) -> dict[str, str | list[str]]:
+    """The texts of the ids that the file names. Files also give ids that no token has, to say that there is none."""
+    ids = {name: source.get(f"{key}_token_id", int) for name, key in NAMED_TOKENS.items()}
+    return {name: texts[index] for name, index in ids.items() if index is not None and 0 <= index < len(texts)}

@@ -88,13 +88,15 @@ class Fields:
         nested = {f"{self.prefix}{key}.{name}": each for name, each in value.items()}
         return Fields(self.source, nested, f"{self.prefix}{key}.")
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
+    def token_ids(self, key: str, vocab_size: int = 1 << 31) -> tuple[int, ...]:
         """One token id or a list of them."""
         value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for each in ids:
             if type(each) is not int or not 0 <= each < 1 << 31:
                 self.fail(key, f"{_short(each)} is not a token id")
+            if each >= vocab_size:
+                self.fail(key, f"token {each} is outside the vocabulary of {vocab_size}")
         return tuple(ids)
 
 

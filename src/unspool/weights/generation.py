@@ -1,12 +1,16 @@
-"""The sampling defaults that a model's files carry, by SamplingParams' names. How many tokens to write is not one."""
+"""The sampling defaults that a model's files carry, by SamplingParams' names. How many tokens to write is not one.
+
+What has no exact equal here is not taken, and `ignored` says so: every answer carries it as a warning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unspool.weights.fields import Fields
+from unspool.weights.fields import Fields, is_text
 
 GGUF_KEYS = {
     "temp": "temperature",
@@ -14,28 +18,118 @@ GGUF_KEYS = {
     "top_p": "top_p",
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
 }
-NAMES = (*GGUF_KEYS.values(), "typical_p", "no_repeat_ngram_size")
-PENALTIES = ("repetition_penalty", "no_repeat_ngram_size")
+NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "typical_p", "no_repeat_ngram_size")
+GREEDY_TOO = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logit_bias", "stop")  # not only for draws
+MAX_STRINGS = 1024
+
+# What other programs read from generation_config.json and what turns it off there. Those of draws alone come first.
+DRAWS = {"epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1), "top_h": (1,)}
+NOT_TAKEN: dict[str, tuple[Any, ...]] = DRAWS | {
+    "num_beams": (0, 1),
+    "num_beam_groups": (0, 1),
+    "diversity_penalty": (0,),
+    "penalty_alpha": (0,),
+    "min_length": (0,),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "sequence_bias": ({}, []),
+    "guidance_scale": (0, 1),
+    "watermarking_config": ({},),
+    "exponential_decay_length_penalty": (),
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "dola_layers": (),
+    "max_time": (),
+}
+GGUF_NOT_TAKEN: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "sequence": ("",)}
 
 
 def generation_from_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     fields = Fields(path, metadata, "general.sampling.")
-    return {name: _value(fields, key, name) for key, name in GGUF_KEYS.items() if fields.get(key) is not None}
+    generation = {name: _value(fields, key, name) for key, name in GGUF_KEYS.items() if fields.get(key) is not None}
+    window = fields.integer("penalty_last_n", low=-1) if fields.get("penalty_last_n") is not None else None
+    if window == 0:  # no token is looked back on, so none is penalized
+        generation.pop("repetition_penalty", None)
+    elif window is not None:
+        generation["penalty_window"] = window
+    return generation
 
 
-def generation_from_json(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+def ignored_of_gguf(path: Path, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(_ignored(Fields(path, metadata, "general.sampling."), GGUF_NOT_TAKEN))
+
+
+def generation_from_json(path: Path, values: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """generation_config.json. `do_sample: false` asks for greedy decoding whatever else is set, as it does there."""
     fields = Fields(path, values)
-    generation = {name: _value(fields, name, name) for name in NAMES if fields.get(name) is not None}
+    generation: dict[str, Any] = {name: _value(fields, name, name) for name in NAMES if fields.get(name) is not None}
+    if fields.integer("min_new_tokens", 0, low=0):
+        generation["min_tokens"] = fields.integer("min_new_tokens", low=0)
+    if banned := _banned(fields, vocab_size):
+        generation["logit_bias"] = dict.fromkeys(banned, -math.inf)
+    if stops := _stop_strings(fields):
+        generation["stop"] = stops
     if not fields.boolean("do_sample", True):
-        generation = {name: value for name, value in generation.items() if name in PENALTIES}
+        generation = {name: value for name, value in generation.items() if name in GREEDY_TOO}
         generation["temperature"] = 0.0
     return generation
+
+
+def ignored_of_json(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """What generation_config.json asks for and does not get, one text for each field."""
+    fields = Fields(path, values)
+    idle = () if fields.boolean("do_sample", True) else DRAWS
+    notes = [*_ignored(fields, {name: off for name, off in NOT_TAKEN.items() if name not in idle})]
+    longer = sum(len(each) > 1 for each in _bad_words(fields))
+    if longer:
+        notes.append(f"{path.name}: bad_words_ids: {longer} of several tokens each are not supported and are ignored")
+    return tuple(notes)
+
+
+def _ignored(fields: Fields, not_taken: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
+    for name, off in not_taken.items():
+        value = fields.get(name)
+        if value is not None and value is not False and value not in off:
+            shown = f" {value}" if isinstance(value, int | float | str) and len(str(value)) < 40 else ""
+            yield f"{fields.source.name}: {fields.prefix}{name}{shown} is not supported and is ignored"
+
+
+def _banned(fields: Fields, vocab_size: int) -> list[int]:
+    """The tokens that are never to be chosen. Files give ids that no token has, too (-1 for none)."""
+    suppressed = fields.get("suppress_tokens") or []
+    if not isinstance(suppressed, list) or not all(type(each) is int for each in suppressed):
+        fields.fail("suppress_tokens", "a list of token ids was expected")
+    ends = fields.token_ids("eos_token_id")  # as bad words these are left out
+    words = {each[0] for each in _bad_words(fields) if len(each) == 1 and each[0] not in ends}
+    return sorted(token for token in {*suppressed, *words} if 0 <= token < vocab_size)
+
+
+def _bad_words(fields: Fields) -> list[list[int]]:
+    """Sequences of tokens that may not be written."""
+    value = fields.get("bad_words_ids") or []
+    if not isinstance(value, list) or not all(
+        isinstance(each, list) and each and all(type(token) is int for token in each) for each in value
+    ):
+        fields.fail("bad_words_ids", "a list of lists of token ids was expected")
+    return value
+
+
+def _stop_strings(fields: Fields) -> tuple[str, ...]:
+    value = fields.get("stop_strings")
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > MAX_STRINGS or not all(is_text(each) and each for each in stops):
+        fields.fail("stop_strings", f"a text or a list of at most {MAX_STRINGS} texts was expected")
+    return tuple(stops)
 
 
 def _value(fields: Fields, key: str, name: str) -> float | int:
     if name in ("top_k", "no_repeat_ngram_size"):
         return fields.integer(key, low=0)  # 0: off
-    high = 1.0 if name.endswith("_p") else 1e3
+    high = 1.0 if name.endswith("_p") or name.startswith("xtc_") else 1e3
     return 0.0 if fields.get(key) == 0 and name != "repetition_penalty" else fields.number(key, low=0, high=high)
