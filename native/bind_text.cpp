@@ -58,9 +58,15 @@ void bind_text(nb::module_& m) {
         .def_prop_ro("fault", &BytePairs::fault)
         .def_prop_ro("missing", &BytePairs::missing)
         .def("encode", [](const BytePairs& self, nb::list words) {
-            Scratch scratch;
+            std::vector<std::string_view> texts;
+            texts.reserve(words.size());
+            for (nb::handle word : words) texts.push_back(nb::cast<std::string_view>(word));
             std::vector<int32_t> ids;
-            for (nb::handle word : words) self.encode(nb::cast<std::string_view>(word), scratch, ids);
+            {
+                nb::gil_scoped_release release;  // the list keeps the words alive
+                Scratch scratch;
+                for (const std::string_view text : texts) self.encode(text, scratch, ids);
+            }
             return ids_of(ids);
         });
     nb::class_<ScoredPieces>(m, "ScoredPieces")
@@ -78,9 +84,12 @@ void bind_text(nb::module_& m) {
             },
             nb::keep_alive<1, 2>(), "tokens"_a, "scores"_a, "marks"_a, "bytes"_a.none(), "unknown"_a)
         .def("encode", [](const ScoredPieces& self, std::string_view text) {
-            Scratch scratch;
             std::vector<int32_t> ids;
-            self.encode(text, scratch, ids);
+            {
+                nb::gil_scoped_release release;
+                Scratch scratch;
+                self.encode(text, scratch, ids);
+            }
             return ids_of(ids);
         });
     m.def(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from unspool.engine.engine import Engine
 
 
+MAX_TABLES = 16  # of sequence breakers that are kept: requests choose them
+
+
 class Maker:
     """Makes an engine's groups; they enter its scheduler elsewhere."""
 
@@ -71,6 +74,8 @@ class Maker:
             return None
         breakers = params.dry_sequence_breakers
         if breakers not in self._breaker_tables:
+            if len(self._breaker_tables) >= MAX_TABLES:
+                self._breaker_tables.clear()
             texts = (self._tokenizer.token_text(token) for token in range(self._vocab_size))
             self._breaker_tables[breakers] = np.array([any(b in text for b in breakers) for text in texts])
         return self._breaker_tables[breakers]

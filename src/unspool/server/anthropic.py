@@ -129,18 +129,18 @@ def _input(arguments: str) -> Any:
         return {"_incomplete": arguments}
 
 
-async def prepare(service: Service, body: Body) -> Job:
+def prepare(service: Service, body: Body) -> Job:
     request = ChatRequest(
         messages=conversation(body),
         toolbox=toolbox_of(body),
         max_tokens=body["max_tokens"],
         stop=body.get("stop_sequences"),
     )
-    return await prepare_chat(service, body, request)
+    return prepare_chat(service, body, request)
 
 
-async def count_tokens(service: Service, body: Body) -> Body:
-    prompt = await service.render(conversation(body), toolbox_of(body), body.get("chat_template_kwargs", {}))
+def count_tokens(service: Service, body: Body) -> Body:
+    prompt = service.render(conversation(body), toolbox_of(body), body.get("chat_template_kwargs", {}))
     return {"input_tokens": len(prompt.ids)}
 
 

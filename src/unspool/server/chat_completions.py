@@ -155,7 +155,7 @@ def call_entry(call: ToolCall) -> Body:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-async def prepare(service: Service, body: Body) -> Job:
+def prepare(service: Service, body: Body) -> Job:
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
     limit, length_field = _length(body)
@@ -168,7 +168,7 @@ async def prepare(service: Service, body: Body) -> Job:
         format=answer_format(format, (format or {}).get("json_schema", {}).get("schema")),
         length_field=length_field,
     )
-    return await prepare_chat(service, body, request)
+    return prepare_chat(service, body, request)
 
 
 def _length(body: Mapping[str, Any]) -> tuple[int | None, str]:

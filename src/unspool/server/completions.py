@@ -14,8 +14,8 @@ from unspool.server.dialect import (
     Writer,
     ending,
     logprob,
+    prompt_ids,
     sampling_params,
-    text_prompts,
     token_entry,
     traces,
     usage,
@@ -189,7 +189,7 @@ def token_key(id: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-async def prepare(service: Service, body: Body) -> Job:
+def prepare(service: Service, body: Body) -> Job:
     stream, echo, top = bool(body.get("stream")), body.get("echo"), body.get("logprobs")
     if stream and echo and top is not None:
         raise RequestError("echo with logprobs cannot be streamed: the prompt's logprobs come last", "echo")
@@ -199,8 +199,4 @@ async def prepare(service: Service, body: Body) -> Job:
     if scored is not None and top is not None:
         scored = max(scored, top)
     params = sampling_params(body, max_tokens=length, logprobs=top, prompt_logprobs=scored)
-    prompts = []
-    for prompt in text_prompts(body["prompt"], "prompt"):
-        ids = await service.encode(prompt) if isinstance(prompt, str) else prompt
-        prompts.append((ids, params))
-    return Job(prompts, stream, defaults=defaults)
+    return Job([(ids, params) for ids in prompt_ids(service, body, "prompt")], stream, defaults=defaults)

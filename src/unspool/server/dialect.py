@@ -13,7 +13,7 @@ from unspool.errors import RequestError
 from unspool.events import Token
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
 from unspool.server.answer import Choice, Delta
-from unspool.server.fields import EXTRA, MAX_PROMPTS
+from unspool.server.fields import EXTRA, MAX_PROMPTS, MAX_STRING_CHARS
 from unspool.server.service import Job, Run, Service, usage_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,17 @@ def sampling_params(body: Body, **more: Any) -> SamplingParams:
         values["beam"] = BeamParams(**values["beam"])
     if "repetition_detector" in values:
         values["repetition_detector"] = RepetitionDetector(**values["repetition_detector"])
-    return SamplingParams(**values | {name: value for name, value in more.items() if value is not None})
+    values |= {name: value for name, value in more.items() if value is not None}
+    for name in ("stop", "bad_words"):
+        check_strings(values.get(name, ()), name)
+    return SamplingParams(**values)
+
+
+def check_strings(strings: str | Sequence[str], param: str) -> None:
+    """Strings to look for in an answer cost time and memory by their characters; the engine's thread pays."""
+    size = len(strings) if isinstance(strings, str) else sum(map(len, strings))
+    if size > MAX_STRING_CHARS:
+        raise RequestError(f"{param} has {size:,} characters together; at most {MAX_STRING_CHARS:,} are taken", param)
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ class ChatRequest:
     length_field: str = "max_tokens"
 
 
-async def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
+def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
     toolbox, chat = request.toolbox, service.chat
     if "constraint" in body and (request.format is not None or toolbox.binds):
         other = request.format_field if request.format is not None else "tools"
@@ -114,7 +124,8 @@ async def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Jo
         stop=request.stop,
         constraint=chat.constraint(toolbox, request.format),
     )
-    prompt = await service.render(request.messages, toolbox, body.get("chat_template_kwargs", {}))
+    options = body.get("chat_template_kwargs", {})
+    prompt = service.render(request.messages, toolbox, options, param=request.prompt_field)
     return Job(
         [(prompt.ids, params)],
         stream=bool(body.get("stream")),
@@ -153,8 +164,14 @@ def usage(run: Run) -> Body:
     }
 
 
-def text_prompts(prompt: Any, param: str) -> list[str | list[int]]:
-    """OpenAI's four forms of prompts: a text, texts, token ids, lists of token ids."""
+def prompt_ids(service: Service, body: Body, param: str) -> list[list[int]]:
+    """The token ids of each of a request's prompts, which are in its field `param`."""
+    prompts = _prompts(body[param], param)
+    return [service.encode(prompt, param) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+def _prompts(prompt: Any, param: str) -> list[str | list[int]]:
+    """OpenAI's four forms: a text, texts, token ids, lists of token ids."""
     if isinstance(prompt, str):
         return [prompt]
     if all(isinstance(item, int) for item in prompt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -13,19 +14,19 @@ from unspool.errors import RequestError
 from unspool.server import anthropic, chat_completions, completions, pages, responses, schema, scores, tokens
 from unspool.server.dialect import Body, WholeWriter
 from unspool.server.kinds import Checker, Schema
-from unspool.server.service import Job, Run, Service
+from unspool.server.service import Job, Service
 
 
 @dataclass(frozen=True)
 class Generation:
     """An endpoint that asks the engine: how a body becomes a job, and what writes the answer."""
 
-    prepare: Callable[[Service, Body], Awaitable[Job]]
+    prepare: Callable[[Service, Body], Job]
     writer: type[WholeWriter]
     operation: str  # the name that OpenTelemetry's conventions have for it
 
 
-Direct = Callable[[Service, Body], Awaitable[Body]]  # an endpoint that answers at once
+Direct = Callable[[Service, Body], Body]  # an endpoint that answers at once
 
 
 @dataclass(frozen=True)
@@ -148,36 +149,28 @@ PAGES: dict[str, Page] = {
 }
 
 
-def check(service: Service, endpoint: Endpoint, body: Body) -> list[str]:
-    """Raises a RequestError for the first thing wrong; returns what a lenient server left out."""
+def prepare(service: Service, endpoint: Endpoint, body: Body) -> Job | Body:
+    """All of a request that needs no engine: the job that it asks for, or the whole answer. It may take long, for
+    large bodies; raises a RequestError for the first thing wrong."""
     checker = Checker(lenient=service.config.lenient)
     checker.check(endpoint.schema, body)
     if "stream_options" in body and not body.get("stream"):
         raise RequestError("stream_options needs stream: true", "stream_options")
     service.check_model(body.get("model"))
-    return checker.warnings
-
-
-async def start(
-    service: Service, generation: Generation, body: Body, warnings: list[str]
-) -> tuple[Run, WholeWriter]:
-    """Begin a checked request; the writer writes what comes of it."""
-    job = await generation.prepare(service, body)
-    job.warnings = [*warnings, *job.warnings]
-    run = await service.start(job)
-    return run, generation.writer(service, run, body)
-
-
-async def answer_at_once(service: Service, direct: Direct, body: Body, warnings: list[str]) -> Body:
-    answer = await direct(service, body)
-    return answer | ({"unspool": {"warnings": warnings}} if warnings else {})
+    if not isinstance(endpoint.answers, Generation):
+        warnings = {"unspool": {"warnings": checker.warnings}} if checker.warnings else {}
+        return endpoint.answers(service, body) | warnings
+    job = endpoint.answers.prepare(service, body)
+    job.warnings = [*checker.warnings, *job.warnings]
+    return job
 
 
 async def answer(service: Service, endpoint: Endpoint, body: Body) -> Body:
     """The whole answer to a body."""
-    warnings = check(service, endpoint, body)
-    if not isinstance(endpoint.answers, Generation):
-        return await answer_at_once(service, endpoint.answers, body, warnings)
-    run, writer = await start(service, endpoint.answers, body, warnings)
+    prepared = await service.offload(0, partial(prepare, service, endpoint, body))
+    if not isinstance(prepared, Job):
+        return prepared
+    assert isinstance(endpoint.answers, Generation)
+    run = await service.start(prepared)
     await service.finish(run)
-    return writer.body()
+    return endpoint.answers.writer(service, run, body).body()

@@ -21,6 +21,10 @@ from unspool.server.kinds import (
 )  # fmt: skip
 
 MAX_STOPS = 64
+MAX_STRING_LENGTH = 1024  # characters of a stop string or a bad word
+MAX_STRING_CHARS = 16 * 1024  # of all of them together
+MAX_BREAKERS = 64
+MAX_MESSAGES = 4096
 MAX_CHOICES = 64
 MAX_PROMPTS = 256
 MAX_TOP = 20
@@ -28,9 +32,10 @@ MAX_TOOLS = 128
 MAX_BIASES = 4096
 
 TOKEN_ID = integer(0)
+STRING = string(minLength=1, maxLength=MAX_STRING_LENGTH)
 STOPS = any_of(
-    string(minLength=1),
-    array(string(minLength=1), most=MAX_STOPS),
+    STRING,
+    array(STRING, most=MAX_STOPS),
     description="Strings that end the answer; they are not part of it.",
 )
 
@@ -48,7 +53,9 @@ EXTRA: dict[str, Schema] = {
     "dry_multiplier": number(0, 100, description="Strength of the DRY penalty; 0 is off."),
     "dry_base": number(1, 100, description="DRY's base."),
     "dry_allowed_length": integer(1, description="Repeats up to this length go unpunished by DRY."),
-    "dry_sequence_breakers": array(string(minLength=1), most=1024, description="Where DRY's sequences end."),
+    "dry_sequence_breakers": array(
+        string(minLength=1, maxLength=64), most=MAX_BREAKERS, description="Where DRY's sequences end."
+    ),
     "dry_window": integer(-1, description="Tokens that DRY looks back on; -1 is all."),
     "no_repeat_ngram": integer(0, description="No n-gram of this length comes twice; 0 is off."),
     "allowed_token_ids": array(TOKEN_ID, least=1, description="No other tokens can be chosen."),
@@ -57,8 +64,8 @@ EXTRA: dict[str, Schema] = {
     "include_stop_str": flag(description="Keep the stop string that matched in the answer."),
     "ignore_eos": flag(description="End tokens do not end the answer."),
     "bad_words": any_of(
-        string(minLength=1),
-        array(string(minLength=1), most=1024),
+        STRING,
+        array(STRING, most=1024),
         description="Strings that never appear; the engine goes back where one would.",
     ),
     "deadline_ms": {

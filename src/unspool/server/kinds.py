@@ -40,6 +40,7 @@ KNOWN = frozenset(
         "x-tag",
     ]
 )
+MAX_CHECKS = 200_000  # values of one body, some counted twice: the time to check them is bounded
 TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool),
@@ -133,9 +134,13 @@ class Checker:
     def __init__(self, *, lenient: bool = False) -> None:
         self.lenient = lenient
         self.warnings: list[str] = []
+        self._num_left = MAX_CHECKS
 
     def check(self, schema: Schema, value: Any, path: str = "") -> None:
         """Raises a RequestError with the path of the first thing wrong."""
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise RequestError(f"{path}: the body has more values than are checked ({MAX_CHECKS:,})", path)
         if "anyOf" in schema:
             self._check_any(schema, value, path)
             return
@@ -236,10 +241,11 @@ class Checker:
         items = schema.get("items")
         if items is None:
             return
-        if items.get("type") == "integer" and items.keys() <= {"type", "minimum"}:  # token ids come by the thousand
-            low = items.get("minimum", float("-inf"))
-            if all(type(item) is int and item >= low for item in value):
-                return
+        for one in items.get("anyOf", (items,)):
+            if one.get("type") == "integer" and one.keys() <= {"type", "minimum"}:  # token ids come by the thousand
+                low = one.get("minimum", float("-inf"))
+                if all(type(item) is int and item >= low for item in value):
+                    return
         for index, item in enumerate(value):
             self.check(items, item, f"{path}[{index}]")
 

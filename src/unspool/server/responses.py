@@ -228,7 +228,7 @@ def _text_part(text: str, logprobs: list[Body]) -> Body:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-async def prepare(service: Service, body: Body) -> Job:
+def prepare(service: Service, body: Body) -> Job:
     wants_logprobs = "message.output_text.logprobs" in body.get("include", ())
     if body.get("top_logprobs") and not wants_logprobs:
         raise RequestError('top_logprobs needs include: ["message.output_text.logprobs"]', "top_logprobs")
@@ -243,7 +243,7 @@ async def prepare(service: Service, body: Body) -> Job:
         prompt_field="input",
         length_field="max_output_tokens",
     )
-    return await prepare_chat(service, body, request)
+    return prepare_chat(service, body, request)
 
 
 def _toolbox(body: Mapping[str, Any]) -> Toolbox:

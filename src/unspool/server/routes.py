@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from unspool.server.dialect import Body, Writer
-from unspool.server.endpoints import ENDPOINTS, PAGES, Endpoint, Generation, Page, answer_at_once, check, start
-from unspool.server.faults import HTTPFault, fault_of
-from unspool.server.http import BodyReader
+from unspool.server.endpoints import ENDPOINTS, PAGES, Endpoint, Generation, Page, prepare
+from unspool.server.faults import fault_of
+from unspool.server.http import BodyReader, parse_object
 from unspool.server.pages import json_response
-from unspool.server.service import Run, Service
+from unspool.server.service import LARGE, Job, Run, Service
 from unspool.server.sse import EventStream, Write, until_gone
 from unspool.server.tracing import Tracer
 
@@ -47,31 +47,36 @@ class Routes:
     def _endpoint(self, endpoint: Endpoint) -> Handler:
         async def handle(request: Request) -> Any:
             request.scope["unspool.route"] = endpoint.path  # for metrics and logs
-            body = await self._read(request)
-            warnings = check(self.service, endpoint, body)
-            if isinstance(endpoint.answers, Generation):
-                return await self._generate(request, endpoint.answers, body, warnings)
-            return json_response(await answer_at_once(self.service, endpoint.answers, body, warnings))
+            async with self.reader.read(request) as data:
+                prepare = partial(self._prepare, endpoint, data)
+                body, prepared = await self.service.offload(len(data), prepare)
+            if isinstance(prepared, Response):
+                return prepared
+            assert isinstance(endpoint.answers, Generation)
+            return await self._generate(request, endpoint.answers, body, prepared)
 
         return handle
 
-    async def _read(self, request: Request) -> Body:
-        try:
-            return await self.reader.read(request)
-        except ClientDisconnect:
-            raise HTTPFault(400, "the client left before its body was whole", code="client_disconnected") from None
+    def _prepare(self, endpoint: Endpoint, data: bytes) -> tuple[Body, Job | Response]:
+        """In another thread: the body, and the job that it asks for or the answer to it."""
+        body = parse_object(data)
+        prepared = prepare(self.service, endpoint, body)
+        return body, prepared if isinstance(prepared, Job) else json_response(prepared)
 
-    async def _generate(self, request: Request, generation: Generation, body: Body, warnings: list[str]) -> Any:
-        run, writer = await start(self.service, generation, body, warnings)
+    async def _generate(self, request: Request, generation: Generation, body: Body, job: Job) -> Any:
+        run = await self.service.start(job)
+        writer = generation.writer(self.service, run, body)
         span = self.tracer.begin(generation.operation, request, run)
-        if run.job.stream and isinstance(writer, Writer):
+        if job.stream and isinstance(writer, Writer):
             feed = partial(self._feed, request, run, writer, span)
             return EventStream(feed, run.abort, ping_interval=self.service.config.ping_interval)
         try:
             await self._finish(request, run)
         finally:
             span.end(run)
-        return json_response(writer.body())
+        if run.size <= LARGE:
+            return json_response(writer.body())
+        return await self.service.offload(run.size, lambda: json_response(writer.body()))
 
     async def _feed(self, request: Request, run: Run, writer: Writer, span: Any, write: Write) -> None:
         """Write an answer's events. What one of the engine's events gives goes out in one write."""

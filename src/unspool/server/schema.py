@@ -108,7 +108,7 @@ TEMPLATE: dict[str, Schema] = {
 }
 CHAT = record(
     {
-        "messages": array(MESSAGE, least=1),
+        "messages": array(MESSAGE, least=1, most=f.MAX_MESSAGES),
         **f.MODEL,
         **STREAM,
         **f.SAMPLING,
@@ -204,7 +204,7 @@ INPUT_ITEM = any_of(
 _NAMED_FUNCTION = record({"type": only("function"), "name": f.NAME}, required=("type", "name"))
 RESPONSES = record(
     {
-        "input": any_of(string(), array(INPUT_ITEM, least=1)),
+        "input": any_of(string(), array(INPUT_ITEM, least=1, most=f.MAX_MESSAGES)),
         "instructions": string(description="Put in front as the system's message."),
         **f.MODEL,
         "stream": STREAM["stream"],
@@ -296,6 +296,7 @@ _CONVERSATION: dict[str, Schema] = {
             required=("role", "content"),
         ),
         least=1,
+        most=f.MAX_MESSAGES,
     ),
     "system": _BLOCKS,
     "tools": array(
@@ -329,7 +330,7 @@ MESSAGES = record(
         **_CONVERSATION,
         "max_tokens": integer(0),
         "stream": STREAM["stream"],
-        "stop_sequences": array(string(minLength=1), most=f.MAX_STOPS),
+        "stop_sequences": array(f.STRING, most=f.MAX_STOPS),
         **{name: field for name, field in f.SAMPLING.items() if name not in ("n", "best_of", "beam", "stop")},
         "metadata": inert(mapping(string())),
         "service_tier": inert(word("auto", "standard_only")),
@@ -358,7 +359,7 @@ TOKENIZE = record(
     {
         **f.MODEL,
         "prompt": string(description="Either this or messages."),
-        "messages": array(MESSAGE, least=1),
+        "messages": array(MESSAGE, least=1, most=f.MAX_MESSAGES),
         "tools": array(TOOL, most=f.MAX_TOOLS),
         "add_generation_prompt": flag(description="With messages: end where the answer begins (true when absent)."),
         "add_special_tokens": flag(

@@ -5,22 +5,18 @@ from __future__ import annotations
 from unspool.events import Token
 from unspool.params import SamplingParams
 from unspool.server.answer import Choice
-from unspool.server.dialect import Body, WholeWriter, text_prompts, token_entry, usage
+from unspool.server.dialect import Body, WholeWriter, prompt_ids, token_entry, usage
 from unspool.server.service import Job, Service
 
 
-async def prepare(service: Service, body: Body) -> Job:
+def prepare(service: Service, body: Body) -> Job:
     params = SamplingParams(
         max_tokens=0,
         prompt_logprobs=body.get("top_logprobs", 0),
         deadline_ms=body.get("deadline_ms"),
         priority=body.get("priority", 0),
     )
-    prompts = []
-    for prompt in text_prompts(body["input"], "input"):
-        ids = await service.encode(prompt) if isinstance(prompt, str) else prompt
-        prompts.append((ids, params))
-    return Job(prompts, prompt_field="input")
+    return Job([(ids, params) for ids in prompt_ids(service, body, "input")], prompt_field="input")
 
 
 class ScoreWriter(WholeWriter):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from unspool.chat.answers import CallSyntax, Message
 from unspool.chat.model_chat import RenderedPrompt
@@ -25,7 +26,10 @@ from unspool.server.faults import HTTPFault
 from unspool.server.meter import attach
 from unspool.server.metrics import Metrics
 
-OFFLOAD_CHARS = 32 * 1024  # a text of more characters is tokenized in another thread
+LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
+SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
+TOKEN_BYTES, LOGPROB_BYTES, TRACE_BYTES = 5, 120, 4000  # of an answer, about
+T = TypeVar("T")
 Listener = Callable[[Delta], None]
 
 
@@ -61,6 +65,18 @@ class Run:
     @property
     def params(self) -> list[ResolvedParams]:
         return [one.resolved for one in self.submissions if one.resolved is not None]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the whole answer has."""
+        params = self.params[0]
+        per_token = TOKEN_BYTES + (TRACE_BYTES if params.trace else 0)
+        if params.logprobs is not None:
+            per_token += LOGPROB_BYTES * (1 + params.logprobs)
+        total = per_token * sum(len(choice.tokens) for choice in self.answer.choices)
+        if params.prompt_logprobs is not None:
+            total += LOGPROB_BYTES * (1 + params.prompt_logprobs) * sum(len(ids) for ids, _ in self.job.prompts)
+        return total
 
     def abort(self, reason: FinishReason = "abort") -> None:
         for one in self.submissions:
@@ -119,6 +135,8 @@ class Service:
         self.name = config.names[0] if config.names else llm.checkpoint.name
         self.names = tuple(dict.fromkeys([self.name, *config.names, llm.checkpoint.name]))
         self.created = int(time.time())
+        self._small = ThreadPoolExecutor(SMALL_WORKERS, "unspool-small")
+        self._large = ThreadPoolExecutor(LARGE_WORKERS, "unspool-large")
         self.metrics = Metrics(config.metrics_prefix, self.name, self.engine, self.meter)
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
@@ -137,22 +155,46 @@ class Service:
             raise HTTPFault(404, f"the model {name!r:.80} is not served here; known: {known}", code="model_not_found")
 
     # Prompts --------------------------------------------------------------------------------------------------------
-    async def encode(self, text: str) -> list[int]:
-        if len(text) > OFFLOAD_CHARS:
-            return await asyncio.to_thread(self.llm.encode, text)
+    async def offload(self, size: int, act: Callable[[], T]) -> T:
+        """Run what takes time in another thread, so that the event loop goes on. What is large waits for what is
+        large, and leaves threads to the others."""
+        return await asyncio.get_running_loop().run_in_executor(self._large if size > LARGE else self._small, act)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the vocabulary's longest token."""
+        tokenizer = self.llm.tokenizer
+        return max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
+
+    def check_length(self, texts: Iterable[str], param: str) -> None:
+        """Refuse texts that no number of tokens within the context could hold, before time is spent on them."""
+        context, texts = self.llm.engine.context_length, list(texts)
+        if 4 * sum(map(len, texts)) <= context:  # no character has more than four bytes, and no token less than one
+            return
+        size, longest = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts), self.longest_token
+        if size > context * longest:
+            raise ContextLengthError(
+                f"This model's maximum context length is {context} tokens of at most {longest} bytes each, "
+                f"{context * longest} bytes together. {param} has {size} bytes",
+                param,
+            )
+
+    def encode(self, text: str, param: str) -> list[int]:
+        self.check_length([text], param)
         return self.llm.encode(text)
 
-    async def render(
+    def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         toolbox: Toolbox,
         options: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
+        param: str = "messages",
     ) -> RenderedPrompt:
-        """A conversation's token ids. A template is a stranger's program: it runs in another thread."""
-        render = partial(self.chat.prompt, add_generation_prompt=add_generation_prompt)
-        return await asyncio.to_thread(render, messages, toolbox, options)
+        """A conversation's token ids. `param`: the field that it came in."""
+        self.check_length((m["content"] for m in messages if isinstance(m.get("content"), str)), param)
+        return self.chat.prompt(messages, toolbox, options, add_generation_prompt=add_generation_prompt)
 
     # Running --------------------------------------------------------------------------------------------------------
     async def start(self, job: Job) -> Run:

@@ -8,7 +8,7 @@ from unspool.server.dialect import Body
 from unspool.server.service import Service
 
 
-async def tokenize(service: Service, body: Body) -> Body:
+def tokenize(service: Service, body: Body) -> Body:
     has_prompt, has_messages = "prompt" in body, "messages" in body
     if has_prompt == has_messages:
         raise RequestError("give either prompt or messages", "prompt")
@@ -17,13 +17,14 @@ async def tokenize(service: Service, body: Body) -> Body:
         if name in body:
             raise RequestError(f"{name} does nothing with {'a prompt' if has_prompt else 'messages'}", name)
     if has_prompt:
+        service.check_length([body["prompt"]], "prompt")
         ids = service.llm.tokenizer.encode(
             body["prompt"],
             add_special=body.get("add_special_tokens", True),
             parse_special=body.get("parse_special", False),
         )
     else:
-        prompt = await service.render(
+        prompt = service.render(
             conversation(body["messages"]),
             toolbox_of(body),
             body.get("chat_template_kwargs", {}),
@@ -39,7 +40,7 @@ async def tokenize(service: Service, body: Body) -> Body:
 _PROMPT_ONLY = ("add_special_tokens", "parse_special")
 
 
-async def detokenize(service: Service, body: Body) -> Body:
+def detokenize(service: Service, body: Body) -> Body:
     size = service.llm.checkpoint.config.vocab_size
     for index, id in enumerate(body["tokens"]):
         if id >= size:
@@ -47,5 +48,5 @@ async def detokenize(service: Service, body: Body) -> Body:
     return {"prompt": service.llm.tokenizer.decode(body["tokens"], skip_special=body.get("skip_special_tokens", False))}
 
 
-async def embeddings(service: Service, body: Body) -> Body:
+def embeddings(service: Service, body: Body) -> Body:
     raise RequestError(f"{service.name} writes text; it has no embeddings to give", "model", "model_does_not_embed")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from unspool.events import Token
 from unspool.text.detokenizer import Detokenizer
-from unspool.text.stop import StopMatcher
+from unspool.text.stop import StopMatcher, automaton
 from unspool.text.tokenizer import Tokenizer
 
 
@@ -70,8 +70,9 @@ class Assembler:
         banned: Sequence[str] = (),
         skip_special: bool = True,
     ) -> None:
-        self._tokenizer, self._stops, self._include_stop = tokenizer, tuple(stops), include_stop
-        self._banned, self._skip_special = tuple(banned), skip_special
+        self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special
+        self._stops = automaton(tuple(stops)) if stops else None
+        self._banned = automaton(tuple(banned)) if banned else None
         self._emitted = 0  # characters shown
         self._given = 0  # tokens shown
         self._reset()

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from unspool.errors import ModelError, RequestError
+from unspool.text import library
 from unspool.text.pretokenizers import PreTokenizer, cut_ascii
 from unspool.text.texts import as_texts
 from unspool.text.vocabulary import missing_bytes
@@ -47,7 +48,7 @@ class NativeWords:
     def encode(self, text: str) -> list[int]:
         words = cut_ascii(self._rule, text) if text.isascii() else None
         if words is None:
-            words = [word for word, _ in self._splitter.pre_tokenize_str(text)]
+            words = library.cut(self._splitter, text)
         ids: list[int] = self._pairs.encode(words)
         return ids
 
@@ -74,7 +75,7 @@ class LibraryWords:
         self._library.pre_tokenizer = pre_tokenizers.Sequence([*library_cuts(rule), to_bytes])
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = library.encode(self._library, text).ids
         return ids
 
 

@@ -16,28 +16,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 from unspool.errors import RequestError
 
 
-class StopMatcher:
-    """Feed it an answer's text as it comes; show only what it returns."""
+class Automaton:
+    """What to look for, ready to be walked; matchers share it."""
 
-    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str]) -> None:
         for index, stop in enumerate(stops):
             if not isinstance(stop, str) or not stop:
                 raise RequestError(f"stop[{index}] must be a string that is not empty, got {stop!r}", "stop")
-        self._include = include
         self._children: list[dict[str, int]] = [{}]
-        self._depth = [0]
         self._fallback = [0]  # the state of the longest proper suffix that is a beginning of some stop
-        self._matched: list[int] = [0]  # the length of the longest stop that ends here; 0: none
+        self.depth = [0]
+        self.matched = [0]  # the length of the longest stop that ends here; 0: none
         for stop in stops:
             self._add(stop)
         self._link()
-        self._state = 0
-        self._held = ""
-        self.matched: str | None = None
 
     def _add(self, stop: str) -> None:
         state = 0
@@ -47,27 +44,44 @@ class StopMatcher:
                 following = len(self._children)
                 self._children[state][character] = following
                 self._children.append({})
-                self._depth.append(self._depth[state] + 1)
                 self._fallback.append(0)
-                self._matched.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.matched.append(0)
             state = following
-        self._matched[state] = len(stop)
+        self.matched[state] = len(stop)
 
     def _link(self) -> None:
         """Breadth first, so that the fallback of a state is finished before the states below it ask for it."""
         queue = deque(self._children[0].values())
         while queue:
             state = queue.popleft()
-            if not self._matched[state]:
-                self._matched[state] = self._matched[self._fallback[state]]
+            if not self.matched[state]:
+                self.matched[state] = self.matched[self._fallback[state]]
             for character, child in self._children[state].items():
-                self._fallback[child] = self._step(self._fallback[state], character)
+                self._fallback[child] = self.step(self._fallback[state], character)
                 queue.append(child)
 
-    def _step(self, state: int, character: str) -> int:
+    def step(self, state: int, character: str) -> int:
         while state and character not in self._children[state]:
             state = self._fallback[state]
         return self._children[state].get(character, 0)
+
+
+@lru_cache(4)
+def automaton(stops: tuple[str, ...]) -> Automaton:
+    """The automaton of some stops, made once for all answers to a request."""
+    return Automaton(stops)
+
+
+class StopMatcher:
+    """Feed it an answer's text as it comes; show only what it returns."""
+
+    def __init__(self, stops: Sequence[str] | Automaton, include: bool = False) -> None:
+        self._automaton = stops if isinstance(stops, Automaton) else automaton(tuple(stops))
+        self._include = include
+        self._state = 0
+        self._held = ""
+        self.matched: str | None = None
 
     @property
     def held(self) -> int:
@@ -79,15 +93,15 @@ class StopMatcher:
         comes out: what follows a stop is not part of the answer."""
         if self.matched is not None:
             return "", None
-        state = self._state
+        state, step, lengths = self._state, self._automaton.step, self._automaton.matched
         for position, character in enumerate(text):
-            state = self._step(state, character)
-            length = self._matched[state]
+            state = step(state, character)
+            length = lengths[state]
             if length:
                 return self._finish(self._held + text[: position + 1], length)
         self._state = state
         whole = self._held + text
-        safe = len(whole) - self._depth[state]
+        safe = len(whole) - self._automaton.depth[state]
         self._held = whole[safe:]
         return whole[:safe], None
 
