@@ -27,7 +27,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-def answers(model: str, isa: str) -> dict[str, Any]:
+def answers(model: str, isa: Any) -> dict[str, Any]:
     """Every request's ids and logprob bits, by name; run in the checkout's own process."""
     import random
 

@@ -12,8 +12,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unspool.async_llm import AsyncLLM
     from unspool.chat.answers import ToolCall
     from unspool.config import EngineConfig, ModelConfig
+    from unspool.engine.streams import AsyncStream, Stream
     from unspool.errors import (
         BackendError,
         ContextLengthError,
@@ -44,6 +46,8 @@ _HOMES = {
     ),
     "unspool.events": ("Event", "Failed", "Finished", "Text", "Timings", "Token", "Usage"),
     "unspool.llm": ("LLM",),
+    "unspool.async_llm": ("AsyncLLM",),
+    "unspool.engine.streams": ("AsyncStream", "Stream"),
     "unspool.params": ("BeamParams", "Constraint", "RepetitionDetector", "SamplingParams"),
     "unspool.results": ("Completion", "Receipt", "Result"),
 }
@@ -51,6 +55,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (grouped as a reader meets them)
     "LLM",
+    "AsyncLLM",
+    "Stream",
+    "AsyncStream",
     "SamplingParams",
     "Constraint",
     "BeamParams",

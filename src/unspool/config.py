@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from unspool.errors import RequestError
+from unspool.sampling import validate as check
+from unspool.sampling.speculate import Drafter
 
 RopeStyle = Literal["interleaved", "half"]
 # clamped_swiglu joins a gate, at most 7, with a factor between -7 and 7: gate · sigmoid(1.702 · gate) · (factor + 1)
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "clamped_swiglu"]
+Device = Literal["auto", "cpu", "cuda", "reference"]
+Isa = Literal["auto", "avx512", "avx2", "plain"]
+Quantize = Literal["none", "fp8", "int8", "int4"]
+KVDtype = Literal["auto", "q8", "f16", "f32"]
+SPECULATE = "lookup, model:PATH, early-exit[:LAYERS], auto"
 
 
 @dataclass(frozen=True)
@@ -68,36 +75,43 @@ class EngineConfig:
     """How an engine runs. Every None, and every 0 or auto that stands for what suits the device, is resolved, and
     told, when the engine starts."""
 
-    device: Literal["auto", "cpu", "cuda", "reference"] = "auto"
+    device: Device = "auto"
     threads: int | None = None  # CPU threads; None: the cores this process may use
-    isa: Literal["auto", "avx512", "avx2", "plain"] = "auto"  # CPU kernel set
-    quantize: Literal["none", "fp8", "int8", "int4"] = "none"  # of weights that a file stores in 16 or 32 bits
+    isa: Isa = "auto"  # CPU kernel set
+    quantize: Quantize = "none"  # of weights that a file stores in 16 or 32 bits
     block_size: int = 0  # tokens in one KV block; 0: what suits the device
-    kv_tokens: int | None = None  # capacity of the KV cache in tokens; None: from free memory
-    kv_dtype: Literal["auto", "q8", "f16", "f32"] = "auto"  # auto: q8 on a CPU, else f16
+    kv_tokens: int | None = None  # capacity of the KV cache, rounded up to whole blocks; None: from free memory
+    kv_dtype: KVDtype = "auto"  # auto: q8 on a CPU, else f16
     gpu_memory: float = 0.9  # the share of a GPU's memory that may be in use, others' and ours, when kv_tokens is None
     step_tokens: int = 0  # tokens computed in one step, over all requests; 0: what suits the device
     chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: what suits the device
     max_running: int = 256  # requests in one step
     max_waiting: int = 4096  # requests that wait beyond those; one more is a QueueFullError
     prefix_cache: bool = True
-    speculate: str | None = None  # "lookup", "model:PATH", "early-exit[:LAYERS]", "auto"; what it gives never differs
+    # A drafter of one's own, or "lookup", "model:PATH", "early-exit[:LAYERS]", "auto". What it gives never differs.
+    speculate: str | Drafter | None = None
 
     def __post_init__(self) -> None:
-        for name in SUITED["cpu"]:
-            if getattr(self, name) < 0:
-                raise RequestError(
-                    f"{name} is {getattr(self, name)}; it must be at least 1, or 0 for what suits the device", name
-                )
-        for name in ("max_running", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} is {getattr(self, name)}; it must be at least 1", name)
-        if not 0 < self.gpu_memory <= 1:
-            raise RequestError(f"gpu_memory is {self.gpu_memory}; it must be above 0 and at most 1", "gpu_memory")
+        for name, words in _WORDS.items():
+            check.word(name, getattr(self, name), words)
+        for name, low in _INTEGERS.items():
+            object.__setattr__(self, name, check.integer(name, getattr(self, name), low))
         for name in ("threads", "kv_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RequestError(f"{name} is {value}; it must be at least 1", name)
+            if value is not None:
+                object.__setattr__(self, name, check.integer(name, value, 1))
+        check.number("gpu_memory", self.gpu_memory, 0, 1, above=True)
+        check.flag("prefix_cache", self.prefix_cache)
+        if self.kv_tokens is not None and self.kv_tokens < self.block_size:
+            raise RequestError(
+                f"kv_tokens is {self.kv_tokens:,}; allowed: at least one block, which is {self.block_size:,} tokens "
+                "(block_size)",
+                "kv_tokens",
+            )
+        if isinstance(self.speculate, str):
+            _check_speculate(self.speculate)
+        elif self.speculate is not None and not isinstance(self.speculate, Drafter):
+            raise check.refuse("speculate", self.speculate, f"{SPECULATE}, or an object with a drafter's methods")
 
     def suited(self, body: str) -> EngineConfig:
         """The same, with what suits a body of `ops` wherever nothing was said."""
@@ -106,3 +120,23 @@ class EngineConfig:
         if self.kv_dtype == "auto":
             changes["kv_dtype"] = "q8" if body == "cpu" else "f16"
         return replace(self, **changes)
+
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "device": get_args(Device),
+    "isa": get_args(Isa),
+    "quantize": get_args(Quantize),
+    "kv_dtype": get_args(KVDtype),
+}
+_INTEGERS = {"block_size": 0, "step_tokens": 0, "chunk_tokens": 0, "max_running": 1, "max_waiting": 1}  # the least
+
+
+def _check_speculate(how: str) -> None:
+    kind, _, detail = how.partition(":")
+    is_good = (
+        how in ("lookup", "auto", "early-exit")
+        or (kind == "model" and bool(detail))
+        or (kind == "early-exit" and detail.isdecimal())
+    )
+    if not is_good:
+        raise check.refuse("speculate", how, SPECULATE)

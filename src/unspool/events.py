@@ -12,12 +12,17 @@ FinishReason = Literal["stop", "length", "eos", "constraint", "abort", "deadline
 
 # There is one of each for every token of every stream, so these two are tuples: what is made soonest.
 class Token(NamedTuple):
-    """One generated token. `logprob` and `top` (id, logprob) are there when asked for, and so is `trace`."""
+    """One generated token.
+
+    `logprob`, `top` (id, logprob) and `rank` (1: the likeliest) are there when logprobs were asked for, and `trace`
+    when a trace was.
+    """
 
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     trace: Any = None
+    rank: int | None = None
 
 
 @lru_cache(maxsize=1 << 15)

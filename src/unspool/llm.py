@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeGuard, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, Unpack, cast, overload
 
-from unspool.config import EngineConfig
 from unspool.engine.driver import Driver
 from unspool.engine.engine import Engine
-from unspool.engine.streams import Stream
+from unspool.engine.streams import Generation, Stream
 from unspool.errors import RequestError
 from unspool.events import Token
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.options import EngineOptions, Params, SamplingOptions, engine_config, sampling_params
 from unspool.params import SamplingParams
 from unspool.results import Receipt, Result
 from unspool.weights.store import resolve
@@ -26,151 +27,24 @@ if TYPE_CHECKING:
     from unspool.chat.tools import Toolbox
 
 Prompt = str | Sequence[int]
+Batch = list[str] | list[Prompt] | tuple[Prompt, ...] | Sequence[Sequence[int]]  # a str is a Sequence[str] as well
+EachParams = Params | Sequence[Params]
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 ToolChoice = str | Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
-Job = tuple[Sequence[int], SamplingParams | None]  # token ids and how they are to be continued
 
 
-class LLM:
-    """A model, ready to answer.
+class Model:
+    """What `LLM` and `AsyncLLM` share: everything that waits for no answer."""
 
-    >>> llm = LLM()                                             # the default model, fetched once
-    >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0)).text
-
-    `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; options are EngineConfig's.
-    """
-
-    def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Any) -> None:
-        config = make_config(options)
+    def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Unpack[EngineOptions]) -> None:
+        config = engine_config(options)
         self.checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
         self.engine = Engine(self.checkpoint, config, tokenizer=self.checkpoint.tokenizer)
         self.checkpoint = self.engine.checkpoint  # quantized, if that was asked for
         assert self.engine.tokenizer is not None  # it was just made
         self.tokenizer = self.engine.tokenizer
         self.driver = Driver(self.engine)
-
-    # Generating -----------------------------------------------------------------------------------------------------
-    @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None) -> Result: ...  # type: ignore[overload-overlap]
-    @overload
-    def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> Result: ...
-    @overload
-    def generate(self, prompts: Sequence[Prompt], params: Params = None) -> list[Result]: ...
-    def generate(self, prompts: Any, params: Any = None) -> Any:
-        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters."""
-        many = not isinstance(prompts, str) and not (prompts and isinstance(prompts[0], int))
-        each = list(prompts) if many else [prompts]
-        per_prompt = _spread(params, len(each))
-        results = self._answer([(self.encode(p), one) for p, one in zip(each, per_prompt, strict=True)])
-        return results if many else results[0]
-
-    def chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        tools: Tools = (),
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        **template_options: Any,
-    ) -> Result:
-        """Answer a conversation: a list of {"role": …, "content": …}.
-
-        `tools` and `tool_choice` are in OpenAI's form; the calls that the model makes are `result.tool_calls`.
-        """
-        toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
-        with self._chat_stream(messages, params, toolbox, template_options, whole=parallel_tool_calls) as stream:
-            return stream.result()
-
-    def stream(
-        self,
-        prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
-        *,
-        tools: Tools = (),
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-    ) -> Stream:
-        """The events of an answer as they come: Text, then Finished for each choice. Closing the stream aborts it.
-
-        A list of messages is a chat; with tools, `stream.messages` has the content and the calls of each choice so far.
-        Failures are raised.
-        """
-        if is_chat(prompt):
-            toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
-            return self._chat_stream(prompt, params, toolbox, {})
-        if tools:
-            raise RequestError("tools need a conversation, a list of messages", "tools")
-        return self._start(Stream(self.driver, self.encode(cast("Prompt", prompt)), params or SamplingParams()))
-
-    def _chat_stream(
-        self,
-        messages: Messages,
-        params: SamplingParams | None,
-        toolbox: Toolbox,
-        options: Mapping[str, Any],
-        *,
-        whole: bool = False,
-    ) -> Stream:
-        params, chat = params or SamplingParams(), self.model_chat
-        if toolbox.binds:
-            if params.constraint is not None:
-                raise RequestError("constraint and tools bind the answer twice", "constraint")
-            params = replace(params, constraint=chat.constraint(toolbox))
-        prompt, syntax = self._render(messages, toolbox, options), chat.syntax(toolbox)
-        stream = Stream(
-            self.driver, prompt.ids, params, prompt_warnings=prompt.warnings, syntax=syntax, whole=whole
-        )
-        return self._start(stream)
-
-    def _start(self, stream: Stream) -> Stream:
-        Stream.start(self.driver, [stream])
-        return stream
-
-    def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
-        """The logprob of each token of a text given those before it, in one pass; None for the first."""
-        params = SamplingParams(max_tokens=0, prompt_logprobs=top)
-        scored = self._answer([(self.encode(text), params)])[0].prompt_logprobs
-        assert scored is not None
-        return scored
-
-    def fork(
-        self,
-        result: Result,
-        index: int,
-        token: int | None = None,
-        params: SamplingParams | None = None,
-        choice: int = 0,
-    ) -> Result:
-        """What if the answer had gone on otherwise from its token `index`: with `token` there, or with `params`.
-
-        Without `params` the parameters and the seed stay, so what follows is what would have followed. The computed
-        prefix is shared, not computed again.
-        """
-        kept = result.choices[choice].token_ids
-        if not 0 <= index <= len(kept):
-            raise RequestError(f"index is {index}; the answer has {len(kept)} tokens", "index")
-        output = kept[:index] + ([] if token is None else [token])
-        if params is None:
-            params = result.params.request(seed=result.choices[choice].seed, n=1, best_of=1)
-        return self._answer([(result.prompt_ids, params)], output=output)[0]
-
-    # Keeping --------------------------------------------------------------------------------------------------------
-    def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
-        """Compute a prompt and write its keys and values to a file; how many tokens that are."""
-        from unspool.engine import state
-
-        ids = self._ids(prompt)
-        self._answer([(ids, SamplingParams(max_tokens=0))])
-        return self.driver.call(lambda engine: state.save(engine, ids, Path(path)))
-
-    def load_state(self, path: str | Path) -> int:
-        """Take a saved prompt into the prefix cache; how many tokens are thereby computed already."""
-        from unspool.engine import state
-
-        return len(self.driver.call(lambda engine: state.load(engine, Path(path))))
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -186,32 +60,37 @@ class LLM:
 
         return ModelChat(self.checkpoint.name, self.tokenizer, self.template)
 
-    # Text to tokens -------------------------------------------------------------------------------------------------
-    def _ids(self, prompt: Prompt | Messages) -> list[int]:
-        return self.render(prompt) if is_chat(prompt) else self.encode(cast("Prompt", prompt))
+    def receipt(self, seed: int) -> Receipt:
+        return self.engine.receipt(seed)
 
+    # Text to tokens -------------------------------------------------------------------------------------------------
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a plain prompt: BOS where the model wants it, control tokens read as plain text."""
+        """Token ids of a prompt: BOS where the model wants it, control tokens read as the characters they are."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in prompt):
-            raise RequestError("a prompt is a text or a sequence of token ids (integers)", "prompt")
-        return list(prompt)
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
+            hint = "; a conversation goes to chat() or stream()" if isinstance(prompt, Mapping) else ""
+            raise RequestError(f"a prompt is a text or a sequence of token ids, not {prompt!r:.80}{hint}", "prompt")
+        tokens = list(prompt)
+        for index, token in enumerate(tokens):
+            if not _is_token(token):
+                raise RequestError(f"prompt[{index}] is {token!r:.80}; a token id is an integer", "prompt")
+        return [int(token) for token in tokens]
 
     def render(
         self,
         messages: Messages,
         *,
         tools: Tools = (),
+        template_options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
-        **options: Any,
     ) -> list[int]:
         """Token ids of a conversation, through the model's chat template; control tokens in messages are plain text.
 
-        `options` are the template's own variables.
+        `template_options` are variables of the template's own, such as `enable_thinking`.
         """
-        toolbox = make_toolbox(tools)
-        return self._render(messages, toolbox, options, add_generation_prompt=add_generation_prompt).ids
+        options = template_options or {}
+        return self._render(messages, make_toolbox(tools), options, add_generation_prompt=add_generation_prompt).ids
 
     def _render(
         self, messages: Messages, toolbox: Toolbox, options: Mapping[str, Any], *, add_generation_prompt: bool = True
@@ -222,12 +101,165 @@ class LLM:
         valid = for_template(messages)
         return self.model_chat.prompt(valid, toolbox, options, add_generation_prompt=add_generation_prompt)
 
-    # Running --------------------------------------------------------------------------------------------------------
-    def _answer(self, jobs: Sequence[Job], output: Sequence[int] = ()) -> list[Result]:
-        """The folded streams of some requests, which run as one batch."""
-        streams = [
-            Stream(self.driver, ids, params or SamplingParams(), output=output, whole=True) for ids, params in jobs
-        ]
+    # What is to be generated ----------------------------------------------------------------------------------------
+    def _many(
+        self, prompts: Prompt | Batch, params: EachParams, options: SamplingOptions
+    ) -> tuple[list[Generation], bool]:
+        """The prompts with the parameters of each, and whether there are several."""
+        many = isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | bytearray | Mapping)
+        each: list[Any] = list(prompts) if many else [prompts]
+        if many and each and _is_token(each[0]):
+            many, each = False, [each]
+        if not isinstance(params, Sequence):
+            per_prompt = [sampling_params(params, options)] * len(each)
+        elif len(params) == len(each):
+            per_prompt = [sampling_params(one, options) for one in params]
+        else:
+            raise RequestError(f"{len(each)} prompts and {len(params)} params; give one, or one for each", "params")
+        return [Generation(tuple(self.encode(p)), one) for p, one in zip(each, per_prompt, strict=True)], many
+
+    def _one(
+        self,
+        prompt: Prompt | Messages,
+        asked: SamplingParams,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """The answer to a prompt, or to a conversation."""
+        if is_chat(prompt):
+            toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
+            return self._chat(prompt, asked, toolbox, template_options or {})
+        for name, value in (("tools", tools), ("template_options", template_options)):
+            if value:
+                raise RequestError(f"{name} are for a conversation, a list of messages", name)
+        return Generation(tuple(self.encode(cast("Prompt", prompt))), asked)
+
+    def _chat(
+        self, messages: Messages, asked: SamplingParams, toolbox: Toolbox, options: Mapping[str, Any]
+    ) -> Generation:
+        chat = self.model_chat
+        if toolbox.binds:
+            if asked.constraint is not None:
+                raise RequestError("constraint and tools bind the answer twice", "constraint")
+            asked = replace(asked, constraint=chat.constraint(toolbox))
+        prompt = self._render(messages, toolbox, options)
+        return Generation(tuple(prompt.ids), asked, prompt_warnings=prompt.warnings, syntax=chat.syntax(toolbox))
+
+    def _score(self, text: Prompt, top: int) -> Generation:
+        return Generation(tuple(self.encode(text)), SamplingParams(max_tokens=0, prompt_logprobs=top))
+
+    def _fork(
+        self, result: Result, index: int, token: int | None, params: Params, choice: int, options: SamplingOptions
+    ) -> Generation:
+        if not 0 <= choice < len(result.choices):
+            raise RequestError(f"choice is {choice}; the result has {len(result.choices)}", "choice")
+        kept = result.choices[choice].token_ids
+        if not 0 <= index <= len(kept):
+            raise RequestError(f"index is {index}; the answer has {len(kept)} tokens", "index")
+        output = kept[:index] + ([] if token is None else [token])
+        if params is None:
+            params = result.params.request(seed=result.choices[choice].seed, n=1, best_of=1)
+        return Generation(result.prompt_ids, sampling_params(params, options), output)
+
+
+class LLM(Model):
+    """A model, ready to answer, from any thread.
+
+    >>> llm = LLM()                                             # the default model, fetched once
+    >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
+
+    `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; options are EngineConfig's.
+    Sampling parameters are given as a SamplingParams, as a dictionary of its fields, by name, or as both: names win.
+    """
+
+    # Generating -----------------------------------------------------------------------------------------------------
+    @overload
+    def generate(self, prompts: Prompt, params: Params = None, **options: Unpack[SamplingOptions]) -> Result: ...
+    @overload
+    def generate(
+        self,
+        prompts: Batch,
+        params: EachParams = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    def generate(
+        self, prompts: Prompt | Batch, params: EachParams = None, **options: Unpack[SamplingOptions]
+    ) -> Result | list[Result]:
+        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters."""
+        generations, many = self._many(prompts, params, options)
+        results = self._answer(generations)
+        return results if many else results[0]
+
+    def chat(
+        self,
+        messages: Messages,
+        params: Params = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result:
+        """Answer a conversation: a list of {"role": …, "content": …}.
+
+        `tools` and `tool_choice` are in OpenAI's form; the calls that the model makes are `result.tool_calls`.
+        `template_options` are variables of the model's chat template, such as `enable_thinking`.
+        """
+        toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
+        generation = self._chat(messages, sampling_params(params, options), toolbox, template_options or {})
+        return self._answer([generation], whole=parallel_tool_calls)[0]
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: Params = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream:
+        """The events of an answer as they come: Text, then Finished for each choice. A failure is raised.
+
+        A list of messages is a chat; with tools, `stream.messages` has the content and the calls of each choice so far.
+        `stream.result()` is what `generate` or `chat` would have returned. Closing or dropping the stream aborts it.
+        """
+        asked = sampling_params(params, options)
+        generation = self._one(prompt, asked, tools, tool_choice, parallel_tool_calls, template_options)
+        stream = Stream(self.driver, generation)
+        Stream.start(self.driver, [stream])
+        return stream
+
+    def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
+        """The logprob of each token of a text given those before it, in one pass; None for the first."""
+        scored = self._answer([self._score(text, top)])[0].prompt_logprobs
+        assert scored is not None
+        return scored
+
+    def fork(
+        self,
+        result: Result,
+        index: int,
+        token: int | None = None,
+        params: Params = None,
+        choice: int = 0,
+        **options: Unpack[SamplingOptions],
+    ) -> Result:
+        """What if the answer had gone on otherwise from its token `index`: with `token` there, or other parameters.
+
+        Without `params` the parameters and the seed stay, so what follows is what would have followed. The computed
+        prefix is shared, not computed again.
+        """
+        return self._answer([self._fork(result, index, token, params, choice, options)])[0]
+
+    def _answer(self, generations: Sequence[Generation], *, whole: bool = True) -> list[Result]:
+        """The folded streams of some requests, which run as one batch. Without `whole` each event is looked at when it
+        comes, for an answer that ends with its first tool call."""
+        streams = [Stream(self.driver, each, whole=whole) for each in generations]
         try:
             Stream.start(self.driver, streams)
             return [stream.result() for stream in streams]
@@ -235,8 +267,20 @@ class LLM:
             for stream in streams:
                 stream.close()
 
-    def receipt(self, seed: int) -> Receipt:
-        return self.engine.receipt(seed)
+    # Keeping --------------------------------------------------------------------------------------------------------
+    def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
+        """Compute a prompt and write its keys and values to a file; how many tokens that are."""
+        from unspool.engine import state
+
+        generation = self._one(prompt, SamplingParams(max_tokens=0))
+        self._answer([generation])
+        return self.driver.call(lambda engine: state.save(engine, generation.prompt_ids, Path(path)))
+
+    def load_state(self, path: str | Path) -> int:
+        """Take a saved prompt into the prefix cache; how many tokens need not be computed thereby."""
+        from unspool.engine import state
+
+        return len(self.driver.call(lambda engine: state.load(engine, Path(path))))
 
     def close(self) -> None:
         """Abort what runs and end the engine's thread; later calls raise EngineClosedError."""
@@ -251,8 +295,13 @@ class LLM:
         self.close()
 
 
+def _is_token(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)  # numpy's integers are Integral too
+
+
 def is_chat(prompt: Prompt | Messages) -> TypeGuard[Messages]:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def make_toolbox(tools: Tools, choice: ToolChoice = "auto", parallel: bool = True) -> Toolbox:
@@ -260,21 +309,3 @@ def make_toolbox(tools: Tools, choice: ToolChoice = "auto", parallel: bool = Tru
 
     check_tools(tools, choice)
     return read_toolbox(tools, choice, parallel=parallel)
-
-
-def make_config(options: Mapping[str, Any]) -> EngineConfig:
-    """EngineConfig from keyword arguments; one that it does not know is refused by name."""
-    known = set(EngineConfig.__dataclass_fields__)
-    for name in options:
-        if name not in known:
-            raise RequestError(f"unknown option {name!r}; known: {', '.join(sorted(known))}", name)
-    return EngineConfig(**options)
-
-
-def _spread(params: Any, count: int) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    each = list(params)
-    if len(each) != count:
-        raise RequestError(f"{count} prompts came with {len(each)} params; give one, or one for each", "params")
-    return each

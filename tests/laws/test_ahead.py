@@ -24,10 +24,11 @@ class Withheld:
     def tokens(self) -> list[int]:
         return [choice.token for choice in self._choices]
 
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
         choice = self._choices[draw]
         assert len(choice.top) == count
-        return choice.logprob, choice.top
+        assert choice.rank is not None
+        return choice.logprob, choice.top, choice.rank
 
 
 class EmulatedDevice:

@@ -14,11 +14,12 @@ from unspool.engine.engine import Engine
 from unspool.errors import RequestError
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.sampling.speculate import BaseDrafter
 from unspool.sampling.speculate.lookup import SuffixAutomaton
 from unspool.sampling.speculate.pace import Costs, Pace, Record, draft_length
 
 
-class Oracle:
+class Oracle(BaseDrafter):
     """Knows the answers, and lies now and then: garbage ids, strings, repeats, too many tokens."""
 
     name = "oracle"

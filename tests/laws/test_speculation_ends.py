@@ -13,13 +13,14 @@ from tests.laws.test_speculation import Oracle, eager
 from unspool.events import Finished
 from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import BeamParams, Constraint, SamplingParams
+from unspool.sampling.speculate import BaseDrafter
 from unspool.sampling.speculate.model import ModelDrafter
 from unspool.sampling.speculate.pace import Costs
 
 PROMPT = (70, 71, 72)
 
 
-class Knowing:
+class Knowing(BaseDrafter):
     """Says what it was told, right or wrong, and goes on past the end of the answer."""
 
     name = "knowing"

@@ -19,7 +19,7 @@ import pytest
 from unspool.config import EngineConfig
 from unspool.engine.driver import Driver, Submission
 from unspool.engine.engine import Engine
-from unspool.engine.streams import AsyncStream, Stream
+from unspool.engine.streams import AsyncStream, Generation, Stream
 from unspool.errors import ContextLengthError, EngineClosedError, EngineDiedError, RequestError
 from unspool.events import Event, Failed, Finished, Text
 from unspool.params import SamplingParams
@@ -50,8 +50,12 @@ def answer(max_tokens: int, **more: object) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)  # type: ignore[arg-type]
 
 
+def asked(params: SamplingParams, prompt: list[int] = PROMPT) -> Generation:
+    return Generation(tuple(prompt), params)
+
+
 def opened(driver: Driver, params: SamplingParams, prompt: list[int] = PROMPT, *, whole: bool = False) -> Stream:
-    stream = Stream(driver, prompt, params, whole=whole)
+    stream = Stream(driver, asked(params, prompt), whole=whole)
     Stream.start(driver, [stream])
     return stream
 
@@ -78,8 +82,8 @@ def test_many_at_once_get_what_they_get_alone(make_driver: Make) -> None:
     async def main() -> None:
         driver = make_driver()
         jobs = [answer(6, temperature=1, seed=seed) for seed in range(12)]
-        alone = [(await AsyncStream(driver, PROMPT, params).result()).token_ids for params in jobs]
-        found = await asyncio.gather(*(AsyncStream(driver, PROMPT, params).result() for params in jobs))
+        alone = [(await AsyncStream(driver, asked(params)).result()).token_ids for params in jobs]
+        found = await asyncio.gather(*(AsyncStream(driver, asked(params)).result() for params in jobs))
         assert [result.token_ids for result in found] == alone
 
     asyncio.run(main())
@@ -89,7 +93,7 @@ def test_many_at_once_get_what_they_get_alone(make_driver: Make) -> None:
 def test_leaving_early_aborts(make_driver: Make, whole: bool) -> None:
     async def main() -> None:
         driver = make_driver()
-        async with AsyncStream(driver, PROMPT, answer(100, n=2), whole=whole) as stream:
+        async with AsyncStream(driver, asked(answer(100, n=2)), whole=whole) as stream:
             if not whole:
                 await anext(stream)
         settled(driver)
@@ -105,7 +109,8 @@ def test_leaving_early_aborts(make_driver: Make, whole: bool) -> None:
 def test_random_leavers_cost_no_block(make_driver: Make) -> None:
     async def visit(driver: Driver, rng: random.Random) -> None:
         params = answer(rng.randrange(1, 20), n=rng.choice([1, 1, 3]))
-        async with AsyncStream(driver, [rng.randrange(200) for _ in range(rng.randrange(1, 40))], params) as stream:
+        prompt = [rng.randrange(200) for _ in range(rng.randrange(1, 40))]
+        async with AsyncStream(driver, asked(params, prompt)) as stream:
             for _ in range(rng.randrange(12)):
                 try:
                     await anext(stream)
@@ -125,7 +130,7 @@ def test_a_cancelled_start_leaves_nothing_behind(make_driver: Make) -> None:
     async def main() -> None:
         driver = make_driver()
         for delay in (0, 0.0005, 0.002):
-            task = asyncio.create_task(AsyncStream(driver, PROMPT, answer(100)).start())
+            task = asyncio.create_task(AsyncStream(driver, asked(answer(100))).start())
             await asyncio.sleep(delay)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -141,7 +146,7 @@ def test_a_loop_that_was_closed_ends_its_requests(make_driver: Make) -> None:
     streams: list[AsyncStream] = []
 
     async def main() -> None:
-        streams.append(await AsyncStream(driver, PROMPT, answer(120)).start())
+        streams.append(await AsyncStream(driver, asked(answer(120))).start())
 
     asyncio.run(main())
     settled(driver)
@@ -193,7 +198,7 @@ def test_nobody_waits_for_a_stream_that_is_not_read(make_driver: Make) -> None:
 
 def test_requests_are_taken_all_or_none(make_driver: Make) -> None:
     driver = make_driver()
-    streams = [Stream(driver, PROMPT, answer(3)), Stream(driver, [1] * 500, answer(3))]
+    streams = [Stream(driver, asked(answer(3))), Stream(driver, asked(answer(3), [1] * 500))]
     with pytest.raises(ContextLengthError):
         Stream.start(driver, streams)
     settled(driver)
@@ -211,7 +216,7 @@ def test_an_interrupted_start_leaves_nothing_behind(make_driver: Make, monkeypat
 
     monkeypatch.setattr(driver, "call", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Stream.start(driver, [Stream(driver, PROMPT, answer(120))])
+        Stream.start(driver, [Stream(driver, asked(answer(120)))])
     monkeypatch.undo()
     settled(driver)
 
@@ -247,14 +252,14 @@ def test_a_model_that_nobody_refers_to_is_freed(tiny) -> None:
 def test_shutdown_drains_then_aborts(make_driver: Make) -> None:
     async def main() -> None:
         driver = make_driver()
-        stream = await AsyncStream(driver, PROMPT, answer(5)).start()
+        stream = await AsyncStream(driver, asked(answer(5))).start()
         await driver.shutdown(drain=30)
         assert (await stream.result()).finish_reason == "length", "what runs may finish"
         with pytest.raises(EngineClosedError):
-            await AsyncStream(driver, PROMPT, answer(5)).start()
+            await AsyncStream(driver, asked(answer(5))).start()
 
         driver = make_driver()
-        stream = await AsyncStream(driver, PROMPT, answer(120)).start()
+        stream = await AsyncStream(driver, asked(answer(120))).start()
         await driver.shutdown(drain=0)
         assert (await stream.result()).finish_reason == "abort", "what does not finish is told so"
 
@@ -288,14 +293,14 @@ def test_an_engine_that_dies_tells_everyone(make_driver: Make, error: BaseExcept
         waiting = opened(driver, answer(120))
         break_engine(driver, error)
         with pytest.raises(EngineDiedError, match=f"the engine stopped: {name}"):
-            await asyncio.wait_for(AsyncStream(driver, PROMPT, answer(3)).result(), PATIENCE)
+            await asyncio.wait_for(AsyncStream(driver, asked(answer(3))).result(), PATIENCE)
         with pytest.raises(EngineDiedError, match=name):
             waiting.result()
         assert not driver.is_ready
         with pytest.raises(EngineDiedError, match=name):
             opened(driver, answer(3))
         with pytest.raises(EngineDiedError, match=name):
-            await AsyncStream(driver, PROMPT, answer(3)).start()
+            await AsyncStream(driver, asked(answer(3))).start()
         with pytest.raises(EngineDiedError, match=name):
             driver.call(lambda engine: engine.stats)
         await driver.shutdown()

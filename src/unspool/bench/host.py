@@ -51,8 +51,8 @@ class StubFlight:
     def tokens(self) -> list[int]:
         return self._tokens
 
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-        return -1.0, tuple((token, -1.0 - token) for token in range(count))
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
+        return -1.0, tuple((token, -1.0 - token) for token in range(count)), 1
 
 
 class StubStep:

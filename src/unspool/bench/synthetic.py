@@ -21,7 +21,7 @@ from unspool.config import EngineConfig
 from unspool.engine.plan import Plan, Work
 from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
-from unspool.sampling.speculate import Sight
+from unspool.sampling.speculate import BaseDrafter, Sight
 from unspool.sampling.speculate.timing import step_times
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Prompt = tuple[int, ...]
 
 
-class Synthetic:
+class Synthetic(BaseDrafter):
     """Knows the answers, and says the right token with a given chance: the same places every time."""
 
     name = "synthetic"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,6 +91,9 @@ class ModelChat:
         warnings: list[str] = []
         if not self.shows_names and any("name" in message and message["role"] != "tool" for message in messages):
             warnings.append("the model's chat template shows no names: messages' names have no effect")
+        for name in options or ():
+            if not re.search(rf"\b{re.escape(name)}\b", self._template.source):
+                warnings.append(f"the model's chat template does not read {name}: it has no effect")
         if "developer" not in self._template.source:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = {**(options or {}), "add_generation_prompt": add_generation_prompt}

@@ -199,11 +199,11 @@ def main(argv: Sequence[str]) -> int:
 
     from unspool.cli.loading import source_of
     from unspool.cli.terminal import show
-    from unspool.llm import make_config
+    from unspool.config import EngineConfig
     from unspool.machine import Bandwidth, measure_bandwidth
     from unspool.models.checkpoint import Checkpoint, open_checkpoint
 
-    config = make_config(options)
+    config = EngineConfig(**options)
     gpu = gpu_of(namespace, config)
     source = source_of(namespace)
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)

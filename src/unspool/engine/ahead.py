@@ -53,8 +53,9 @@ class Flight(Protocol):
     def tokens(self) -> Sequence[int]:
         """What was chosen, in the order of the draws; waits for the device."""
 
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-        """The chosen token's logprob and the `count` best tokens with theirs, where the draw's parameters ask."""
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
+        """The chosen token's logprob, the `count` best tokens with theirs, and the chosen one's rank, where the draw's
+        parameters ask."""
 
 
 @runtime_checkable
@@ -190,7 +191,8 @@ class Ahead:
                 engine.note_first(group, branch, after)
             if last.is_ahead and branch.speculate is None and tokens[draw] >= 0:
                 if branch.is_told:
-                    token = Token(tokens[draw], *last.flight.told(draw, branch.params.logprobs or 0))
+                    logprob, top, rank = last.flight.told(draw, branch.params.logprobs or 0)
+                    token = Token(tokens[draw], logprob, top, rank=rank)
                     engine.take_in(group, branch, token, now, after)
                 else:
                     engine.take_plainly(group, branch, tokens[draw], now, after)
@@ -228,9 +230,10 @@ def _checked(tokens: Sequence[int], first: int, draw: int, branch: Branch, fligh
             raise SamplingError(why_none(token, first + index))
         logprob: float = math.nan
         top: tuple[tuple[int, float], ...] = ()
+        rank: int | None = None
         if branch.is_told:
-            logprob, top = flight.told(draw + index, branch.params.logprobs or 0)
-        yield Choice(token, logprob, None, top)
+            logprob, top, rank = flight.told(draw + index, branch.params.logprobs or 0)
+        yield Choice(token, logprob, rank, top)
 
 
 def on_device(runner: object, branch: Branch) -> bool:

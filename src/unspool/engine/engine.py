@@ -242,7 +242,8 @@ class Engine:
         for index, choice in enumerate(choices):
             tokens.append(choice.token)
             logprob = choice.logprob if wants_logprob else None
-            goes_on = self.take_in(group, branch, Token(choice.token, logprob, choice.top, choice.trace), now, after)
+            token = Token(choice.token, logprob, choice.top, choice.trace, choice.rank if wants_logprob else None)
+            goes_on = self.take_in(group, branch, token, now, after)
             if not goes_on or (index < len(draft) and draft[index] != choice.token):
                 break
         if branch.speculate is not None:

@@ -92,5 +92,6 @@ class Group:
 
 
 def _score(row: np.ndarray, token: int, num_top: int) -> Token:
-    stats, _, best = describe(row, token, num_top, body())
-    return Token(token, stats.logprob(row[token]), tuple((other, stats.logprob(row[other])) for other in best))
+    stats, rank, best = describe(row, token, num_top, body())
+    top = tuple((other, stats.logprob(row[other])) for other in best)
+    return Token(token, stats.logprob(row[token]), top, rank=rank)

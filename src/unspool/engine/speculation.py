@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import Runner, make_runner
 from unspool.errors import RequestError
-from unspool.sampling.speculate import Draft, Drafter, Sight
+from unspool.sampling.speculate import BaseDrafter, Draft, OwnDrafter, Sight
 from unspool.sampling.speculate.lookup import Lookup
 from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Pace, Record, draft_length
 from unspool.sampling.speculate.timing import step_times
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from unspool.params import ResolvedParams
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
-PRIORS = (0.6, 0.7, 0.75, 0.8)  # of guesses by their place, before any was seen
 LIKELY_ANSWER = 512  # tokens, unless the request wants fewer
 
 
@@ -78,7 +77,7 @@ class Speculation:
 
     def __init__(
         self,
-        drafters: Mapping[str, Drafter],
+        drafters: Mapping[str, BaseDrafter],
         runner: Runner,
         blocks: Blocks,
         clock: Callable[[], float] = time.perf_counter,
@@ -144,10 +143,10 @@ class Speculation:
             if draft_length(sure, num_rows, 2, costs, self._pace_of(self.drafters[name]).price)
         }
 
-    def _drafter_of(self, branch: Branch) -> Drafter | None:
+    def _drafter_of(self, branch: Branch) -> BaseDrafter | None:
         return self.drafters.get(branch.speculate) if branch.speculate is not None else None
 
-    def _most_asked(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int) -> int:
+    def _most_asked(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int) -> int:
         room = branch.max_output - len(branch.output) - 1
         if self.fixed_length is not None:
             return min(self.fixed_length, room)
@@ -155,7 +154,7 @@ class Speculation:
             return 0
         return min(MOST, room, max(2, 2 * MOST // num_rows))  # in a crowd, long drafts never pay
 
-    def _is_worth_asking(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int) -> bool:
+    def _is_worth_asking(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int) -> bool:
         record = self._record(branch)
         if not record.may_try() or not self._goes_on(branch, drafter, num_rows, num_others, ()):
             return False
@@ -163,17 +162,17 @@ class Speculation:
             record.has_begun = self._is_worth_starting(branch, drafter, num_rows)
         return record.has_begun
 
-    def _is_worth_starting(self, branch: Branch, drafter: Drafter, num_rows: int) -> bool:
+    def _is_worth_starting(self, branch: Branch, drafter: BaseDrafter, num_rows: int) -> bool:
         """Whether half of a likely answer would win back what the drafter needs to see the prompt."""
-        start_seconds = getattr(drafter, "start_seconds", None)
-        if start_seconds is None:
+        seconds = drafter.start_seconds(branch.request.tokens)
+        if seconds is None:
             return True
         tokens = min(branch.max_output - len(branch.output), LIKELY_ANSWER) / 2
         won = (1 - 1 / self._pace_of(drafter).hope()) * self.costs.plain(num_rows) / num_rows
-        return bool(tokens * won > start_seconds(branch.request.tokens))
+        return tokens * won > seconds
 
     def _look(
-        self, drafter: Drafter, branches: Sequence[Branch], counts: Sequence[int], num_rows: int
+        self, drafter: BaseDrafter, branches: Sequence[Branch], counts: Sequence[int], num_rows: int
     ) -> list[tuple[Branch, Guess]]:
         """What a drafter proposes, as far as it makes sense. A token that is not one spoils the whole draft."""
         is_costly = drafter.seconds(1) > 0
@@ -191,7 +190,7 @@ class Speculation:
             guesses.append((branch, guess))
         return guesses
 
-    def _sight(self, branch: Branch, drafter: Drafter, num_rows: int, num_costly: int) -> Sight:
+    def _sight(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_costly: int) -> Sight:
         request = branch.request
         tokens = request.tokens[: -request.num_pending] if request.num_pending else request.tokens
         sight = Sight(request.number, tokens, request.num_prompt, request.blocks, branch.sampler)
@@ -199,7 +198,9 @@ class Speculation:
             sight = replace(sight, goes_on=partial(self._goes_on, branch, drafter, num_rows, num_costly))
         return sight
 
-    def _goes_on(self, branch: Branch, drafter: Drafter, num_rows: int, num_others: int, marks: Sequence[int]) -> bool:
+    def _goes_on(
+        self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int, marks: Sequence[int]
+    ) -> bool:
         """Whether one more guess of a costly drafter promises more than it costs; others draft as far, as it seems."""
         if self.fixed_length is not None:
             return True
@@ -210,7 +211,7 @@ class Speculation:
         row = min((costs(rows + more) - costs(rows)) / more for more in (1, 2))
         return promise > pace.price * num_rows / costs.plain(num_rows) * (row + drafter.seconds(1))
 
-    def _length(self, branch: Branch, drafter: Drafter, guess: Guess, num_rows: int) -> int:
+    def _length(self, branch: Branch, drafter: BaseDrafter, guess: Guess, num_rows: int) -> int:
         room = branch.max_output - len(branch.output) - branch.request.num_pending - 1
         if self.fixed_length is not None:
             return max(0, min(self.fixed_length, room, len(guess.tokens)))
@@ -252,9 +253,9 @@ class Speculation:
             (self._costs.observe_ahead if is_ahead else self._costs.observe)(plan.num_tokens, seconds)
 
     # Estimates ------------------------------------------------------------------------------------------------------
-    def _pace_of(self, drafter: Drafter) -> Pace:
+    def _pace_of(self, drafter: BaseDrafter) -> Pace:
         if drafter.name not in self._paces:
-            self._paces[drafter.name] = Pace(getattr(drafter, "priors", PRIORS))
+            self._paces[drafter.name] = Pace(drafter.priors)
         return self._paces[drafter.name]
 
     def _record(self, branch: Branch) -> Record:
@@ -309,36 +310,33 @@ def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.pe
 
 
 # Drafters -----------------------------------------------------------------------------------------------------------
-def make_drafters(engine: Engine) -> dict[str, Drafter]:
+def make_drafters(engine: Engine) -> dict[str, BaseDrafter]:
     """The drafters that an engine's configuration names; the first is the one that requests get."""
-    name = engine.config.speculate
-    if name is None:
+    how = engine.config.speculate
+    if how is None:
         return {}
-    kind, _, detail = name.partition(":")
-    if name in ("lookup", "auto"):
-        return {"lookup": Lookup()}
+    if not isinstance(how, str):
+        return {OwnDrafter.name: OwnDrafter(how), "lookup": Lookup()}
+    kind, _, detail = how.partition(":")
     if kind == "early-exit":
         return {"early-exit": _early_exit(engine, detail), "lookup": Lookup()}
-    if kind == "model" and detail:
+    if kind == "model":
         return {"model": _draft_model(engine, detail), "lookup": Lookup()}
-    raise RequestError(f"speculate is {name!r}; allowed: lookup, model:PATH, early-exit[:LAYERS], auto", "speculate")
+    return {"lookup": Lookup()}
 
 
-def _early_exit(engine: Engine, detail: str) -> Drafter:
+def _early_exit(engine: Engine, detail: str) -> BaseDrafter:
     from unspool.sampling.speculate.model import ModelDrafter
 
     most = engine.checkpoint.config.num_layers
-    try:
-        num_layers = int(detail) if detail else max(1, most // 2)
-    except ValueError:
-        num_layers = 0
+    num_layers = int(detail) if detail else max(1, most // 2)
     if not 1 <= num_layers <= most:
         raise RequestError(f"early-exit has {detail!r} layers; the model has {most}", "speculate")
     cut = engine.runner.model.early(num_layers)
     return ModelDrafter("early-exit", make_runner(cut, engine.config, engine.runner.kv.num_blocks))
 
 
-def _draft_model(engine: Engine, path: str) -> Drafter:
+def _draft_model(engine: Engine, path: str) -> BaseDrafter:
     from unspool.models.checkpoint import open_checkpoint
     from unspool.models.registry import build
     from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer

@@ -28,14 +28,20 @@ HEADER_BYTES, TOKEN_BYTES = 65_536, 12  # a header's length: so much, and so muc
 
 
 def save(engine: Engine, prompt: Sequence[int], path: Path, salt: str = "") -> int:
-    """Write the full blocks of a prompt that the prefix cache holds; how many tokens they are."""
+    """Write the full blocks of a computed prompt, which the prefix cache holds; how many tokens they are."""
+    if not engine.config.prefix_cache:
+        raise RequestError("prefix_cache is off, so no computed prompt is kept that could be saved", "prefix_cache")
     blocks, size = engine.scheduler.blocks, engine.scheduler.blocks.block_size
-    key, found = root_key(engine.checkpoint.fingerprint, engine.runner.kv.layout, salt), []
+    key = root_key(engine.checkpoint.fingerprint, engine.runner.kv.layout, salt)
+    found: list[int] = []
     for start in range(0, len(prompt) - size + 1, size):
         key = chain_key(key, prompt[start : start + size])
         block = blocks.find(key)
         if block is None:
-            break
+            raise EngineError(
+                f"the cache no longer holds the prompt: {len(found) * size:,} of its {len(prompt):,} tokens are left; "
+                "others took its blocks, and a larger cache (kv_tokens) would have room for all"
+            )
         found.append(block)
     data = [engine.runner.kv.read_block(block) for block in found]
     tokens = list(prompt[: len(found) * size])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
@@ -27,28 +28,34 @@ if TYPE_CHECKING:
 Put = Callable[[Sequence[Event]], object]
 
 
+@dataclass(frozen=True)
+class Generation:
+    """What is to be generated."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    output: Sequence[int] = ()  # how the answer begins: see Engine.add
+    prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
+    syntax: CallSyntax | None = None  # of tool calls, if there may be any
+
+
 class _Events:
     """What both kinds of stream have: the request, and the events that arrived and were not read."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        output: Sequence[int],
-        prompt_warnings: Sequence[str],
-        syntax: CallSyntax | None,
-    ) -> None:
-        self.prompt_ids, self._prompt_warnings = tuple(prompt), tuple(prompt_warnings)
-        tokenizer = driver.engine.tokenizer
-        self.messages: tuple[Message, ...] = ()  # each choice as content and tool calls so far, where there are tools
-        if syntax is not None and tokenizer is not None:
-            self.messages = tuple(Message(tokenizer, syntax) for _ in range(params.n))
-        self._driver = driver
+    def __init__(self, driver: Driver, generation: Generation) -> None:
+        self._driver, self._generation = driver, generation
         self._arrived: deque[Event] = deque()
-        self._num_left = params.n  # choices whose ending was not read
-        self._submission = Submission(self.prompt_ids, params, _nowhere, output)
+        self._num_left = generation.params.n  # choices whose ending was not read
+        self._submission = Submission(generation.prompt_ids, generation.params, _nowhere, generation.output)
         self._fold: Fold | None = None
+        self.messages: tuple[Message, ...] = ()  # each choice as content and tool calls so far, where there are tools
+        tokenizer = driver.engine.tokenizer
+        if generation.syntax is not None and tokenizer is not None:
+            self.messages = tuple(Message(tokenizer, generation.syntax) for _ in range(generation.params.n))
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self._generation.prompt_ids
 
     @property
     def params(self) -> ResolvedParams:
@@ -74,7 +81,8 @@ class _Events:
             raise event.error
         if self._fold is None:
             receipt = self._driver.engine.receipt(self.params.seed)
-            self._fold = Fold(self.prompt_ids, self.params, receipt, self._prompt_warnings, self.messages)
+            warnings = self._generation.prompt_warnings
+            self._fold = Fold(self.prompt_ids, self.params, receipt, warnings, self.messages)
         self._fold.push(event)
         if self._fold.wants_no_more:
             self.abort("stop")
@@ -93,20 +101,10 @@ class _Events:
 class Stream(_Events):
     """The events of one request: Text as it comes, then Finished for each choice. A failure is raised."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        output: Sequence[int] = (),
-        prompt_warnings: Sequence[str] = (),
-        syntax: CallSyntax | None = None,
-        whole: bool = False,
-    ) -> None:
-        super().__init__(driver, prompt, params, output, prompt_warnings, syntax)
+    def __init__(self, driver: Driver, generation: Generation, *, whole: bool = False) -> None:
+        super().__init__(driver, generation)
         self._inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()
-        self._submission.sink = _sink(self._inbox.put, params.n, whole)
+        self._submission.sink = _sink(self._inbox.put, generation.params.n, whole)
 
     @classmethod
     def start(cls, driver: Driver, streams: Iterable[Stream]) -> None:
@@ -142,18 +140,8 @@ class Stream(_Events):
 class AsyncStream(_Events):
     """A `Stream` for the event loop it is first read in. Its request is taken when it is first read, or by `start`."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        output: Sequence[int] = (),
-        prompt_warnings: Sequence[str] = (),
-        syntax: CallSyntax | None = None,
-        whole: bool = False,
-    ) -> None:
-        super().__init__(driver, prompt, params, output, prompt_warnings, syntax)
+    def __init__(self, driver: Driver, generation: Generation, *, whole: bool = False) -> None:
+        super().__init__(driver, generation)
         self._whole = whole
         self._inbox: asyncio.Queue[Sequence[Event]] | None = None
 

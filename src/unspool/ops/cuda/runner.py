@@ -110,7 +110,7 @@ class CudaFlight:
     def tokens(self) -> list[int]:
         return self.result().tokens
 
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
         return self.result().told(draw, count)
 
 

@@ -125,12 +125,12 @@ class Sampled:
         """1 for the best."""
         return self._read(row)[0][5]
 
-    def told(self, row: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-        """The chosen token's raw logprob, and the best tokens with theirs."""
+    def told(self, row: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
+        """The chosen token's raw logprob, the best tokens with theirs, and the chosen one's rank."""
         numbers, floats = self._read(row)
         logprob, end = self.stats(row).logprob, 8 + 2 * count
         top = zip(numbers[8:end:2], map(logprob, floats[9:end:2]), strict=True)
-        return logprob(floats[1]), tuple(top)
+        return logprob(floats[1]), tuple(top), numbers[5]
 
     def _read(self, row: int) -> tuple[list[int], list[float]]:
         if not self._numbers:

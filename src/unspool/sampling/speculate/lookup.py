@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from unspool.sampling.speculate import Draft, Sight
+from unspool.sampling.speculate import BaseDrafter, Draft, Sight
 
 SHORTEST = 2  # a single repeated token says little about the next one
 LENGTHS = (3, 4, 5, 7, 10, 15, 25, 50)  # of suffixes: where the next mark begins
@@ -77,7 +77,7 @@ class SuffixAutomaton:
         return Draft(tokens, [bisect_right(LENGTHS, length + place) for place in range(len(tokens))])
 
 
-class Lookup:
+class Lookup(BaseDrafter):
     name = "lookup"
     priors = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # by mark: how often a guess is right
 

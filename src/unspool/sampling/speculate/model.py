@@ -26,7 +26,7 @@ from unspool.engine.plan import Plan, Work
 from unspool.errors import EngineError, RequestError
 from unspool.lazy import np
 from unspool.sampling import native
-from unspool.sampling.speculate import Draft, Sight
+from unspool.sampling.speculate import BaseDrafter, Draft, Sight
 from unspool.sampling.speculate.pace import MOST, tamed
 from unspool.sampling.speculate.timing import step_times
 
@@ -71,7 +71,7 @@ class Line:
         return len(self.tokens) + self.left
 
 
-class ModelDrafter:
+class ModelDrafter(BaseDrafter):
     priors: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)  # by mark
 
     def __init__(self, name: str, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:

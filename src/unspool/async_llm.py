@@ -1,0 +1,128 @@
+"""AsyncLLM: `LLM` for event loops. Its requests share steps with those of every other task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, Unpack, overload
+
+from unspool.engine.streams import AsyncStream, Generation, start_async
+from unspool.events import Token
+from unspool.llm import Batch, EachParams, Messages, Model, Prompt, ToolChoice, Tools, make_toolbox
+from unspool.options import Params, SamplingOptions, sampling_params
+from unspool.params import SamplingParams
+from unspool.results import Result
+
+
+class AsyncLLM(Model):
+    """A model, ready to answer in event loops. Methods and arguments are those of `LLM`.
+
+    >>> async with AsyncLLM() as llm:
+    ...     answers = await asyncio.gather(*(llm.generate(prompt, max_tokens=8) for prompt in prompts))
+
+    Making one loads the model and takes a while; so may tokenizing a long prompt. A task that is cancelled aborts its
+    request.
+    """
+
+    # Generating -----------------------------------------------------------------------------------------------------
+    @overload
+    async def generate(self, prompts: Prompt, params: Params = None, **options: Unpack[SamplingOptions]) -> Result: ...
+    @overload
+    async def generate(
+        self, prompts: Batch, params: EachParams = None, **options: Unpack[SamplingOptions]
+    ) -> list[Result]: ...
+    async def generate(
+        self, prompts: Prompt | Batch, params: EachParams = None, **options: Unpack[SamplingOptions]
+    ) -> Result | list[Result]:
+        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters."""
+        generations, many = self._many(prompts, params, options)
+        results = await self._answer(generations)
+        return results if many else results[0]
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: Params = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result:
+        """Answer a conversation: a list of {"role": …, "content": …}. The arguments are those of `LLM.chat`."""
+        toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
+        generation = self._chat(messages, sampling_params(params, options), toolbox, template_options or {})
+        return (await self._answer([generation], whole=parallel_tool_calls))[0]
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: Params = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream:
+        """The events of an answer as they come: Text, then Finished for each choice. A failure is raised.
+
+        The request is sent when the stream is first read, entered with `async with`, or started with
+        `await stream.start()`. Closing or dropping the stream aborts it.
+        """
+        asked = sampling_params(params, options)
+        generation = self._one(prompt, asked, tools, tool_choice, parallel_tool_calls, template_options)
+        return AsyncStream(self.driver, generation)
+
+    async def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
+        """The logprob of each token of a text given those before it, in one pass; None for the first."""
+        scored = (await self._answer([self._score(text, top)]))[0].prompt_logprobs
+        assert scored is not None
+        return scored
+
+    async def fork(
+        self,
+        result: Result,
+        index: int,
+        token: int | None = None,
+        params: Params = None,
+        choice: int = 0,
+        **options: Unpack[SamplingOptions],
+    ) -> Result:
+        """What if the answer had gone on otherwise from its token `index`: see `LLM.fork`."""
+        return (await self._answer([self._fork(result, index, token, params, choice, options)]))[0]
+
+    async def _answer(self, generations: Sequence[Generation], *, whole: bool = True) -> list[Result]:
+        streams = [AsyncStream(self.driver, each, whole=whole) for each in generations]
+        try:
+            await start_async(self.driver, streams)
+            return [await stream.result() for stream in streams]
+        finally:
+            for stream in streams:
+                await stream.aclose()
+
+    # Keeping --------------------------------------------------------------------------------------------------------
+    async def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
+        """Compute a prompt and write its keys and values to a file; how many tokens that are."""
+        from unspool.engine import state
+
+        generation = self._one(prompt, SamplingParams(max_tokens=0))
+        await self._answer([generation])
+        return await self.driver.call_async(lambda engine: state.save(engine, generation.prompt_ids, Path(path)))
+
+    async def load_state(self, path: str | Path) -> int:
+        """Take a saved prompt into the prefix cache; how many tokens need not be computed thereby."""
+        from unspool.engine import state
+
+        return len(await self.driver.call_async(lambda engine: state.load(engine, Path(path))))
+
+    async def aclose(self, drain: float = 0.0) -> None:
+        """Take no new requests, let the others run for `drain` seconds, abort what is left and end the thread."""
+        await self.driver.shutdown(drain)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
