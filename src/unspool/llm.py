@@ -145,7 +145,9 @@ class Model:
                 raise RequestError("constraint and tools bind the answer twice", "constraint")
             asked = replace(asked, constraint=chat.constraint(toolbox))
         prompt = self._render(messages, toolbox, options)
-        return Generation(tuple(prompt.ids), asked, prompt_warnings=prompt.warnings, syntax=chat.syntax(toolbox))
+        return Generation(
+            tuple(prompt.ids), asked, is_chat=True, prompt_warnings=prompt.warnings, syntax=chat.syntax(toolbox)
+        )
 
     def _score(self, text: Prompt, top: int) -> Generation:
         return Generation(tuple(self.encode(text)), SamplingParams(max_tokens=0, prompt_logprobs=top))
@@ -161,7 +163,7 @@ class Model:
         output = kept[:index] + ([] if token is None else [token])
         if params is None:
             params = result.params.request(seed=result.choices[choice].seed, n=1, best_of=1)
-        return Generation(result.prompt_ids, sampling_params(params, options), output)
+        return Generation(result.prompt_ids, sampling_params(params, options), output, is_chat=result.is_chat)
 
 
 class LLM(Model):

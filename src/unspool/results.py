@@ -71,6 +71,7 @@ class Result:
     choices: tuple[Completion, ...]
     receipt: Receipt
     prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
+    is_chat: bool = False  # the answer is a text of its own and does not continue the prompt's
 
     @property
     def text(self) -> str:
@@ -190,8 +191,10 @@ class Fold:
         receipt: Receipt,
         prompt_warnings: tuple[str, ...] = (),
         messages: Sequence[Message] = (),
+        *,
+        is_chat: bool = False,
     ) -> None:
-        self._prompt_ids, self._params, self._receipt = tuple(prompt_ids), params, receipt
+        self._prompt_ids, self._params, self._receipt, self._is_chat = tuple(prompt_ids), params, receipt, is_chat
         self._prompt_warnings = prompt_warnings
         messages = messages or [Message() for _ in range(params.n)]
         self._choices = [Choice(index, message) for index, message in enumerate(messages)]
@@ -211,4 +214,6 @@ class Fold:
 
     def result(self) -> Result:
         choices = tuple(choice.completion() for choice in self._choices)
-        return Result(self._prompt_ids, self._params, choices, self._receipt, self._prompt_warnings)
+        return Result(
+            self._prompt_ids, self._params, choices, self._receipt, self._prompt_warnings, is_chat=self._is_chat
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +15,7 @@ from unspool.results import Result
 
 if TYPE_CHECKING:
     from unspool.engine.streams import Stream
-    from unspool.llm import LLM
+    from unspool.llm import LLM, Messages, Prompt
     from unspool.params import SamplingParams
 
 
@@ -65,7 +65,7 @@ class Interrupt:
 
 
 def respond(
-    llm: LLM, prompt: Sequence[int], params: SamplingParams, show: Callable[[int, str], None] | None = None
+    llm: LLM, prompt: Prompt | Messages, params: SamplingParams, show: Callable[[int, str], None] | None = None
 ) -> Answer:
     """Answers a prompt; `show` gets each choice's text as it comes. Ctrl-C ends the answer where it is."""
     with Interrupt() as interrupt, llm.stream(prompt, params) as stream:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser, UsageError
-from unspool.cli.prompt import add_prompt_flags, encode_prompt, read_prompt
+from unspool.cli.prompt import add_prompt_flags, as_asked, read_prompt
 
 if TYPE_CHECKING:
     from unspool.cli.answer import Answer
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
     llm, seconds = load(namespace)
     with llm:
-        answer = respond(llm, encode_prompt(llm, prompt, namespace), params)
+        answer = respond(llm, as_asked(llm, prompt, namespace), params)
         if namespace.json:
             import json
 

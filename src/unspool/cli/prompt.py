@@ -1,4 +1,4 @@
-"""Where a prompt comes from, and how it becomes tokens."""
+"""Where a prompt comes from, and whether it is a conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unspool.chat.template import start_renderer
 from unspool.cli.parser import UsageError
 
 if TYPE_CHECKING:
-    from unspool.llm import LLM
+    from unspool.llm import LLM, Messages
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
@@ -41,11 +41,11 @@ def read_prompt(namespace: argparse.Namespace) -> str:
     return prompt
 
 
-def encode_prompt(llm: LLM, prompt: str, namespace: argparse.Namespace) -> list[int]:
-    """Through the model's chat template where it has one, unless --raw."""
+def as_asked(llm: LLM, prompt: str, namespace: argparse.Namespace) -> str | Messages:
+    """A conversation, for the model's chat template, where it has one; else, and with --raw, the text as it is."""
     if namespace.raw or (llm.template is None and namespace.system is None):
-        return llm.encode(prompt)
+        return prompt
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     if namespace.system is not None:
         messages.insert(0, {"role": "system", "content": namespace.system})
-    return llm.render(messages)
+    return messages

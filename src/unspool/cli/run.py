@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser, UsageError
-from unspool.cli.prompt import add_prompt_flags, encode_prompt, read_prompt
+from unspool.cli.prompt import add_prompt_flags, as_asked, read_prompt
 
 DESCRIPTION = """\
 Answer one prompt, streaming to stdout. An instruct model gets it through its chat template; --raw continues the text
@@ -50,15 +50,15 @@ def main(argv: Sequence[str]) -> int:
 
     llm, seconds = load(namespace)
     with llm:
-        ids = encode_prompt(llm, prompt, namespace)
+        asked = as_asked(llm, prompt, namespace)
         if namespace.json:
-            answer = respond(llm, ids, params)
+            answer = respond(llm, asked, params)
             import json
 
             print(json.dumps(as_object(llm, answer.result, seconds), ensure_ascii=False))
         else:
             page = Page(params.n)
-            answer = respond(llm, ids, params, page.show)
+            answer = respond(llm, asked, params, page.show)
             page.end()
             say(answer.result, quiet=namespace.quiet)
     return 130 if answer.interrupted else 0

@@ -83,9 +83,8 @@ class Talk:
         params = flags.sampling_params(self._values)
         self.conversation.say("user", content)
         try:
-            ids = self.llm.render(self.conversation.messages())
-            writer = AnswerWriter()
-            answer = respond(self.llm, ids, params, lambda choice, text: writer.write(text))
+            messages, writer = self.conversation.messages(), AnswerWriter()
+            answer = respond(self.llm, messages, params, lambda choice, text: writer.write(text))
         except ContextLengthError as error:
             self.conversation.take_back()
             note(f"unspool: {error}", "red")

@@ -50,6 +50,7 @@ class Submission:
     params: SamplingParams
     sink: Sink
     output: Sequence[int] = ()  # how the answer begins: see Engine.add
+    is_chat: bool = False
     loop: asyncio.AbstractEventLoop | None = None
     id: str | None = None
     resolved: ResolvedParams | None = None
@@ -222,7 +223,7 @@ class Driver:
         self._check_open()
         try:
             for one in submissions:
-                one.id = engine.add(one.prompt, one.params, output=one.output)
+                one.id = engine.add(one.prompt, one.params, output=one.output, is_chat=one.is_chat)
                 one.resolved = engine.params_of(one.id)
                 self._submissions[one.id] = one
         except BaseException:

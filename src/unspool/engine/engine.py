@@ -97,11 +97,15 @@ class Engine:
         *,
         id: str | None = None,
         output: Sequence[int] = (),
+        is_chat: bool = False,
     ) -> str:
         """Queue a prompt; its events come from `step` under the id that this returns.
 
         `output` is how the answer begins: those tokens are taken as if they had been chosen, and what follows is what
-        would have followed. So any step of an answer can be gone back to and left by another door.
+        would have followed. So an answer can be rewound to any step and continued with another token.
+
+        The text of an answer continues its prompt's. `is_chat`: it is a text of its own, so the space that a
+        SentencePiece vocabulary puts in front of a text is taken off it.
         """
         if self._is_closed:
             raise EngineClosedError("the engine is closed")
@@ -115,7 +119,7 @@ class Engine:
         id = id if id is not None else f"r{self._maker.next_number}"
         if id in self._groups:
             raise RequestError(f"a request {id!r} is running already", "id")
-        group = self._maker.group(id, tuple(prompt), resolved, self._now())
+        group = self._maker.group(id, tuple(prompt), resolved, self._now(), is_chat)
         begun = force(group, output) if output else []
         leader = group.branches[0]
         leader.request.is_scored = resolved.prompt_logprobs is not None

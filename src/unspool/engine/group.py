@@ -34,6 +34,7 @@ class Group:
     params: ResolvedParams
     arrived: float
     matcher: Any = None  # the constraint at its start; each branch walks a fork of it
+    is_chat: bool = False  # the answer is a text of its own and does not continue the prompt's
     branches: list[Branch] = field(default_factory=list)
     prompt_logprobs: list[Token | None] = field(default_factory=list)
 
@@ -45,6 +46,12 @@ class Group:
             self.deadline = self.arrived + self.params.deadline_ms / 1000
         self._held: dict[int, list[Event]] = {}
         self._num_ended = 0
+
+    @property
+    def continued_ids(self) -> tuple[int, ...]:
+        """The tokens whose text the answer continues. A constraint says what the text is to the last character, so
+        nothing is taken off then either."""
+        return () if self.is_chat and self.params.constraint is None else self.prompt
 
     @property
     def is_done(self) -> bool:

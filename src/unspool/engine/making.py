@@ -35,9 +35,9 @@ class Maker:
         self._breaker_tables: dict[tuple[str, ...], np.ndarray] = {}
         self.next_number = 0
 
-    def group(self, id: str, prompt: tuple[int, ...], params: ResolvedParams, arrived: float) -> Group:
+    def group(self, id: str, prompt: tuple[int, ...], params: ResolvedParams, arrived: float, is_chat: bool) -> Group:
         kind = Group if params.beam is None else BeamGroup
-        group = kind(id, prompt, params, arrived=arrived, matcher=self._compile(params))
+        group = kind(id, prompt, params, arrived=arrived, matcher=self._compile(params), is_chat=is_chat)
         for choice in range(params.best_of if params.beam is None else 1):
             self._add_branch(group, choice)
         if isinstance(group, BeamGroup):
@@ -104,7 +104,7 @@ class Maker:
             choice=choice,
             params=params,
             sampler=sampler,
-            assembler=self._make_assembler(params),
+            assembler=self._make_assembler(group),
             clock=Clock(group.arrived),
             end_ids=end_ids,
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
@@ -114,12 +114,17 @@ class Maker:
         branch.on_device, branch.draws_in_turn = on_device(engine.runner, branch), draws_in_turn(params)
         group.branches.append(branch)
 
-    def _make_assembler(self, params: ResolvedParams) -> Assembler | PlainAssembler | None:
+    def _make_assembler(self, group: Group) -> Assembler | PlainAssembler | None:
+        params = group.params
         if self._tokenizer is not None:
             if not params.stop and not params.bad_words:
-                return PlainAssembler(self._tokenizer)
+                return PlainAssembler(self._tokenizer, group.continued_ids)
             return Assembler(
-                self._tokenizer, stops=params.stop, include_stop=params.include_stop_str, banned=params.bad_words
+                self._tokenizer,
+                group.continued_ids,
+                stops=params.stop,
+                include_stop=params.include_stop_str,
+                banned=params.bad_words,
             )
         for name in ("stop", "bad_words"):
             if getattr(params, name):
@@ -142,11 +147,11 @@ class Maker:
                 return len(tokens) >= params.min_tokens
             if not params.stop or self._tokenizer is None:
                 return False
-            text = self._tokenizer.decode(tokens)
+            text = self._tokenizer.decode(tokens, prompt_ids=group.continued_ids)
             return any(stop in text for stop in params.stop)
 
         group.search = BeamSearch(params.beam, max_output=leader.max_output, num_end_ids=len(end_ids), ends=ends)
-        group.make_assembler = lambda: self._make_assembler(params)
+        group.make_assembler = lambda: self._make_assembler(group)
 
     def request_like(self, like: Request) -> Request:
         """A request for a branch that is to be forked from another."""

@@ -35,6 +35,7 @@ class Generation:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     output: Sequence[int] = ()  # how the answer begins: see Engine.add
+    is_chat: bool = False  # as well
     prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
     syntax: CallSyntax | None = None  # of tool calls, if there may be any
 
@@ -46,7 +47,9 @@ class _Events:
         self._driver, self._generation = driver, generation
         self._arrived: deque[Event] = deque()
         self._num_left = generation.params.n  # choices whose ending was not read
-        self._submission = Submission(generation.prompt_ids, generation.params, _nowhere, generation.output)
+        self._submission = Submission(
+            generation.prompt_ids, generation.params, _nowhere, generation.output, generation.is_chat
+        )
         self._fold: Fold | None = None
         self.messages: tuple[Message, ...] = ()  # each choice as content and tool calls so far, where there are tools
         tokenizer = driver.engine.tokenizer
@@ -81,8 +84,8 @@ class _Events:
             raise event.error
         if self._fold is None:
             receipt = self._driver.engine.receipt(self.params.seed)
-            warnings = self._generation.prompt_warnings
-            self._fold = Fold(self.prompt_ids, self.params, receipt, warnings, self.messages)
+            warnings, is_chat = self._generation.prompt_warnings, self._generation.is_chat
+            self._fold = Fold(self.prompt_ids, self.params, receipt, warnings, self.messages, is_chat=is_chat)
         self._fold.push(event)
         if self._fold.wants_no_more:
             self.abort("stop")

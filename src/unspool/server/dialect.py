@@ -129,6 +129,7 @@ def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
     return Job(
         [(prompt.ids, params)],
         stream=bool(body.get("stream")),
+        is_chat=True,
         syntax=chat.syntax(toolbox),
         warnings=list(prompt.warnings),
         prompt_field=request.prompt_field,

@@ -39,6 +39,7 @@ class Job:
 
     prompts: list[tuple[list[int], SamplingParams]]
     stream: bool = False
+    is_chat: bool = False
     syntax: CallSyntax | None = None  # of tool calls in the answers
     warnings: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
@@ -210,7 +211,8 @@ class Service:
                 )
         run, offset, loop = Run(self, job), 0, asyncio.get_running_loop()
         for ids, params in job.prompts:
-            run.submissions.append(Submission(ids, params, partial(run.receive, offset), loop=loop))
+            receive = partial(run.receive, offset)
+            run.submissions.append(Submission(ids, params, receive, is_chat=job.is_chat, loop=loop))
             offset += params.n
         try:
             await self.engine.start_async(run.submissions)

@@ -33,8 +33,8 @@ class Piece(NamedTuple):
 class PlainAssembler:
     """An assembler without strings to look for, as most are: all text is safe to show as soon as it is whole."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids)
         self._held: list[Token] = []  # whose text is not out yet
 
     def push(self, token: Token, *, show: bool = True) -> Piece:
@@ -64,6 +64,7 @@ class Assembler:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
         *,
         stops: Sequence[str] = (),
         include_stop: bool = False,
@@ -71,6 +72,7 @@ class Assembler:
         skip_special: bool = True,
     ) -> None:
         self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special
+        self._prompt_ids = prompt_ids
         self._stops = automaton(tuple(stops)) if stops else None
         self._banned = automaton(tuple(banned)) if banned else None
         self._emitted = 0  # characters shown
@@ -78,7 +80,7 @@ class Assembler:
         self._reset()
 
     def _reset(self) -> None:
-        self._detokenizer = Detokenizer(self._tokenizer, skip_special=self._skip_special)
+        self._detokenizer = Detokenizer(self._tokenizer, skip_special=self._skip_special, prompt_ids=self._prompt_ids)
         self._stop_matcher = StopMatcher(self._stops, include=self._include_stop) if self._stops else None
         self._banned_matcher = StopMatcher(self._banned) if self._banned else None
         self._decoded = 0  # characters that the detokenizer gave

@@ -79,9 +79,9 @@ class Tokenizer:
         assert self.bos_id is not None, "a tokenizer that adds BOS has one"
         return [self.bos_id, *ids[own:]]
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True, prompt_ids: Sequence[int] = ()) -> str:
         """The text of `ids`: exactly what a `Detokenizer` fed one by one would have said in all."""
-        detokenizer = Detokenizer(self, skip_special=skip_special)
+        detokenizer = Detokenizer(self, skip_special=skip_special, prompt_ids=prompt_ids)
         return "".join([detokenizer.push(token_id) for token_id in ids]) + detokenizer.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
