@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from unspool.errors import RequestError
@@ -47,14 +47,24 @@ class ModelConfig:
     vocab_size: int
     context_length: int
     norm_eps: float
-    rope_theta: float
-    rope_style: RopeStyle  # GGUF's llama stores q and k permuted for "interleaved"; Hugging Face for "half"
-    rope_dim: int  # rotated channels of each head; head_dim unless partial
+    rope_theta: float = 10_000.0
+    rope_style: RopeStyle = "half"  # GGUF's llama stores q and k permuted for "interleaved"; Hugging Face for "half"
+    rope_dim: int = 0  # rotated channels of each head; head_dim unless partial; 0: none
     rope_scaling: RopeScaling | None = None
     tied_embeddings: bool = False
     activation: Activation = "silu"
+    qkv_bias: bool = False  # q, k and v have biases
+    output_bias: bool = False  # the projection of attention's output has one
+    mlp_bias: bool = False  # all of a feed-forward's projections have biases
     sliding_window: int | None = None  # keys that a query may look back on, itself included
     sliding_layers: tuple[bool, ...] | None = None  # which layers have the window; None: all
+
+    @property
+    def identity(self) -> str:
+        """Every number that is not its default, by name: a new field with a default leaves it as it is."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {field.name for field in fields(self) if values[field.name] != field.default}
+        return repr(sorted((name, value) for name, value in values.items() if name in changed))
 
     def window(self, layer: int) -> int | None:
         """How many keys a query of this layer sees; None: all."""

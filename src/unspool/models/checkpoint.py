@@ -60,7 +60,7 @@ class Checkpoint:
         fingerprinting reads a few megabytes of a model of any size. It tells different models and quantizations apart;
         it is no defence against someone who changes bytes in between.
         """
-        digest = sha256(repr(self.config).encode())
+        digest = sha256(self.config.identity.encode())
         for name in sorted(self.weights):
             weight = self.weights[name]
             digest.update(f"\n{name} {weight.format} {weight.shape}\n".encode())

@@ -28,12 +28,16 @@ IN_LAYER = {
     "self_attn.k_proj.bias": "attn_k.bias",
     "self_attn.v_proj.bias": "attn_v.bias",
     "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.o_proj.bias": "attn_output.bias",
     "self_attn.q_norm.weight": "attn_q_norm.weight",
     "self_attn.k_norm.weight": "attn_k_norm.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight",
     "mlp.gate_proj.weight": "ffn_gate.weight",
     "mlp.up_proj.weight": "ffn_up.weight",
     "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.gate_proj.bias": "ffn_gate.bias",
+    "mlp.up_proj.bias": "ffn_up.bias",
+    "mlp.down_proj.bias": "ffn_down.bias",
 }
 
 
@@ -61,12 +65,16 @@ class Family:
     whole_names: Mapping[str, str] = WHOLE
     layer_names: Mapping[str, str] = IN_LAYER
     layer_prefix = "model.layers."
+    optional_prefixes: tuple[str, ...] = ()  # that some files have before all names
+    unused_suffixes: tuple[str, ...] = (".rotary_emb.inv_freq",)  # tables that the config determines
 
     def canonical_name(self, name: str, config: ModelConfig) -> str | None:
         """GGUF's name for a Hugging Face tensor; None for one that is not needed; the name itself if we know no other.
         """
-        if name.endswith(".rotary_emb.inv_freq"):  # a table that old checkpoints saved; the config determines it
+        if name.endswith(self.unused_suffixes):
             return None
+        for prefix in self.optional_prefixes:
+            name = name.removeprefix(prefix)
         if name == "lm_head.weight" and config.tied_embeddings:  # a second copy of the embedding
             return None
         if name in self.whole_names:
@@ -102,12 +110,15 @@ class Family:
             head_dim=config.head_dim,
             rotary=self.rotary(config, index),
             window=config.window(index),
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
         )
 
-    def rotary(self, config: ModelConfig, index: int) -> Rotary:
+    def rotary(self, config: ModelConfig, index: int) -> Rotary | None:
+        """How a layer rotates; None: it does not."""
         return Rotary(
             config.rope_dim, config.rope_theta, config.rope_style, config.rope_scaling, factors="rope_freqs.weight"
         )
 
     def feed_forward(self, config: ModelConfig, index: int) -> FeedForward:
-        return Glu(config.intermediate_size, config.activation)
+        return Glu(config.intermediate_size, config.activation, bias=config.mlp_bias)

@@ -154,6 +154,7 @@ class Gemma3(Family):
     def rotary(self, config: ModelConfig, index: int) -> Rotary:
         assert isinstance(config, Gemma3Config)
         rotary = super().rotary(config, index)
+        assert rotary is not None
         if config.window(index) is None:
             return rotary
         return replace(rotary, theta=config.rope_theta_local, scaling=None)

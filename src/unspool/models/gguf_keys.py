@@ -22,8 +22,12 @@ from unspool.models.limits import (
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 
+RMS_EPS, LAYER_NORM_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
-def common(keys: Fields, file: GGUFFile, *, theta: float = 10_000.0) -> dict[str, Any]:
+
+def common(
+    keys: Fields, file: GGUFFile, *, theta: float = 10_000.0, rotates: bool = True, eps_key: str = RMS_EPS
+) -> dict[str, Any]:
     """ModelConfig's fields; `theta` is the family's, for files that do not name one."""
     if keys.integer("expert_count", 0, low=0):
         keys.fail("expert_count", "mixtures of experts are not supported")
@@ -44,12 +48,15 @@ def common(keys: Fields, file: GGUFFile, *, theta: float = 10_000.0) -> dict[str
         "intermediate_size": keys.integer("feed_forward_length", high=MAX_INTERMEDIATE),
         "vocab_size": _vocab_size(file, keys),
         "context_length": keys.integer("context_length", high=MAX_CONTEXT),
-        "norm_eps": keys.number("attention.layer_norm_rms_epsilon", low=0, high=1),
+        "norm_eps": keys.number(eps_key, low=0, high=1),
         "rope_theta": keys.number("rope.freq_base", theta, low=1, high=MAX_THETA),
         "rope_style": "half",
-        "rope_dim": keys.integer("rope.dimension_count", head_dim, high=MAX_HEAD_DIM),
+        "rope_dim": keys.integer("rope.dimension_count", head_dim, high=MAX_HEAD_DIM) if rotates else 0,
         "rope_scaling": _rope_scaling(keys),
         "tied_embeddings": "output.weight" not in file.tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
+        "output_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": window or None,
     }
 
@@ -107,7 +114,7 @@ def _rope_scaling(keys: Fields) -> RopeScaling | None:
     )
 
 
-def common_keys(config: ModelConfig) -> dict[str, Any]:
+def common_keys(config: ModelConfig, *, eps_key: str = RMS_EPS) -> dict[str, Any]:
     """The keys that `common` reads back as `config`."""
     values: dict[str, Any] = {
         "block_count": config.num_layers,
@@ -118,11 +125,11 @@ def common_keys(config: ModelConfig) -> dict[str, Any]:
         "attention.head_count_kv": config.num_kv_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "rope.freq_base": config.rope_theta,
-        "rope.dimension_count": config.rope_dim,
+        eps_key: config.norm_eps,
         "vocab_size": config.vocab_size,
     }
+    if config.rope_dim:
+        values |= {"rope.freq_base": config.rope_theta, "rope.dimension_count": config.rope_dim}
     if config.sliding_window is not None:
         values["attention.sliding_window"] = config.sliding_window
     if config.sliding_layers is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from unspool.config import Activation, RopeScaling
@@ -18,7 +19,16 @@ from unspool.models.limits import (
 )
 from unspool.weights.fields import Fields
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 
 # Ways to store 8-bit floats; whatever else they may store is refused by its type.
 EIGHT_BIT = ("fp8", "fbgemm_fp8", "compressed-tensors")
@@ -28,48 +38,62 @@ def common(
     fields: Fields,
     name: str,
     *,
+    keys: Mapping[str, str] | None = None,
     theta: float = 10_000.0,
+    rotates: bool = True,
     head_dim: int | None = None,
     tied_embeddings: bool = False,
     activation: str = "silu",
+    intermediate_size: int | None = None,
 ) -> dict[str, Any]:
-    """ModelConfig's fields; the arguments are the family's, for files that leave them out.
+    """ModelConfig's fields. Most arguments are the family's values for files that leave them out.
 
-    Without `head_dim`, heads share the width of the model evenly.
+    `keys` has the family's own names of fields. Without `head_dim`, heads share the width of the model evenly.
     """
-    for option in ("attention_bias", "mlp_bias"):
-        if fields.boolean(option, False):
-            fields.fail(option, "biases there are not supported")
-    quantized = fields.get("quantization_config")
-    if quantized is not None and not (isinstance(quantized, dict) and quantized.get("quant_method") in EIGHT_BIT):
-        fields.fail("quantization_config", "of quantized directories those of 8-bit floats are read; use a GGUF file")
-    heads = fields.integer("num_attention_heads", high=MAX_HEADS)
-    hidden = fields.integer("hidden_size", high=MAX_WIDTH)
-    head_dim = fields.integer("head_dim", head_dim or even_share(hidden, heads), high=MAX_HEAD_DIM)
-    context = fields.integer("max_position_embeddings", high=MAX_CONTEXT)
-    theta, scaling = rope(fields, context, theta)
+    check_quantization(fields)
+    keys = keys or {}
+
+    def size(key: str, default: int | None = None, *, high: int) -> int:
+        return fields.integer(keys.get(key, key), default, high=high)
+
+    heads = size("num_attention_heads", high=MAX_HEADS)
+    hidden = size("hidden_size", high=MAX_WIDTH)
+    head_dim = size("head_dim", head_dim or even_share(hidden, heads), high=MAX_HEAD_DIM)
+    context = size("max_position_embeddings", high=MAX_CONTEXT)
+    theta, scaling = rope(fields, context, theta) if rotates else (theta, None)
+    has_bias = fields.boolean("attention_bias", False)
     return {
         "architecture": name,
-        "num_layers": fields.integer("num_hidden_layers", high=MAX_LAYERS),
+        "num_layers": size("num_hidden_layers", high=MAX_LAYERS),
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": fields.integer("num_key_value_heads", heads, high=MAX_HEADS),
+        "num_kv_heads": size("num_key_value_heads", heads, high=MAX_HEADS),
         "head_dim": head_dim,
-        "intermediate_size": fields.integer("intermediate_size", high=MAX_INTERMEDIATE),
-        "vocab_size": fields.integer("vocab_size", high=MAX_VOCABULARY),
+        "intermediate_size": size("intermediate_size", intermediate_size, high=MAX_INTERMEDIATE),
+        "vocab_size": size("vocab_size", high=MAX_VOCABULARY),
         "context_length": context,
-        "norm_eps": fields.number("rms_norm_eps", 1e-6, low=0, high=1),
+        "norm_eps": fields.number(keys.get("rms_norm_eps", "rms_norm_eps"), 1e-6, low=0, high=1),
         "rope_theta": theta,
         "rope_style": "half",
-        "rope_dim": head_dim,
+        "rope_dim": head_dim if rotates else 0,
         "rope_scaling": scaling,
         "tied_embeddings": fields.boolean("tie_word_embeddings", tied_embeddings),
-        "activation": activation_of(fields, activation),
+        "activation": activation_of(fields, activation, keys.get("hidden_act", "hidden_act")),
+        "qkv_bias": has_bias,
+        "output_bias": has_bias,
+        "mlp_bias": fields.boolean("mlp_bias", False),
     }
 
 
-def activation_of(fields: Fields, default: str = "silu") -> Activation:
-    key = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
+def check_quantization(fields: Fields) -> None:
+    quantized = fields.get("quantization_config")
+    if quantized is not None and not (isinstance(quantized, dict) and quantized.get("quant_method") in EIGHT_BIT):
+        fields.fail("quantization_config", "of quantized directories those of 8-bit floats are read; use a GGUF file")
+
+
+def activation_of(fields: Fields, default: str = "silu", key: str = "hidden_act") -> Activation:
+    if fields.get("hidden_activation") is not None:
+        key = "hidden_activation"
     name = fields.string(key, default)
     if name not in ACTIVATIONS:
         fields.fail(key, f"{name[:60]!r} is not supported; supported: {', '.join(ACTIVATIONS)}")

@@ -36,7 +36,7 @@ def check_config(source: Path, config: ModelConfig) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         refuse(f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads evenly")
     if config.head_dim < 1 or config.head_dim % 2:
-        refuse(f"the head dimension is {config.head_dim}; rotation needs an even one")
+        refuse(f"the head dimension is {config.head_dim}; it must be even")
     if config.rope_dim > config.head_dim or config.rope_dim % 2:
         refuse(f"{config.rope_dim} channels of each head are rotated; it must be even and at most {config.head_dim}")
     if config.vocab_size > MAX_VOCABULARY:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from unspool.config import ModelConfig
 from unspool.models.family import Family
-from unspool.models.layers import Attention
 from unspool.models.llama import TINY
 from unspool.weights.fields import Fields
 
@@ -25,8 +24,9 @@ QWEN2_5_0_5B = ModelConfig(
     rope_style="half",
     rope_dim=64,
     tied_embeddings=True,
+    qkv_bias=True,
 )
-TINY_QWEN2 = replace(TINY, architecture="qwen2", rope_style="half", norm_eps=1e-6)
+TINY_QWEN2 = replace(TINY, architecture="qwen2", rope_style="half", norm_eps=1e-6, qkv_bias=True)
 
 
 class Qwen2(Family):
@@ -34,10 +34,7 @@ class Qwen2(Family):
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
         refuse_sliding(fields)
-        return super().from_hf(fields, name)
-
-    def attention(self, config: ModelConfig, index: int) -> Attention:
-        return replace(super().attention(config, index), qkv_bias=True)
+        return replace(super().from_hf(fields, name), qkv_bias=True)
 
 
 def refuse_sliding(fields: Fields) -> None:

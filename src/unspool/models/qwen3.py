@@ -24,9 +24,10 @@ class Qwen3(Family):
             rope_dim=128,
             intermediate_size=3072,
             context_length=40_960,
+            qkv_bias=False,
         ),
         # heads wider than the model divided by their number, as Qwen3's are
-        "tiny-qwen3": replace(TINY_QWEN2, architecture="qwen3", head_dim=32, rope_dim=32),
+        "tiny-qwen3": replace(TINY_QWEN2, architecture="qwen3", head_dim=32, rope_dim=32, qkv_bias=False),
     }
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:

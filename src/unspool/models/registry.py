@@ -26,6 +26,7 @@ GGUF = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma3": "gemma3",
+    "gpt2": "gpt2",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -33,6 +34,7 @@ HUGGING_FACE = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3",
+    "GPT2LMHeadModel": "gpt2",
 }
 FAMILIES = tuple(dict.fromkeys([*GGUF.values(), *HUGGING_FACE.values()]))
 

@@ -76,3 +76,13 @@ class Weight:
 def encode_weight(name: str, values: np.ndarray, format: str = "f32") -> Weight:
     """`values` as a weight in `format`, in memory."""
     return Weight(name, format, tuple(int(n) for n in values.shape), memoryview(FORMATS[format].encode(values)))
+
+
+def transposed(weight: Weight) -> Weight:
+    """A matrix of floats with rows and columns exchanged."""
+    format = FORMATS[weight.format]
+    if len(weight.shape) != 2 or format.block != 1:
+        raise ModelError(f"tensor {weight.name}: {weight.format} of shape {list(weight.shape)} cannot be transposed")
+    rows, columns = weight.shape
+    values = weight.data.reshape(rows, columns, format.bytes_per_block).transpose(1, 0, 2)
+    return Weight(weight.name, weight.format, (columns, rows), np.ascontiguousarray(values).reshape(-1).data)

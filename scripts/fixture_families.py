@@ -1,0 +1,65 @@
+"""Writes tests/fixtures/families/NAME: a tiny random model of each family as transformers saves it, and its logits.
+
+    python scripts/fixture_families.py [NAME ...]        needs torch and transformers
+
+Each folder has config.json, model.safetensors in bf16, and expected.npz: token ids, and float32 logits that
+transformers computes of those weights.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+FOLDER = Path(__file__).parent.parent / "tests" / "fixtures" / "families"
+TOKENS = 24
+COMMON = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+
+
+def gpt2() -> Any:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2}
+
+
+def randomize(model: Any) -> None:
+    """Values that make every tensor matter: norms around their neutral value, biases and matrices of some size."""
+    for name, tensor in model.named_parameters():
+        deviation = 0.2 if tensor.dim() < 2 else 1.5 / np.sqrt(tensor.shape[-1])
+        noise = torch.randn_like(tensor) * deviation
+        tensor.data = noise if tensor.dim() > 1 or name.endswith("bias") else tensor.data + noise
+    model.to(torch.bfloat16).to(torch.float32)
+
+
+def write(name: str) -> None:
+    torch.manual_seed(sum(name.encode()))
+    model = MODELS[name]().eval()
+    randomize(model)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (1, TOKENS))
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    folder = FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("transformers_version", None)
+    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    np.savez_compressed(folder / "expected.npz", ids=ids[0].numpy().astype(np.int32), logits=logits.float().numpy())
+    print(f"{name}: {sum(file.stat().st_size for file in folder.iterdir()):,} bytes")
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or MODELS:
+        write(each)
