@@ -49,6 +49,7 @@ def write(name: str) -> None:
     ids = torch.randint(model.config.get_text_config().vocab_size, (1, TOKENS))
     with torch.no_grad():
         logits = model(ids).logits[0]
+    model.config.bos_token_id = model.config.eos_token_id = 0  # defaults may lie outside the small vocabulary
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
