@@ -165,7 +165,7 @@ def test_gemma_with_new_style_fields(tmp_path: Path) -> None:
         ({"architectures": ["Phi3ForCausalLM"]}, "architectures: 'Phi3ForCausalLM' is not supported; supported: Llama"),
         ({"architectures": None}, "architectures: one name was expected"),
         ({"attention_bias": 1}, "attention_bias: 1 is not true or false"),
-        ({"quantization_config": {}}, "quantization_config: of quantized directories those of 8-bit floats"),
+        ({"quantization_config": 4}, "quantization_config: an object was expected"),
         ({"hidden_act": "mish"}, "hidden_act: 'mish' is not supported"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 is outside 1 to 1024"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers: '2' is not an integer"),

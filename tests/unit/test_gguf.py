@@ -203,6 +203,8 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 def test_every_tensor_type_is_known_by_name() -> None:
     known = set(reader.TENSOR_FORMATS) | set(reader.OTHER_FORMATS)
-    assert {kind.value for kind in gguf.GGMLQuantizationType} - known <= {40, 41, 42, 43}
+    assert set(range(43)) == known
     for number, name in reader.TENSOR_FORMATS.items():
         assert gguf.GGMLQuantizationType(number).name.lower() == name
+    for kind in gguf.GGMLQuantizationType:
+        assert kind.name in (reader.OTHER_FORMATS.get(kind.value), reader.TENSOR_FORMATS.get(kind.value, "").upper())

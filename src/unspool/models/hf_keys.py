@@ -30,9 +30,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": "relu2",
 }
 
-# Ways to store 8-bit floats; whatever else they may store is refused by its type.
-EIGHT_BIT = ("fp8", "fbgemm_fp8", "compressed-tensors")
-
 
 def common(
     fields: Fields,
@@ -50,7 +47,6 @@ def common(
 
     `keys` has the family's own names of fields. Without `head_dim`, heads share the width of the model evenly.
     """
-    check_quantization(fields)
     keys = keys or {}
 
     def size(key: str, default: int | None = None, *, high: int) -> int:
@@ -83,12 +79,6 @@ def common(
         "output_bias": has_bias,
         "mlp_bias": fields.boolean("mlp_bias", False),
     }
-
-
-def check_quantization(fields: Fields) -> None:
-    quantized = fields.get("quantization_config")
-    if quantized is not None and not (isinstance(quantized, dict) and quantized.get("quant_method") in EIGHT_BIT):
-        fields.fail("quantization_config", "of quantized directories those of 8-bit floats are read; use a GGUF file")
 
 
 def activation_of(fields: Fields, default: str = "silu", key: str = "hidden_act") -> Activation:

@@ -18,6 +18,7 @@ from unspool.models.tensors import TensorReader
 from unspool.ops import Ops
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
+from unspool.weights.quantization import check_quantization
 from unspool.weights.weight import Weight
 
 # Each family, which is a module here and a ModelConfig's `architecture`, by the names that files have for it.
@@ -64,6 +65,7 @@ def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
         fields.fail("architectures", "one name was expected")
     if names[0] not in HUGGING_FACE:
         fields.fail("architectures", f"{names[0][:60]!r} is not supported; supported: {', '.join(HUGGING_FACE)}")
+    check_quantization(fields)
     name = HUGGING_FACE[names[0]]
     return check_config(path, family_of(name).from_hf(fields, name))
 
