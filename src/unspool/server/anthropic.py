@@ -10,10 +10,11 @@ from unspool.chat.call_parser import Arguments, Begin, Content
 from unspool.chat.messages import text_of
 from unspool.chat.tools import Tool, Toolbox, make_toolbox
 from unspool.errors import RequestError
-from unspool.server.answer import Choice, Delta
+from unspool.results import Choice, Delta
 from unspool.server.dialect import CUT_SHORT, Body, ChatRequest, Writer, prepare_chat, traces
 from unspool.server.faults import Fault
-from unspool.server.service import Job, Service, usage_of
+from unspool.server.job import Job
+from unspool.server.service import Service
 from unspool.server.sse import frame
 
 
@@ -37,14 +38,14 @@ class MessageWriter(Writer):
                     yield from self._start_block({"type": "text", "text": ""})
                 yield self._block_delta({"type": "text_delta", "text": part.text})
             elif isinstance(part, Begin):
-                call = delta.choice.calls[part.index]
+                call = delta.choice.message.calls[part.index]
                 yield from self._start_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
             elif isinstance(part, Arguments):
                 yield self._block_delta({"type": "input_json_delta", "partial_json": part.text})
 
     def end(self) -> Iterable[bytes]:
         yield from self._stop_block()
-        choice = self.run.answer.choices[0]
+        choice = self.run.choices[0]
         delta = {"stop_reason": stop_reason(choice), "stop_sequence": _stop_sequence(choice)}
         yield self._event("message_delta", delta=delta, usage=self._usage(), unspool=self._report())
         yield self._event("message_stop")
@@ -53,7 +54,7 @@ class MessageWriter(Writer):
         yield frame(fault.anthropic(), "error")
 
     def body(self) -> Body:
-        choice = self.run.answer.choices[0]
+        choice = self.run.choices[0]
         content: list[Body] = []
         for piece in choice.message.pieces:
             if isinstance(piece, str):
@@ -93,7 +94,7 @@ class MessageWriter(Writer):
 
     def _usage(self) -> Body:
         """As Anthropic counts: cached tokens are not part of the input tokens."""
-        prompt, completion, cached = usage_of(self.run)
+        prompt, completion, cached = self.run.usage
         return {
             "input_tokens": prompt - cached,
             "cache_read_input_tokens": cached,
@@ -104,7 +105,7 @@ class MessageWriter(Writer):
     def _report(self) -> Body:
         report = self.service.report(self.run)
         if self.asked.get("trace"):
-            report["trace"] = traces(self.run.answer.choices[0].tokens)
+            report["trace"] = traces(self.run.choices[0].tokens)
         return report
 
 
@@ -114,7 +115,7 @@ def stop_reason(choice: Choice) -> str | None:
         return None
     if choice.end.reason in CUT_SHORT:
         return "max_tokens"
-    return "tool_use" if choice.calls else "stop_sequence" if _stop_sequence(choice) is not None else "end_turn"
+    return "tool_use" if choice.message.calls else "stop_sequence" if _stop_sequence(choice) is not None else "end_turn"
 
 
 def _stop_sequence(choice: Choice) -> str | None:

@@ -11,7 +11,7 @@ from unspool.chat.messages import for_template
 from unspool.chat.tools import Toolbox, read_toolbox
 from unspool.errors import RequestError
 from unspool.events import Token
-from unspool.server.answer import Choice, Delta
+from unspool.results import Choice, Delta
 from unspool.server.dialect import (
     Body,
     ChatRequest,
@@ -24,7 +24,8 @@ from unspool.server.dialect import (
     usage,
 )  # fmt: skip
 from unspool.server.faults import Fault
-from unspool.server.service import Job, Service
+from unspool.server.job import Job
+from unspool.server.service import Service
 from unspool.server.sse import DONE, ChunkTemplate, frame
 
 
@@ -34,7 +35,7 @@ class ChatWriter(Writer):
     def begin(self) -> Iterable[bytes]:
         self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with content and nothing else
         self._text_only = not self._wants_logprobs and not self._wants_trace
-        for choice in self.run.answer.choices:
+        for choice in self.run.choices:
             yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def write(self, delta: Delta) -> Iterable[bytes]:
@@ -49,7 +50,7 @@ class ChatWriter(Writer):
             if isinstance(part, Content):
                 yield self._chunk(choice, {"content": part.text}, tokens)
             elif isinstance(part, Begin):
-                call = choice.calls[part.index]
+                call = choice.message.calls[part.index]
                 function = {"name": part.name, "arguments": ""}
                 yield self._call_chunk(
                     choice, {"id": call.id, "type": "function", "function": function}, part.index, tokens
@@ -80,7 +81,7 @@ class ChatWriter(Writer):
                 **ending(choice),
                 **({"trace": traces(choice.tokens)} if self._wants_trace else {}),
             }
-            for choice in self.run.answer.choices
+            for choice in self.run.choices
         ]
         more = {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
         return self._head("chat.completion") | more
@@ -127,7 +128,7 @@ class ChatWriter(Writer):
         chunk = self._head("chat.completion.chunk") | {"choices": [entry]}
         if self._wants_usage:
             chunk["usage"] = None
-        if is_last and all(each.end is not None for each in self.run.answer.choices):
+        if is_last and self.run.is_whole:
             chunk["unspool"] = self.service.report(self.run)
         return frame(chunk)
 
@@ -143,11 +144,11 @@ class ChatWriter(Writer):
         return {"content": [token_entry(token, self.tokenizer) for token in tokens], "refusal": None}
 
     def _message(self, choice: Choice) -> Body:
-        text = choice.text
+        text = choice.message.content
         message: Body = {"role": "assistant", "content": text, "refusal": None}
-        if choice.calls:
+        if choice.message.calls:
             message["content"] = text or None
-            message["tool_calls"] = [call_entry(call) for call in choice.calls]
+            message["tool_calls"] = [call_entry(call) for call in choice.message.calls]
         return message
 
 

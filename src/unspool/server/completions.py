@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.chat.call_parser import Content
 from unspool.errors import RequestError
 from unspool.events import Token
-from unspool.server.answer import Choice, Delta
+from unspool.results import Choice, Delta
 from unspool.server.dialect import (
     Body,
     Writer,
@@ -21,7 +21,8 @@ from unspool.server.dialect import (
     usage,
 )  # fmt: skip
 from unspool.server.faults import Fault
-from unspool.server.service import Job, Service
+from unspool.server.job import Job
+from unspool.server.service import Service
 from unspool.server.sse import DONE, ChunkTemplate, frame
 from unspool.text.detokenizer import Detokenizer
 
@@ -54,7 +55,7 @@ class CompletionWriter(Writer):
         self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with text and nothing else
         self._text_only = self.asked.get("logprobs") is None and not self.asked.get("trace")
         if self.asked.get("echo"):
-            for choice in self.run.answer.choices:
+            for choice in self.run.choices:
                 text = self._prompt_text(choice)
                 self._places[choice.index] = Offsets(self.tokenizer, len(text))
                 yield self._chunk(choice, text)
@@ -83,11 +84,11 @@ class CompletionWriter(Writer):
 
     def body(self) -> Body:
         choices = []
-        for choice in self.run.answer.choices:
+        for choice in self.run.choices:
             before = self._prompt_text(choice) if self.asked.get("echo") else ""
             entry: Body = {
                 "index": choice.index,
-                "text": before + choice.text,
+                "text": before + choice.message.content,
                 "logprobs": self._whole_logprobs(choice),
                 **ending(choice),
             }
@@ -123,7 +124,7 @@ class CompletionWriter(Writer):
         chunk = self._head()
         if is_last:
             entry |= ending(choice) | self._more(choice)
-            if all(each.end is not None for each in self.run.answer.choices):
+            if self.run.is_whole:
                 chunk["unspool"] = self.service.report(self.run)
         if self._wants_usage:
             chunk["usage"] = None
@@ -140,7 +141,7 @@ class CompletionWriter(Writer):
         """The prompt's tokens with their logprobs; the first has none."""
         number = self._prompt_of(choice)
         ids = self.run.job.prompts[number][0]
-        first = self.run.answer.choices[number * self.run.params[0].n].end
+        first = self.run.choices[number * self.run.params[0].n].end
         scored = first.details.get("prompt_logprobs") if first is not None else None
         return [token or Token(id) for id, token in zip(ids, scored or [None] * len(ids), strict=True)]
 

@@ -12,9 +12,10 @@ from unspool.chat.tools import Toolbox, check_schema_size
 from unspool.errors import RequestError
 from unspool.events import Token
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
-from unspool.server.answer import Choice, Delta
+from unspool.results import Choice, Delta
 from unspool.server.fields import EXTRA, MAX_PROMPTS, MAX_STRING_CHARS
-from unspool.server.service import Job, Run, Service, usage_of
+from unspool.server.job import Job, Run
+from unspool.server.service import Service
 
 if TYPE_CHECKING:
     from unspool.server.faults import Fault
@@ -145,7 +146,7 @@ def finish_reason(choice: Choice) -> str | None:
         return None
     if choice.end.reason in CUT_SHORT:
         return "length"
-    return "tool_calls" if choice.calls else "stop"
+    return "tool_calls" if choice.message.calls else "stop"
 
 
 def ending(choice: Choice) -> Body:
@@ -156,7 +157,7 @@ def ending(choice: Choice) -> Body:
 
 
 def usage(run: Run) -> Body:
-    prompt, completion, cached = usage_of(run)
+    prompt, completion, cached = run.usage
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from unspool.errors import RequestError
 from unspool.server import anthropic, chat_completions, completions, pages, responses, schema, scores, tokens
 from unspool.server.dialect import Body, WholeWriter
+from unspool.server.job import Job
 from unspool.server.kinds import Checker, Schema
-from unspool.server.service import Job, Service
+from unspool.server.service import Service
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from unspool.engine.driver import Driver
-from unspool.events import Finished, FinishReason, Text
-from unspool.server.answer import Choice
+from unspool.events import Finished, FinishReason
 from unspool.server.meter import Meter
 
 LABELS = ("model_name",)
@@ -57,13 +56,13 @@ class Metrics:
         self.registry.register(AnswerCollector(prefix, model, self))
         self.registry.register(EngineCollector(prefix, model, engine, meter))
 
-    def on_text(self, choice: Choice, event: Text) -> None:
-        """A stream's text came: what is counted for every token."""
-        now, last, count = time.perf_counter(), choice.last_text, len(event.tokens)
-        choice.last_text = now
-        self.num_tokens += count
-        if last is not None and count:
-            self.gap.add((now - last) / count, count)
+    def on_text(self, num_tokens: int, last: float | None) -> float:
+        """Text of so many tokens came; `last`: when text of the same choice came before. Returns the time."""
+        now = time.perf_counter()
+        self.num_tokens += num_tokens
+        if last is not None and num_tokens:
+            self.gap.add((now - last) / num_tokens, num_tokens)
+        return now
 
     def on_finished(self, end: Finished, *, is_first: bool) -> None:
         timings = end.timings

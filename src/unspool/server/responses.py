@@ -11,7 +11,7 @@ from unspool.chat.call_parser import Arguments, Begin, Content, Part
 from unspool.chat.messages import call_for_template, text_of
 from unspool.chat.tools import Toolbox, make_toolbox, read_tool
 from unspool.errors import RequestError
-from unspool.server.answer import Delta
+from unspool.results import Delta
 from unspool.server.dialect import (
     CUT_SHORT,
     Body,
@@ -23,7 +23,8 @@ from unspool.server.dialect import (
     traces,
 )
 from unspool.server.faults import Fault
-from unspool.server.service import Job, Service, usage_of
+from unspool.server.job import Job
+from unspool.server.service import Service
 from unspool.server.sse import frame
 
 # Request fields that a response repeats, and their values where the request has none.
@@ -74,7 +75,7 @@ class ResponseWriter(Writer):
             elif isinstance(part, Begin):
                 yield from self._close_message()
                 yield from self._close_call()
-                yield from self._open_call(delta.choice.calls[part.index])
+                yield from self._open_call(delta.choice.message.calls[part.index])
             elif isinstance(part, Arguments):
                 assert self._call is not None
                 yield self._event(
@@ -166,7 +167,7 @@ class ResponseWriter(Writer):
         response = self._response(self._item_status)
         if response["status"] == "incomplete":  # what else cut it short is in the `unspool` object
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        prompt, completion, cached = usage_of(self.run)
+        prompt, completion, cached = self.run.usage
         response["usage"] = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached},
@@ -176,18 +177,18 @@ class ResponseWriter(Writer):
         }
         response["unspool"] = self.service.report(self.run)
         if self.asked.get("trace"):
-            response["unspool"]["trace"] = traces(self.run.answer.choices[0].tokens)
+            response["unspool"]["trace"] = traces(self.run.choices[0].tokens)
         return response
 
     def _replay(self) -> None:
         """Nobody read a stream: make the items as if somebody had."""
-        choice = self.run.answer.choices[0]
+        choice = self.run.choices[0]
         parts: list[Part] = []
         for piece in choice.message.pieces:
             if isinstance(piece, str):
                 parts.append(Content(piece))
             else:
-                index = choice.calls.index(piece)
+                index = choice.message.calls.index(piece)
                 parts += [Begin(index, piece.name), Arguments(index, piece.arguments)]
         for _ in (*self.write(Delta(choice, parts, choice.tokens)), *self._finish()):
             pass
@@ -198,7 +199,7 @@ class ResponseWriter(Writer):
 
     @property
     def _item_status(self) -> str:
-        end = self.run.answer.choices[0].end
+        end = self.run.choices[0].end
         return "completed" if end is None or end.reason not in CUT_SHORT else "incomplete"
 
     def _response(self, status: str) -> Body:

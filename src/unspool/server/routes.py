@@ -15,8 +15,9 @@ from unspool.server.dialect import Body, Writer
 from unspool.server.endpoints import ENDPOINTS, PAGES, Endpoint, Generation, Page, prepare
 from unspool.server.faults import fault_of
 from unspool.server.http import BodyReader, parse_object
+from unspool.server.job import Job, Run
 from unspool.server.pages import json_response
-from unspool.server.service import LARGE, Job, Run, Service
+from unspool.server.service import LARGE, Service
 from unspool.server.sse import EventStream, Write, until_gone
 from unspool.server.tracing import Tracer
 
@@ -104,8 +105,7 @@ class Routes:
 
 def _facts(run: Run) -> dict[str, Any]:
     """What the access log says of an answer."""
-    ends = [choice.end for choice in run.answer.choices if choice.end is not None]
     facts: dict[str, Any] = {"prompt_tokens": sum(len(ids) for ids, _ in run.job.prompts)}
-    facts["completion_tokens"] = sum(len(choice.tokens) for choice in run.answer.choices)
-    facts["finish"] = ",".join(end.reason for end in ends)
+    facts["completion_tokens"] = sum(len(choice.tokens) for choice in run.choices)
+    facts["finish"] = ",".join(end.reason for end in run.ends)
     return facts

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from unspool.events import Token
 from unspool.params import SamplingParams
-from unspool.server.answer import Choice
+from unspool.results import Choice
 from unspool.server.dialect import Body, WholeWriter, prompt_ids, token_entry, usage
-from unspool.server.service import Job, Service
+from unspool.server.job import Job
+from unspool.server.service import Service
 
 
 def prepare(service: Service, body: Body) -> Job:
@@ -25,7 +26,7 @@ class ScoreWriter(WholeWriter):
             "object": "list",
             "created": self.run.created,
             "model": self.service.name,
-            "data": [self._entry(choice) for choice in self.run.answer.choices],
+            "data": [self._entry(choice) for choice in self.run.choices],
             "usage": usage(self.run),
             "unspool": self.service.report(self.run),
         }

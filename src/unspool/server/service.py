@@ -7,124 +7,25 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
-from unspool.chat.answers import CallSyntax, Message
 from unspool.chat.model_chat import RenderedPrompt
 from unspool.chat.tools import Toolbox
-from unspool.engine.driver import Submission
 from unspool.errors import ContextLengthError, RequestError
-from unspool.events import Event, Finished, FinishReason, Text
+from unspool.events import Finished
 from unspool.llm import LLM
-from unspool.params import Constraint, ResolvedParams, SamplingParams
+from unspool.params import Constraint
 from unspool.sampling.resolve import jsonable
-from unspool.server.answer import Answer, Delta
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
+from unspool.server.job import Job, Run
 from unspool.server.meter import attach
 from unspool.server.metrics import Metrics
 
 LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
 SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
-TOKEN_BYTES, LOGPROB_BYTES, TRACE_BYTES = 5, 120, 4000  # of an answer, about
 T = TypeVar("T")
-Listener = Callable[[Delta], None]
-
-
-@dataclass
-class Job:
-    """What an endpoint asks of the engine."""
-
-    prompts: list[tuple[list[int], SamplingParams]]
-    stream: bool = False
-    is_chat: bool = False
-    syntax: CallSyntax | None = None  # of tool calls in the answers
-    warnings: list[str] = field(default_factory=list)
-    defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
-    prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
-    length_field: str = "max_tokens"
-
-
-class Run:
-    """A job under way: the answer that grows from its requests' events, and `done` when it is whole or has failed."""
-
-    def __init__(self, service: Service, job: Job) -> None:
-        self.job = job
-        self.submissions: list[Submission] = []
-        self.num_choices = sum(params.n for _, params in job.prompts)
-        self.answer = Answer([Message(service.llm.tokenizer, job.syntax) for _ in range(self.num_choices)])
-        self.created = int(time.time())
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.done.add_done_callback(_retrieve)
-        self._metrics, self._driver = service.metrics, service.engine
-        self._num_left = self.num_choices
-        self._listener: Listener | None = None
-        self._early: list[tuple[int, Event]] | None = [] if job.stream else None  # came before somebody listened
-
-    @property
-    def params(self) -> list[ResolvedParams]:
-        return [one.resolved for one in self.submissions if one.resolved is not None]
-
-    @property
-    def size(self) -> int:
-        """About how many bytes the whole answer has."""
-        params = self.params[0]
-        per_token = TOKEN_BYTES + (TRACE_BYTES if params.trace else 0)
-        if params.logprobs is not None:
-            per_token += LOGPROB_BYTES * (1 + params.logprobs)
-        total = per_token * sum(len(choice.tokens) for choice in self.answer.choices)
-        if params.prompt_logprobs is not None:
-            total += LOGPROB_BYTES * (1 + params.prompt_logprobs) * sum(len(ids) for ids, _ in self.job.prompts)
-        return total
-
-    def abort(self, reason: FinishReason = "abort") -> None:
-        for one in self.submissions:
-            self._driver.abort(one, reason)
-
-    def listen(self, listener: Listener) -> None:
-        """Have every delta told: those of events that came already at once, the others as they come."""
-        self._listener = listener
-        early, self._early = self._early or [], None
-        for offset, event in early:
-            self.receive(offset, event)
-
-    def receive(self, offset: int, event: Event) -> None:
-        """Take in an event of the request whose first choice is number `offset`. What fails, fails this job alone."""
-        if self._early is not None:
-            self._early.append((offset, event))
-            return
-        if self.done.done():
-            return
-        try:
-            delta = self._push(offset + event.choice, event)
-            if self._listener is not None:
-                self._listener(delta)
-        except Exception as error:
-            self.abort()
-            self.done.set_exception(error)
-            return
-        if delta.end is not None:
-            self._num_left -= 1
-            if self._num_left == 0:
-                self.done.set_result(None)
-
-    def _push(self, index: int, event: Event) -> Delta:
-        if isinstance(event, Text):
-            self._metrics.on_text(self.answer.choices[index], event)
-        elif isinstance(event, Finished):
-            self._metrics.on_finished(event, is_first=event.choice == 0)
-        delta = self.answer.push(index, event)
-        if delta.end is None and self.answer.wants_no_more:
-            self.abort("stop")
-        return delta
-
-
-def _retrieve(done: asyncio.Future[None]) -> None:
-    """Whoever asked may have gone: a failure that nobody waits for is no news."""
-    if not done.cancelled():
-        done.exception()
 
 
 class Service:
@@ -209,11 +110,7 @@ class Service:
                     f"{job.length_field} is {params.max_tokens}: {total} together",
                     job.length_field,
                 )
-        run, offset, loop = Run(self, job), 0, asyncio.get_running_loop()
-        for ids, params in job.prompts:
-            receive = partial(run.receive, offset)
-            run.submissions.append(Submission(ids, params, receive, is_chat=job.is_chat, loop=loop))
-            offset += params.n
+        run = Run(job, self.engine, self.metrics, self.llm.tokenizer)
         try:
             await self.engine.start_async(run.submissions)
         except RequestError as error:
@@ -248,7 +145,7 @@ class Service:
         params = run.params[0].as_dict()
         for name, value in run.job.defaults.items():
             params[name] = {"value": value, "origin": "api"}
-        ends = [choice.end for choice in run.answer.choices if choice.end is not None]
+        ends = run.ends
         about = [
             {
                 "index": index,
@@ -271,19 +168,6 @@ class Service:
         }
 
 
-def usage_of(run: Run) -> tuple[int, int, int]:
-    """(prompt, completion, cached) tokens of a finished job; a prompt counts once, however many answers it has."""
-    prompt = completion = cached = 0
-    for choice in run.answer.choices:
-        if choice.end is not None:
-            # Of a full message the engine computed some more before it stopped.
-            completion += len(choice.tokens) if choice.message.is_full else choice.end.usage.completion_tokens
-            if choice.end.choice == 0:
-                prompt += choice.end.usage.prompt_tokens
-                cached += choice.end.usage.cached_tokens
-    return prompt, completion, cached
-
-
 def _timings(end: Finished) -> dict[str, Any]:
     t = end.timings
     seconds = {name: getattr(t, name) for name in ("queue", "prefill", "decode", "total", "first_token")}
@@ -292,6 +176,6 @@ def _timings(end: Finished) -> dict[str, Any]:
 
 
 def _details(end: Finished) -> dict[str, Any]:
-    """What extensions add: a beam's score, what speculation came to. RenderedPrompt logprobs have their own place."""
+    """What extensions add: a beam's score, what speculation came to. Prompt logprobs have their own place."""
     details = {name: jsonable(value) for name, value in end.details.items() if name != "prompt_logprobs"}
     return {"details": details} if details else {}

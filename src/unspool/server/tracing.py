@@ -9,7 +9,7 @@ from unspool.errors import BackendError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from unspool.server.service import Run
+    from unspool.server.job import Run
 
 
 class NoSpan:
@@ -29,8 +29,8 @@ class OtelSpan:
         self._span = span
 
     def end(self, run: Run) -> None:
-        ends = [choice.end for choice in run.answer.choices if choice.end is not None]
-        self._span.set_attribute("gen_ai.usage.output_tokens", sum(len(c.tokens) for c in run.answer.choices))
+        ends = run.ends
+        self._span.set_attribute("gen_ai.usage.output_tokens", sum(len(c.tokens) for c in run.choices))
         self._span.set_attribute("gen_ai.response.finish_reasons", [end.reason for end in ends])
         if ends:
             timings = ends[0].timings

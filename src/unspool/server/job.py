@@ -1,0 +1,136 @@
+"""What an endpoint asks of the engine, and the answer while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from unspool.chat.answers import CallSyntax, Message
+from unspool.engine.driver import Driver, Submission
+from unspool.events import Event, Finished, FinishReason, Text
+from unspool.params import ResolvedParams, SamplingParams
+from unspool.results import Choice, Delta
+from unspool.server.metrics import Metrics
+from unspool.text.tokenizer import Tokenizer
+
+TOKEN_BYTES, LOGPROB_BYTES, TRACE_BYTES = 5, 120, 4000  # of a written answer, about
+Listener = Callable[[Delta], None]
+
+
+@dataclass
+class Job:
+    """What an endpoint asks of the engine."""
+
+    prompts: list[tuple[list[int], SamplingParams]]
+    stream: bool = False
+    is_chat: bool = False
+    syntax: CallSyntax | None = None  # of tool calls in the answers
+    warnings: list[str] = field(default_factory=list)
+    defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
+    prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
+    length_field: str = "max_tokens"
+
+
+class Run:
+    """A job under way: `choices` grow from its requests' events; `done` when they are whole, or the job has failed."""
+
+    def __init__(self, job: Job, driver: Driver, metrics: Metrics, tokenizer: Tokenizer) -> None:
+        self.job = job
+        self.created = int(time.time())
+        self.choices: list[Choice] = []  # of all prompts, in order
+        self.submissions: list[Submission] = []
+        loop = asyncio.get_running_loop()
+        for ids, params in job.prompts:
+            first = len(self.choices)
+            self.choices += [Choice(first + n, Message(tokenizer, job.syntax)) for n in range(params.n)]
+            receive = partial(self.receive, first)
+            self.submissions.append(Submission(ids, params, receive, is_chat=job.is_chat, loop=loop))
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.done.add_done_callback(_retrieve)
+        self._driver, self._metrics = driver, metrics
+        self._last_text: list[float | None] = [None] * len(self.choices)  # when the last text of each choice came
+        self._num_left = len(self.choices)
+        self._listener: Listener | None = None
+        self._early: list[tuple[int, Event]] | None = [] if job.stream else None  # came before somebody listened
+
+    @property
+    def params(self) -> list[ResolvedParams]:
+        return [one.resolved for one in self.submissions if one.resolved is not None]
+
+    @property
+    def ends(self) -> list[Finished]:
+        return [choice.end for choice in self.choices if choice.end is not None]
+
+    @property
+    def is_whole(self) -> bool:
+        return self._num_left == 0
+
+    @property
+    def usage(self) -> tuple[int, int, int]:
+        """(prompt, completion, cached) tokens; a prompt counts once, however many answers it has."""
+        first = [end.usage for end in self.ends if end.choice == 0]
+        completion = sum(choice.num_tokens for choice in self.choices if choice.end is not None)
+        return sum(usage.prompt_tokens for usage in first), completion, sum(usage.cached_tokens for usage in first)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the whole answer has."""
+        params = self.params[0]
+        per_token = TOKEN_BYTES + (TRACE_BYTES if params.trace else 0)
+        if params.logprobs is not None:
+            per_token += LOGPROB_BYTES * (1 + params.logprobs)
+        total = per_token * sum(len(choice.tokens) for choice in self.choices)
+        if params.prompt_logprobs is not None:
+            total += LOGPROB_BYTES * (1 + params.prompt_logprobs) * sum(len(ids) for ids, _ in self.job.prompts)
+        return total
+
+    def abort(self, reason: FinishReason = "abort") -> None:
+        for one in self.submissions:
+            self._driver.abort(one, reason)
+
+    def listen(self, listener: Listener) -> None:
+        """Pass every delta on: those of events that came already now, the others as they come."""
+        self._listener = listener
+        early, self._early = self._early or [], None
+        for first, event in early:
+            self.receive(first, event)
+
+    def receive(self, first: int, event: Event) -> None:
+        """Take in an event of the request whose first choice is number `first`. An error fails this job alone."""
+        if self._early is not None:
+            self._early.append((first, event))
+            return
+        if self.done.done():
+            return
+        try:
+            delta = self._push(first + event.choice, event)
+            if self._listener is not None:
+                self._listener(delta)
+        except Exception as error:
+            self.abort()
+            self.done.set_exception(error)
+            return
+        if delta.end is not None and self.is_whole:
+            self.done.set_result(None)
+
+    def _push(self, index: int, event: Event) -> Delta:
+        choice = self.choices[index]
+        delta = choice.push(event)
+        if isinstance(event, Text):
+            self._last_text[index] = self._metrics.on_text(len(event.tokens), self._last_text[index])
+        elif isinstance(event, Finished):
+            self._metrics.on_finished(event, is_first=event.choice == 0)
+            self._num_left -= 1
+        if choice.message.is_full and not self.is_whole and all(one.wants_no_more for one in self.choices):
+            self.abort("stop")
+        return delta
+
+
+def _retrieve(done: asyncio.Future[None]) -> None:
+    """If nobody waits for a run any more, its error is not reported as forgotten."""
+    if not done.cancelled():
+        done.exception()
