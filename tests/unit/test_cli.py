@@ -191,6 +191,17 @@ def test_plan_in_json(short_model: str, base_model: str, capsys: Capture) -> Non
     assert plan["fits"] is True
 
 
+def test_plan_counts_what_8_bit_floats_take_on_a_cpu(capsys: Capture) -> None:
+    plans = {}
+    for shape in ("tiny-wide:fp8", "tiny-wide:bf16"):
+        assert main(["plan", "--random", shape, "--json", "--kv-tokens", "256", "--device", "cpu"]) == 0
+        plans[shape] = json.loads(capsys.readouterr().out)
+    fp8, bf16 = plans.values()
+    assert fp8["weight_bytes"] == bf16["weight_bytes"]
+    assert fp8["step_bytes"] == bf16["step_bytes"]
+    assert fp8["weight_formats"]["fp8 as bf16"] == bf16["weight_formats"]["bf16"]
+
+
 def test_plan_refuses_what_an_engine_would(chat_model: str, capsys: Capture) -> None:
     assert main(["plan", chat_model, "--kv-dtype", "f8"]) == 2
     assert "--kv-dtype is 'f8'; allowed: auto, q8, f16, f32" in capsys.readouterr().err

@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="processes of each kind (7)")
     parser.add_argument("--device", default="auto", help="as for unspool run (auto)")
     options = parser.parse_args(argv)
-    python, unspool = [sys.executable], [sys.executable, "-m", "unspool"]
+    # -P: nothing is imported from the working directory
+    python, unspool = [sys.executable, "-P"], [sys.executable, "-P", "-m", "unspool"]
     run = [*unspool, "run", PROMPT, "-m", options.model, "--device", options.device, "-n", "2", "-q"]
     first_token(run)  # the one that is not counted
     measures = {

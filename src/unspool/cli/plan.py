@@ -100,7 +100,8 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = No
     kept = Counter((kv.num_heads, kv.key_dim, kv.value_dim) for kv in caches)
     formats: Counter[str] = Counter()
     for weight in weights.values():
-        formats[weight.format] += weight.nbytes if gpu is None else _on_device(weight)
+        name, nbytes = _held(weight, gpu)
+        formats[name] += nbytes
     is_idle = not model.tied_embeddings and "token_embd.weight" in weights
     idle = weights["token_embd.weight"] if is_idle else None
     per_token = kv_bytes_per_token(architecture.storage, config.kv_dtype)
@@ -125,7 +126,7 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = No
         parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         weight_bytes=formats.total(),
         weight_formats=dict(formats.most_common()),
-        step_bytes=formats.total() - (0 if idle is None else idle.nbytes if gpu is None else _on_device(idle)),
+        step_bytes=formats.total() - (0 if idle is None else _held(idle, gpu)[1]),
         kv_dtype=config.kv_dtype,
         kv_bytes_per_token=per_token,
         kv_tokens=num_blocks * config.block_size,
@@ -138,10 +139,19 @@ def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = No
     )
 
 
-def _on_device(weight: Weight) -> int:
-    from unspool.ops.cuda.memory import weight_bytes
+def _held(weight: Weight, gpu: Gpu | None) -> tuple[str, int]:
+    """The format of a weight and the bytes that it takes where it is computed with."""
+    import math
 
-    return weight_bytes([weight])
+    from unspool.weights.fp8_scales import EIGHT_BIT_FLOATS
+
+    if gpu is not None:
+        from unspool.ops.cuda.memory import weight_bytes
+
+        return weight.format, weight_bytes([weight])
+    if weight.format in EIGHT_BIT_FLOATS:  # see docs/loading.md
+        return f"{weight.format} as bf16", 2 * math.prod(weight.shape)
+    return weight.format, weight.nbytes
 
 
 def gpu_of(namespace: Namespace, config: EngineConfig) -> Gpu | None:

@@ -16,6 +16,7 @@ from unspool.errors import ModelError
 from unspool.weights.fp8 import COLUMNS, interleave, spread
 from unspool.weights.weight import Weight, encode_weight
 
+EIGHT_BIT_FLOATS = ("fp8", "f8_e4m3")  # formats
 SCALES = ("_scale_inv", "_scale")  # after a weight's name
 UNUSED = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 
@@ -51,5 +52,6 @@ def _with_scale(weight: Weight, scale: Weight) -> Weight:
 
 
 def widened(weight: Weight) -> Weight:
-    """bf16, for a body that has no kernels for 8-bit floats."""
-    return encode_weight(weight.name, weight.dequantize(), "bf16") if weight.format in ("fp8", "f8_e4m3") else weight
+    """bf16, for the CPU, which has no kernels for 8-bit floats: products of codes and scales, to 8 bits of mantissa, in
+    twice the memory."""
+    return encode_weight(weight.name, weight.dequantize(), "bf16") if weight.format in EIGHT_BIT_FLOATS else weight
