@@ -10,9 +10,8 @@ import random
 
 import pytest
 
+from unspool.models.shapes import EVERY_FAMILY
 from unspool.params import SamplingParams
-
-SHAPES = ["tiny", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
 
 
 def tight(rng: random.Random) -> dict[str, object]:
@@ -28,11 +27,15 @@ def tight(rng: random.Random) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("format", ["f32", "q4_1"])
-def test_in_a_crowd_as_alone(shape, format, tiny, make_crowd, make_job) -> None:
+THOROUGHLY = ["tiny", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
+CASES = [(shape, format, 20) for format in ("f32", "q4_1") for shape in THOROUGHLY]
+CASES += [(shape, "f32", 2) for shape in EVERY_FAMILY if shape not in THOROUGHLY]
+
+
+@pytest.mark.parametrize(("shape", "format", "schedules"), CASES)
+def test_in_a_crowd_as_alone(shape, format, schedules, tiny, make_crowd, make_job) -> None:
     checkpoint = tiny(shape, format)
-    for seed in range(20):
+    for seed in range(schedules):
         rng = random.Random(f"{shape} {format} {seed}")
         common = [rng.randrange(checkpoint.config.vocab_size) for _ in range(64)]
         jobs = [make_job(rng, checkpoint.config.vocab_size, common, 48) for _ in range(10)]

@@ -15,12 +15,12 @@ from unspool.errors import BackendError, EngineError
 from unspool.models.checkpoint import Checkpoint
 from unspool.models.random import random_checkpoint
 from unspool.models.registry import architecture_of, build
-from unspool.models.shapes import SHAPES
+from unspool.models.shapes import EVERY_FAMILY, SHAPES
 from unspool.ops import Batch, Ops
 from unspool.ops.cpu import CpuOps
 from unspool.ops.reference import ReferenceOps
 
-FAMILIES = ["tiny", "tiny-untied", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
+FAMILIES = ["tiny-untied", *EVERY_FAMILY]
 
 
 def compiled(ops: Ops, checkpoint: Checkpoint, engine: EngineConfig) -> Callable[[Batch], np.ndarray]:

@@ -9,3 +9,7 @@ SHAPES: dict[str, ModelConfig] = {
     name: config for family in FAMILIES for name, config in family_of(family).shapes.items()
 }
 TINY = SHAPES["tiny"]
+# The first tiny model of each family: what tests of all families run.
+EVERY_FAMILY = tuple(
+    next(name for name in family_of(family).shapes if name.startswith("tiny")) for family in FAMILIES
+)
