@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unspool.chat.call_formats import CallFormat
 from unspool.chat.call_parser import Arguments, Begin, CallParser, Content, Part
 from unspool.events import Token
+from unspool.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
@@ -33,14 +34,45 @@ class CallSyntax:
     marks: dict[int, str]  # control tokens of the format, which have no text of their own
 
 
+class MarkRestorer:
+    """Puts the control tokens that surround calls, which have no text of their own, back into the text.
+
+    A token's text may come before the token does, since a token is passed on once all of its text is out. So a place in
+    the text is found by what all tokens before it decode to.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, marks: Mapping[int, str]) -> None:
+        self._marks = marks
+        self._detokenizer = Detokenizer(tokenizer)
+        self._num_given = 0  # characters of text so far
+        self._num_decoded = 0  # characters that the tokens so far decode to
+
+    def restore(self, text: str, tokens: Sequence[Token]) -> str:
+        """The text with the marks among its tokens."""
+        places: list[tuple[int, str]] = []
+        for token in tokens:
+            mark = self._marks.get(token.id)
+            if mark is not None:
+                places.append((self._num_decoded - self._num_given, mark))
+            self._num_decoded += len(self._detokenizer.push(token.id))
+        self._num_given += len(text)
+        for place, mark in reversed(places):
+            at = max(0, place)
+            text = text[:at] + mark + text[at:]
+        return text
+
+
 class Message:
     """One answer as it grows. Without a `syntax`, which needs the tokenizer, all of it is content."""
 
     def __init__(self, tokenizer: Tokenizer | None = None, syntax: CallSyntax | None = None) -> None:
         self.calls: list[ToolCall] = []
         self._written: list[str] = []
-        self._tokenizer, self._syntax = tokenizer, syntax
+        self._syntax = syntax
         self._parser = None if syntax is None else CallParser(syntax.format, syntax.names)
+        self._marks: MarkRestorer | None = None
+        if syntax is not None and syntax.marks and tokenizer is not None:
+            self._marks = MarkRestorer(tokenizer, syntax.marks)
         self._pieces: list[list[str] | ToolCall] = []  # in the order in which they came
 
     @property
@@ -73,7 +105,8 @@ class Message:
             return ()
         else:
             self._written.append(text)
-            parts = self._parser.push(self._with_marks(text, tokens))
+            marked = text if self._marks is None else self._marks.restore(text, tokens)
+            parts = self._parser.push(marked)
             if self.is_full:
                 parts = [part for part in parts if isinstance(part, Content) or part.index == 0]
         self._add(parts)
@@ -86,17 +119,6 @@ class Message:
         parts = self._parser.flush()
         self._add(parts)
         return parts
-
-    def _with_marks(self, text: str, tokens: Sequence[Token]) -> str:
-        """The text with the control tokens in it that surround a call, where they stood."""
-        assert self._syntax is not None
-        assert self._tokenizer is not None
-        for position in range(len(tokens) - 1, -1, -1):
-            mark = self._syntax.marks.get(tokens[position].id)
-            if mark is not None:
-                before = len(self._tokenizer.decode([token.id for token in tokens[:position]]))
-                text = text[:before] + mark + text[before:]
-        return text
 
     def _add(self, parts: Sequence[Part]) -> None:
         for part in parts:
