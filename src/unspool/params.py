@@ -20,12 +20,11 @@ LogprobsStage = Literal["raw", "final"]
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 MAX_STRINGS = 1024
-MAX_SEED = 2**64 - 1
+MAX_SEED = 2**53 - 1  # larger integers do not survive JSON in every language
 
 
 def fresh_seed() -> int:
-    """53 random bits: a seed survives JavaScript's numbers."""
-    return int.from_bytes(os.urandom(7), "little") >> 3
+    return int.from_bytes(os.urandom(7), "little") & MAX_SEED
 
 
 @dataclass(frozen=True)

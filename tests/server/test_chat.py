@@ -290,8 +290,8 @@ def test_reasoning_in_history_reaches_the_template() -> None:
     in_process(test, llm=make_llm(template))
 
 
-@pytest.mark.parametrize("seed", [-1, -(2**53) - 7, -(2**63)])
-def test_a_negative_seed_is_one_that_json_can_hold(seed: int) -> None:
+@pytest.mark.parametrize("seed", [-1, -(2**53) - 7, -(2**63), 2**53 + 1, 2**64 - 1])
+def test_any_seed_is_one_that_json_can_hold(seed: int) -> None:
     async def test(client: Client) -> None:
         body = {"messages": USER, "max_tokens": 8, "temperature": 1.5}
         answer = await client.ok(PATH, body | {"seed": seed})

@@ -354,11 +354,12 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 SETUP = """
 import os, sys, threading, warnings
+from dataclasses import replace
 warnings.simplefilter("ignore")
 from unspool import LLM, EngineError, SamplingParams
 from unspool.models.random import SHAPES, random_checkpoint
 def load():
-    return LLM(random_checkpoint(SHAPES["tiny"]), kv_tokens=4096, threads=2)
+    return LLM(random_checkpoint(replace(SHAPES["tiny"], context_length=8192)), kv_tokens=8192, threads=2)
 def ask(llm, count=8):
     return llm.generate([1, 2, 3], SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)).token_ids
 llm = load()

@@ -18,7 +18,7 @@ import pytest
 
 from unspool.async_llm import AsyncLLM
 from unspool.config import EngineConfig
-from unspool.errors import EngineClosedError, ModelError, RequestError
+from unspool.errors import ContextLengthError, EngineClosedError, ModelError, RequestError
 from unspool.events import Finished, Text
 from unspool.llm import LLM
 from unspool.models.checkpoint import Checkpoint
@@ -362,6 +362,36 @@ def test_a_drafter_that_fails_costs_no_answer(
         assert fast.generate(PROMPT, params).token_ids == llm.generate(PROMPT, params).token_ids
     assert failing.asked == 1
     assert "the drafter failed" in caplog.text
+
+
+def test_seeds_survive_json(llm: LLM) -> None:
+    """Derived and drawn ones too: replaying one gives its answer again."""
+    params = SamplingParams(max_tokens=6, temperature=1.2, n=4, ignore_eos=True)
+    result = llm.generate(PROMPT, params, seed=2**53 - 1)
+    seeds = [choice.seed for choice in result.choices]
+    assert seeds[0] == 2**53 - 1
+    assert len(set(seeds)) == 4
+    for choice in [*result.choices, *llm.generate(PROMPT, params).choices]:
+        assert choice.seed is not None
+        assert int(float(choice.seed)) == choice.seed < 2**53
+        assert llm.generate(PROMPT, params, n=1, seed=choice.seed).token_ids == choice.token_ids
+    with pytest.raises(
+        RequestError, match="seed is 9007199254740992; allowed: an integer from 0 to 9,007,199,254,740,991"
+    ):
+        llm.generate(PROMPT, seed=2**53)
+
+
+def test_a_length_that_the_context_cannot_hold_is_refused(llm: LLM) -> None:
+    room = llm.engine.context_length - len(PROMPT)
+    longest = llm.generate(PROMPT, max_tokens=room, ignore_eos=True)
+    assert (longest.params.max_tokens, len(longest.token_ids)) == (room, room)
+    whole = llm.generate(PROMPT, ignore_eos=True)
+    assert (whole.params.max_tokens, len(whole.token_ids)) == (None, room)
+    with pytest.raises(
+        ContextLengthError, match=f"The prompt has 5 and max_tokens is {room + 1}: {room + 6} together"
+    ) as told:
+        llm.generate(PROMPT, max_tokens=room + 1)
+    assert told.value.param == "max_tokens"
 
 
 def test_tokens_tell_their_rank(llm: LLM) -> None:

@@ -44,7 +44,7 @@ REFUSED: list[tuple[str, Any]] = [
     *[("bad_words", value) for value in ("", [""])],
     *[("max_tokens", value) for value in (-1, 1.5, True)],
     *[("min_tokens", value) for value in (-1,)],
-    *[("seed", value) for value in (-1, 2**64, 1.0, True)],
+    *[("seed", value) for value in (-1, 2**53, 1.0, True)],
     *[("n", value) for value in (0, None, 1025)],
     *[("best_of", value) for value in (0,)],
     *[("logprobs", value) for value in (-1, True)],

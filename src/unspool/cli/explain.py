@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli import flags
@@ -55,10 +56,17 @@ def main(argv: Sequence[str]) -> int:
     from unspool.cli.loading import load
     from unspool.cli.report import say
     from unspool.cli.terminal import note
+    from unspool.errors import ContextLengthError
 
     llm, seconds = load(namespace)
     with llm:
-        answer = respond(llm, as_asked(llm, prompt, namespace), params)
+        asked = as_asked(llm, prompt, namespace)
+        try:
+            answer = respond(llm, asked, params)
+        except ContextLengthError as error:
+            if not is_cut or error.param != "max_tokens":
+                raise
+            answer = respond(llm, asked, replace(params, max_tokens=None))  # there is room for fewer than the default
         if namespace.json:
             import json
 

@@ -15,14 +15,14 @@ from unspool.sampling.native import body, describe
 
 
 def branch_seed(seed: int, choice: int) -> int:
-    """The seed of the choice-th answer; the first has the request's own. (The mixing is SplitMix64's.)"""
+    """The seed of the choice-th answer, the first being the request's own: the upper 53 bits of what SplitMix64 makes."""
     if choice == 0:
         return seed
     mask = 2**64 - 1
     x = (seed + choice * 0x9E3779B97F4A7C15) & mask
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-    return x ^ (x >> 31)
+    return (x ^ (x >> 31)) >> 11
 
 
 @dataclass

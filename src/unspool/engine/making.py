@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 MAX_TABLES = 16  # of sequence breakers that are kept: requests choose them
 
 
+def check_length(num_prompt: int, max_tokens: int | None, limit: int, field: str = "max_tokens") -> None:
+    """Refuse an answer that cannot become as long as was asked for; `field` is the caller's name for `max_tokens`."""
+    total = num_prompt + (max_tokens or 0)
+    if num_prompt < limit < total:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt} and {field} is "
+            f"{max_tokens}: {total} together",
+            field,
+        )
+
+
 class Maker:
     """Makes an engine's groups; they enter its scheduler elsewhere."""
 
@@ -44,7 +55,7 @@ class Maker:
             self._prepare_search(group)
         return group
 
-    def check(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+    def check(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int | None) -> None:
         vocab_size, engine = self._vocab_size, self._engine
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")
@@ -58,6 +69,7 @@ class Maker:
                 limit += f" here (kv_tokens; {engine.checkpoint.config.context_length} in the model itself)"
             size = f"it has {len(prompt)} tokens"
             raise ContextLengthError(f"the prompt is too long: {size}. {limit}, at least one of them for the answer")
+        check_length(len(prompt), max_tokens, engine.context_length)
 
     def _compile(self, params: ResolvedParams) -> Any:
         if params.constraint is None:
@@ -107,7 +119,7 @@ class Maker:
             assembler=self._make_assembler(group),
             clock=Clock(group.arrived),
             end_ids=end_ids,
-            max_output=room if params.max_tokens is None else min(room, params.max_tokens),
+            max_output=room if params.max_tokens is None else params.max_tokens,
             speculate=engine.speculation.choose(params, engine.config),
         )
         request.limit = len(prompt) + branch.max_output

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unspool.chat.tools import Toolbox, check_schema_size
 from unspool.errors import RequestError
 from unspool.events import Token
-from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.params import MAX_SEED, BeamParams, Constraint, RepetitionDetector, SamplingParams
 from unspool.results import Choice, Delta
 from unspool.server.fields import EXTRA, MAX_PROMPTS, MAX_STRING_CHARS
 from unspool.server.job import Job, Run
@@ -73,8 +73,8 @@ class Writer(WholeWriter):
 def sampling_params(body: Body, **more: Any) -> SamplingParams:
     """Parameters from a checked body; `more` are those that an endpoint has under other names."""
     values = {name: body[name] for name in (*SHARED_PARAMS, *EXTRA) if name in body}
-    if values.get("seed", 0) < 0:
-        values["seed"] %= 2**53  # as any reported seed, it then survives JSON in every language
+    if not 0 <= values.get("seed", 0) <= MAX_SEED:
+        values["seed"] %= MAX_SEED + 1
     if "constraint" in values:
         given = values["constraint"]
         check_schema_size(given.get("value"), "constraint.value")

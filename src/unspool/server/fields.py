@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unspool.params import CONSTRAINT_KINDS, MAX_SEED
+from unspool.params import CONSTRAINT_KINDS
 from unspool.sampling.order import PRESETS, STAGES
 from unspool.server.kinds import (
     Schema,
@@ -111,9 +111,9 @@ PENALTIES = {"frequency_penalty": number(-2, 2), "presence_penalty": number(-2, 
 SEED = {
     "seed": integer(
         -(2**63),
-        MAX_SEED,
-        description="The same seed, the same answer; without one it is drawn and reported. A negative one is taken "
-        "modulo 2^53.",
+        2**64 - 1,
+        description="The same seed, the same answer; without one it is drawn and reported. One below 0 or from 2^53 up "
+        "is taken modulo 2^53.",
     )
 }
 COUNT = {

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from unspool.chat.model_chat import RenderedPrompt
 from unspool.chat.tools import Toolbox
+from unspool.engine.making import check_length
 from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Finished
 from unspool.llm import LLM
@@ -103,13 +104,7 @@ class Service:
         """Queue a job's prompts, all or none."""
         limit = self.llm.engine.context_length
         for ids, params in job.prompts:
-            total = len(ids) + (params.max_tokens or 0)
-            if len(ids) < limit < total:
-                raise ContextLengthError(
-                    f"This model's maximum context length is {limit} tokens. The prompt has {len(ids)} and "
-                    f"{job.length_field} is {params.max_tokens}: {total} together",
-                    job.length_field,
-                )
+            check_length(len(ids), params.max_tokens, limit, job.length_field)
         run = Run(job, self.engine, self.metrics, self.llm.tokenizer)
         try:
             await self.engine.start_async(run.submissions)
