@@ -8,8 +8,10 @@ might need it has it from here, and so have modules that are numpy through and t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,7 @@ def lazy(name: str) -> Any:
     return LazyModule(name)
 
 
-def want_no_blas() -> None:
+def limit_blas_threads() -> None:
     """From now on numpy is imported without the threads of its BLAS: one for each further core, and starting them takes
     longer than the rest of numpy. For a program of ours that multiplies nothing with it."""
     global _is_alone
@@ -37,6 +39,21 @@ def want_no_blas() -> None:
 
 
 def _load(name: str) -> ModuleType:
+    """Import a module, whole or not at all: an extension module that was interrupted in the middle cannot be imported
+    again. Ctrl-C is raised in the main thread, so the import runs in another."""
+    if name not in sys.modules and threading.current_thread() is threading.main_thread():
+        thread = threading.Thread(target=_try_import, args=(name,), name="unspool-import")
+        thread.start()
+        thread.join()
+    return _import(name)
+
+
+def _try_import(name: str) -> None:
+    with contextlib.suppress(Exception):  # whoever asked imports it again, and gets the error
+        _import(name)
+
+
+def _import(name: str) -> ModuleType:
     if not _is_alone or "numpy" in sys.modules or _BLAS_THREADS in os.environ:
         return import_module(name)
     os.environ[_BLAS_THREADS] = "1"
@@ -51,4 +68,4 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-__all__ = ["lazy", "np", "want_no_blas"]
+__all__ = ["lazy", "limit_blas_threads", "np"]

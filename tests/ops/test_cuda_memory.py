@@ -145,14 +145,14 @@ def test_memory_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_for_a_gpu_that_is_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "--random", "llama-8b", "--gpu-memory", "141GiB", "--gpu-bandwidth", "4.4TB/s", "--json"]
+    arguments = ["plan", "--random", "llama-8b", "--gpu-size", "141GiB", "--gpu-bandwidth", "4.4TB/s", "--json"]
     assert main(arguments) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["free_bytes"] == 141 << 30
     assert plan["fits"]
     assert 800_000 < plan["kv_tokens"] < 900_000
     assert math.isclose(plan["decode_floor"]["seconds_per_token"], plan["step_bytes"] / 4.4e12)
-    small = ["plan", "--random", "llama-8b", "--gpu-memory", "16GB"]
+    small = ["plan", "--random", "llama-8b", "--gpu-size", "16GB"]
     assert main(small) == 0  # it is a plan, if one of what does not go
     told = capsys.readouterr().out
     assert "they do not fit together\n" in told
@@ -161,7 +161,7 @@ def test_a_plan_for_a_gpu_that_is_elsewhere(capsys: pytest.CaptureFixture[str]) 
     plan = json.loads(capsys.readouterr().out)
     assert (plan["fits"], plan["kv_tokens"]) == (False, 0)
     assert "use a smaller or quantized model" in plan["problem"]
-    assert main(["plan", "--random", "llama-8b", "--gpu-memory", "many"]) == 2
+    assert main(["plan", "--random", "llama-8b", "--gpu-size", "many"]) == 2
     assert "'many' is not a size, as in 141GiB or 80GB" in capsys.readouterr().err
 
 

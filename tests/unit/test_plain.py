@@ -56,15 +56,38 @@ def test_a_plain_answer_needs_no_numpy(tmp_path: Path, sampling: str) -> None:
 def test_an_import_on_demand() -> None:
     code = """
 import os, sys
-from unspool.lazy import np, want_no_blas
+from unspool.lazy import np, limit_blas_threads
 assert "numpy" not in sys.modules
-want_no_blas()
+limit_blas_threads()
 assert np.arange(3).sum() == 3 and np.ndarray is sys.modules["numpy"].ndarray
 print(os.environ.get("OPENBLAS_NUM_THREADS"))
 """
     assert in_a_fresh_process(code) == str(os.environ.get("OPENBLAS_NUM_THREADS"))
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
         lazy("math").nothing_of_this_name  # noqa: B018
+
+
+def test_an_import_that_ctrl_c_interrupts_is_whole(tmp_path: Path) -> None:
+    """As numpy's extension modules do, this one refuses to be imported twice."""
+    (tmp_path / "once.py").write_text(
+        "import os, signal, sys, time\n"
+        "assert not hasattr(sys, 'was_imported'), 'cannot load module more than once'\n"
+        "sys.was_imported = True\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "for _ in range(50): time.sleep(0.002)\n"
+        "value = 3\n"
+    )
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from unspool.lazy import lazy
+once = lazy("once")
+try:
+    once.value
+except KeyboardInterrupt:
+    print(once.value)
+"""
+    assert in_a_fresh_process(code, str(tmp_path)) == "3"
 
 
 @st.composite

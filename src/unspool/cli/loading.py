@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from unspool.cli.flags import engine_options
 from unspool.cli.terminal import ProgressBar
-from unspool.lazy import want_no_blas
+from unspool.lazy import limit_blas_threads
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
@@ -35,7 +35,7 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
     options = engine_options(namespace)
     with _no_collections():
         if options.get("device") != "reference":  # the only body that multiplies with numpy
-            want_no_blas()
+            limit_blas_threads()
         from unspool.llm import LLM
 
         model = source_of(namespace)

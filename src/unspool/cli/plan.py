@@ -158,8 +158,8 @@ def gpu_of(namespace: Namespace, config: EngineConfig) -> Gpu | None:
     """The GPU that is planned for: one that was described, or the one that is here."""
     from unspool.ops import uses_cuda
 
-    if namespace.gpu_memory_size is not None:
-        total = namespace.gpu_memory_size
+    if namespace.gpu_size is not None:
+        total = namespace.gpu_size
         return Gpu("a GPU that is not here", total, total, namespace.gpu_bandwidth, "as told")
     if not uses_cuda(config):
         return None
@@ -199,7 +199,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that read memory")
     parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
     parser.add_argument(
-        "--gpu-memory", dest="gpu_memory_size", type=size, metavar="SIZE",
+        "--gpu-size", dest="gpu_size", type=size, metavar="SIZE",
         help="plan for a GPU with so much memory, here or not: 141GiB, 80GB",
     )  # fmt: skip
     parser.add_argument("--gpu-bandwidth", type=size, metavar="RATE", help="that reads so fast: 4.4TB/s")

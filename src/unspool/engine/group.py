@@ -15,7 +15,7 @@ from unspool.sampling.native import body, describe
 
 
 def branch_seed(seed: int, choice: int) -> int:
-    """The seed of the choice-th answer: the request's own for the first, else the upper 53 bits of SplitMix64's number."""
+    """The seed of the choice-th answer: the request's own for the first, else 53 bits that SplitMix64 makes of both."""
     if choice == 0:
         return seed
     mask = 2**64 - 1
