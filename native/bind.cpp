@@ -245,6 +245,80 @@ std::pair<std::vector<RowPart>, int64_t> parts_of(const std::vector<std::tuple<i
     return {parts, normed};
 }
 
+// Matrices of one shape, packed alike.
+std::vector<const Matrix*> checked_experts(const std::vector<const Matrix*>& experts, const std::string& rows) {
+    if (experts.empty()) throw nb::value_error("a mixture needs experts");
+    for (const Matrix* expert : experts) {
+        check_tiles(*expert, rows);
+        if (expert->rows() != experts[0]->rows() || expert->columns() != experts[0]->columns() ||
+            expert->tiles().size() != experts[0]->tiles().size() || expert->wants_q8() != experts[0]->wants_q8() ||
+            expert->wants_f32() != experts[0]->wants_f32() || expert->whole() != experts[0]->whole())
+            throw nb::value_error("experts differ in shape or format");
+    }
+    return experts;
+}
+
+void bind_experts(nb::class_<Program>& program) {
+    program
+        .def(
+            "route",
+            [](Program& self, Given scores, int experts, int used, const std::string& scoring, bool normalized,
+               float scale, int groups, int used_groups, int group_top, std::optional<Array<float, 1>> choice_bias,
+               std::optional<Array<float, 1>> expert_scale) {
+                if (experts < 1 || used < 1 || used > experts || groups < 1 || experts % groups || used_groups < 1 ||
+                    used_groups > groups || group_top < 1 || used > experts / groups * used_groups)
+                    throw nb::value_error("a routing that cannot be");
+                return self.route(operand(scores),
+                                  {experts, used, scoring == "sigmoid", normalized, scale, groups, used_groups,
+                                   group_top, pointer(choice_bias, experts), pointer(expert_scale, experts)});
+            },
+            nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "scores"_a, "experts"_a, "used"_a, "scoring"_a,
+            "normalized"_a, "scale"_a, "groups"_a, "used_groups"_a, "group_top"_a, "choice_bias"_a.none(),
+            "expert_scale"_a.none())
+        .def(
+            "spread",
+            [](Program& self, int routed, Given x, bool from_places, int width, Given q8, const std::string& rows) {
+                self.spread(routed, operand(x), from_places, width, {{}, operand(q8), rows_of(rows)});
+            },
+            "routed"_a, "x"_a, "from_places"_a, "width"_a, "q8"_a, "rows"_a)
+        .def(
+            "expert_gate",
+            [](Program& self, int routed, Given f32, Given q8, const std::string& rows,
+               const std::vector<const Matrix*>& experts, std::optional<Array<float, 1>> bias,
+               const std::string& activation, Given out) {
+                const auto checked = checked_experts(experts, rows);
+                const auto count = static_cast<int64_t>(checked.size());
+                self.expert_gate(routed, {operand(f32), operand(q8), rows_of(rows)}, checked,
+                                 pointer(bias, checked[0]->rows() * count), activation_of(activation),
+                                 operand(out));
+            },
+            nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), "routed"_a, "f32"_a.none(), "q8"_a.none(), "rows"_a,
+            "experts"_a, "bias"_a.none(), "activation"_a, "out"_a)
+        .def(
+            "expert_project",
+            [](Program& self, int routed, Given f32, Given q8, const std::string& rows,
+               const std::vector<const Matrix*>& experts, std::optional<Array<float, 1>> bias, Given out) {
+                const auto checked = checked_experts(experts, rows);
+                const auto count = static_cast<int64_t>(checked.size());
+                self.expert_project(routed, {operand(f32), operand(q8), rows_of(rows)}, checked,
+                                    pointer(bias, checked[0]->rows() * count), operand(out));
+            },
+            nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), "routed"_a, "f32"_a.none(), "q8"_a.none(), "rows"_a,
+            "experts"_a, "bias"_a.none(), "out"_a)
+        .def(
+            "gather_experts",
+            [](Program& self, int routed, Given x, Given residual, int width, Given out) {
+                self.gather_experts(routed, operand(x), operand(residual), width, operand(out));
+            },
+            "routed"_a, "x"_a, "residual"_a.none(), "width"_a, "out"_a)
+        .def(
+            "scale_rows",
+            [](Program& self, Given x, Given logit, Given residual, int width, Given out) {
+                self.scale_rows(operand(x), operand(logit), operand(residual), width, operand(out));
+            },
+            "x"_a, "logit"_a, "residual"_a.none(), "width"_a, "out"_a);
+}
+
 void bind_building(nb::class_<Program>& program) {
     program
         .def(
@@ -400,6 +474,7 @@ void bind_program(nb::module_& m) {
             return run(self, ids, positions, slots, starts, tables, logit_rows);
         });
     bind_building(program);
+    bind_experts(program);
 }
 
 }  // namespace unspool

@@ -84,6 +84,17 @@ struct RowPart {
     Kind kind;
 };
 
+// What a routing is a function of (ops/routing.py). The vectors live as long as the program.
+struct RoutingShape {
+    int experts, used;
+    bool sigmoid, normalized;
+    float scale;
+    int groups, used_groups, group_top;
+    const float* choice_bias;   // or null
+    const float* expert_scale;  // or null
+};
+struct Routed;
+
 // Rows of 8-bit activations in panels of as many as a kernel takes at once: row r is in the panel of `size[r]` rows
 // that begins at `first[r]`.
 struct Panels {
@@ -169,6 +180,14 @@ public:
     void attention(Operand qkv, AttentionShape shape, Forms out);
     void take(Operand x, int width, Forms out);
     void quantize(Operand x, int width, Forms out);
+    // Experts. `route` returns a number for the others; what they read and write has `used` places for each row.
+    int route(Operand scores, RoutingShape shape);
+    void spread(int routed, Operand x, bool from_places, int width, Forms out);
+    void expert_gate(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias, Activation activation,
+                     Operand out);
+    void expert_project(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias, Operand out);
+    void gather_experts(int routed, Operand x, Operand residual, int width, Operand out);
+    void scale_rows(Operand x, Operand logit, Operand residual, int width, Operand out);
     void set_output(Operand output, int64_t width);
 
     // Runs a step whose inputs have been checked by check(). The result stays until the next run.
@@ -278,6 +297,7 @@ private:
     const Kernels* kernels_;
     std::shared_ptr<KvCache> kv_;
     std::vector<std::unique_ptr<Instruction>> instructions_;
+    std::vector<std::shared_ptr<Routed>> routed_;
     std::vector<Rope> ropes_;
     std::vector<const Matrix*> tables_;     // by token
     std::vector<const Matrix*> positions_;  // by position

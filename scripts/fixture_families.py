@@ -30,7 +30,23 @@ def gpt2() -> Any:
     )
 
 
-MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
+
+
+def causal(kind: str, **differs: Any) -> Callable[[], Any]:
+    """A model of transformers' configuration class `kind`, with COMMON's sizes but for what differs."""
+    return lambda: transformers.AutoModelForCausalLM.from_config(
+        getattr(transformers, kind)(**{**COMMON, **differs}), attn_implementation="eager"
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "gpt2": gpt2,
+    "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
+    "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
+    "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),
+    "qwen3-moe-dense": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=False, mlp_only_layers=[0]),
+}
 
 
 def randomize(model: Any) -> None:

@@ -15,6 +15,7 @@ import pytest
 from unspool.config import ModelConfig, RopeScaling
 from unspool.errors import ModelError
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.expert_config import ExpertConfig
 from unspool.models.random import SHAPES, byte_vocabulary, random_checkpoint, write_random_gguf
 from unspool.models.registry import build, family_of, metadata_of, tensor_shapes
 from unspool.ops.reference import ReferenceOps
@@ -50,6 +51,10 @@ def config_json(config: ModelConfig, **changes: Any) -> dict[str, Any]:
         values |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": config.head_dim,
                    "sliding_window_pattern": 3, "rope_local_base_freq": 10_000.0}  # fmt: skip
     return {name: value for name, value in (values | changes).items() if value != "absent"}
+
+
+def has_experts(shape: str) -> bool:
+    return isinstance(SHAPES[shape], ExpertConfig)
 
 
 def write_directory(path: Path, checkpoint: Checkpoint, **changes: Any) -> Path:
@@ -216,7 +221,8 @@ def test_qwen_refuses_sliding_layers_and_ignores_an_unused_window(tmp_path: Path
         ({"llama.rope.dimension_count": 18}, "18 channels of each head are rotated"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type: 'longrope' is not supported"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.factor: it is missing"),
-        ({"llama.expert_count": 8}, "llama.expert_count: mixtures of experts are not supported"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "llama.expert_used_count: 9 is outside 1 to 8"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count: it is missing"),
         ({"tokenizer.ggml.tokens": ["a"]}, "lists 1 tokens; 'token_embd.weight' has 320 rows"),
         ({"tokenizer.ggml.eos_token_id": 320}, "tokenizer.ggml.eos_token_id: 320 is outside 0 to 319"),
         ({"tokenizer.chat_template": 1}, "tokenizer.chat_template: 1 is not a string"),

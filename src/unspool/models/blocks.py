@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol
 
 from unspool.models.rotary import Rotary
 from unspool.models.tensors import TensorReader
-from unspool.ops import Batch, KVCache, Matrix, Ops, Rope, Rows, Vector
+from unspool.ops import Batch, Experts, KVCache, Matrix, Ops, Rope, Rows, Vector
 from unspool.ops.storage import Storage
 
 # Residual streams: what a block computes is added to `residual`, where one is given.
@@ -44,6 +44,15 @@ class Place:
         """One vector of this layer: (name with its suffix, size), as in ("attn_q.bias", 64). Without a name: ones."""
         prefix = f"blk.{self.layer}."
         return self.reader.vector(*((None if name is None else prefix + name, size) for name, size in parts))
+
+    def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
+        """The experts of this layer: (name, out_features, in_features) of each."""
+        prefix = f"blk.{self.layer}."
+        return self.reader.experts(count, *((f"{prefix}{name}.weight", rows, columns) for name, rows, columns in parts))
+
+    def expert_vectors(self, count: int, *parts: tuple[str, int]) -> Vector:
+        """One vector of all experts of this layer: (name with its suffix, size), expert after expert."""
+        return self.reader.expert_vectors(count, *((f"blk.{self.layer}.{name}", size) for name, size in parts))
 
     def rope(self, rotary: Rotary) -> Rope:
         if rotary not in self.ropes:

@@ -80,9 +80,12 @@ class Family:
         if name in self.whole_names:
             return self.whole_names[name]
         index, _, rest = name.removeprefix(self.layer_prefix).partition(".")
-        if name.startswith(self.layer_prefix) and rest in self.layer_names:
-            return f"blk.{index}.{self.layer_names[rest]}"
-        return name
+        canonical = self.canonical_layer_name(rest) if name.startswith(self.layer_prefix) else None
+        return name if canonical is None else f"blk.{index}.{canonical}"
+
+    def canonical_layer_name(self, rest: str) -> str | None:
+        """GGUF's name for a tensor of a layer, both without the layer's number; None: we know none."""
+        return self.layer_names.get(rest)
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
         """A Hugging Face tensor under GGUF's names, and by GGUF's conventions."""

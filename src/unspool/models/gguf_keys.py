@@ -26,11 +26,17 @@ RMS_EPS, LAYER_NORM_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_n
 
 
 def common(
-    keys: Fields, file: GGUFFile, *, theta: float = 10_000.0, rotates: bool = True, eps_key: str = RMS_EPS
+    keys: Fields,
+    file: GGUFFile,
+    *,
+    theta: float = 10_000.0,
+    rotates: bool = True,
+    eps_key: str = RMS_EPS,
+    experts: bool = False,
 ) -> dict[str, Any]:
-    """ModelConfig's fields; `theta` is the family's, for files that do not name one."""
-    if keys.integer("expert_count", 0, low=0):
-        keys.fail("expert_count", "mixtures of experts are not supported")
+    """ModelConfig's fields; `theta` is the family's, for files that do not name one; `experts`: it may have some."""
+    if not experts and keys.integer("expert_count", 0, low=0):
+        keys.fail("expert_count", f"a {keys.prefix.removesuffix('.')} with experts is not supported")
     heads = keys.integer("attention.head_count", high=MAX_HEADS)
     hidden = keys.integer("embedding_length", high=MAX_WIDTH)
     head_dim = keys.integer("attention.key_length", even_share(hidden, heads), high=MAX_HEAD_DIM)

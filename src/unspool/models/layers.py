@@ -46,14 +46,16 @@ class Glu:
     activation: Activation = "silu"
     bias: bool = False
     fused: bool = False  # one tensor, ffn_up, has the gate and then the up projection
+    suffix: str = ""  # of the tensors' names: "_shexp" for a shared expert
 
     def bind(self, place: Place) -> FeedForwardFunction:
         ops, hidden, width, scale = place.ops, place.hidden, self.width, place.residual_scale
-        parts = [("ffn_up", 2 * width)] if self.fused else [("ffn_gate", width), ("ffn_up", width)]
+        gate, up, down_name = (f"ffn_{name}{self.suffix}" for name in ("gate", "up", "down"))
+        parts = [(up, 2 * width)] if self.fused else [(gate, width), (up, width)]
         gate_up = place.matrix(*((name, rows, hidden) for name, rows in parts))
         bias = place.vector(*((f"{name}.bias", rows) for name, rows in parts)) if self.bias else None
-        down = place.matrix(("ffn_down", hidden, width))
-        down_bias = place.vector(("ffn_down.bias", hidden)) if self.bias else None
+        down = place.matrix((down_name, hidden, width))
+        down_bias = place.vector((f"{down_name}.bias", hidden)) if self.bias else None
 
         def forward(x: Rows, residual: Rows | None) -> Rows:
             inner = ops.gated(x, gate_up, self.activation, bias)

@@ -83,6 +83,10 @@ class Llama(Family):
     }
 
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
+        if keys.integer("expert_count", 0, low=0):
+            from unspool.models import mixtral  # which builds on this module
+
+            return mixtral.FAMILY.from_gguf(keys, file)
         # Its files store q and k permuted, so that neighbouring channels rotate together.
         return replace(super().from_gguf(keys, file), rope_style="interleaved")
 

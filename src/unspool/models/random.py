@@ -72,14 +72,14 @@ def shared_checkpoint(config: ModelConfig, format: str = "bf16", *, name: str = 
     kind, shapes = FORMATS[format], tensor_shapes(config)
     largest: dict[int, int] = {}
     for shape in shapes.values():
-        if len(shape) == 2:
-            _check_width(shape[1], format)
-            largest[shape[1]] = max(largest.get(shape[1], 0), math.prod(shape))
+        if len(shape) > 1:
+            _check_width(shape[-1], format)
+            largest[shape[-1]] = max(largest.get(shape[-1], 0), math.prod(shape))
     pools = {width: _shared_pool(width, kind.nbytes(size), format) for width, size in largest.items()}
     weights = {
         name: encode_weight(name, np.ones(shape, np.float32))
         if len(shape) == 1
-        else Weight(name, format, shape, pools[shape[1]][: kind.nbytes(math.prod(shape))].data)
+        else Weight(name, format, shape, pools[shape[-1]][: kind.nbytes(math.prod(shape))].data)
         for name, shape in shapes.items()
     }
     ends = (NUM_BYTES,) if config.vocab_size > NUM_BYTES else ()

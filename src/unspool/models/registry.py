@@ -28,6 +28,8 @@ GGUF = {
     "qwen3": "qwen3",
     "gemma3": "gemma3",
     "gpt2": "gpt2",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -36,6 +38,9 @@ HUGGING_FACE = {
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3",
     "GPT2LMHeadModel": "gpt2",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 FAMILIES = tuple(dict.fromkeys([*GGUF.values(), *HUGGING_FACE.values()]))
 
@@ -72,11 +77,11 @@ def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
 
 def metadata_of(config: ModelConfig) -> dict[str, Any]:
     """The GGUF keys that `config_from_gguf` reads back as `config`."""
-    if config.architecture not in GGUF:
-        raise ModelError(f"architecture {config.architecture!r} has no GGUF keys; {', '.join(GGUF)} have")
-    keys = family_of(config.architecture).gguf_keys(config)
-    metadata = {f"{config.architecture}.{key}": value for key, value in keys.items()}
-    return {"general.architecture": config.architecture, **metadata}
+    names = {family: name for name, family in GGUF.items()} | {"mixtral": "llama"}
+    if config.architecture not in names:
+        raise ModelError(f"architecture {config.architecture!r} has no GGUF keys; {', '.join(names)} have")
+    name, keys = names[config.architecture], family_of(config.architecture).gguf_keys(config)
+    return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}
 
 
 def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:

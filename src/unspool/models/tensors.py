@@ -8,7 +8,7 @@ from typing import Any
 
 from unspool.errors import ModelError
 from unspool.lazy import np
-from unspool.ops import Matrix, Ops, Vector
+from unspool.ops import Experts, Matrix, Ops, Vector
 from unspool.weights.weight import Weight, encode_weight
 
 
@@ -29,6 +29,35 @@ class TensorReader:
         return self.ops.vector(
             [_ones(size) if name is None else self._take([(name, (size,))])[0] for name, size in parts]
         )
+
+    def row(self, name: str, width: int) -> Matrix:
+        """A matrix of one row, which files store as a vector."""
+        (vector,) = self._take([(name, (width,))])
+        return self.ops.matrix([Weight(name, vector.format, (1, width), vector.raw)])
+
+    def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
+        """One prepared matrix for each of `count` experts, from tensors [expert, out_features, in_features].
+
+        Files that store experts one by one have the expert's number before the name's end: NAME.3.weight.
+        """
+        stacks = [self._stack(name, count, (rows, columns)) for name, rows, columns in parts]
+        return self.ops.experts(list(zip(*stacks, strict=True)))
+
+    def expert_vectors(self, count: int, *parts: tuple[str, int]) -> Vector:
+        """The parts' vectors [expert, size] as one: expert after expert, each with all parts."""
+        stacks = [self._stack(name, count, (size,)) for name, size in parts]
+        return self.ops.vector([part for expert in zip(*stacks, strict=True) for part in expert])
+
+    def _stack(self, name: str, count: int, shape: tuple[int, ...]) -> list[Weight]:
+        stem, end = name.rsplit(".", 1)
+        if name not in self._weights and f"{stem}.0.{end}" in self._weights:
+            return self._take([(f"{stem}.{expert}.{end}", shape) for expert in range(count)])
+        (stack,) = self._take([(name, (count, *shape))])
+        size = stack.nbytes // count
+        return [
+            Weight(f"{stem}.{expert}.{end}", stack.format, shape, stack.raw[expert * size : (expert + 1) * size])
+            for expert in range(count)
+        ]
 
     def optional_floats(self, name: str, size: int) -> array[float] | None:
         """A vector's values, or None where the checkpoint does not have it."""
@@ -71,3 +100,12 @@ class ShapeRecorder(TensorReader):
 
     def vector(self, *parts: tuple[str | None, int]) -> Vector:
         self.shapes |= {name: (size,) for name, size in parts if name is not None}
+
+    def row(self, name: str, width: int) -> Matrix:
+        self.shapes[name] = (width,)
+
+    def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
+        self.shapes |= {name: (count, rows, columns) for name, rows, columns in parts}
+
+    def expert_vectors(self, count: int, *parts: tuple[str, int]) -> Vector:
+        self.shapes |= {name: (count, size) for name, size in parts}

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from unspool.config import Activation, EngineConfig, RopeStyle
 from unspool.errors import BackendError
 from unspool.lazy import np
+from unspool.ops.routing import Routing
 from unspool.ops.storage import Storage
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Rows = Any  # a body's own kind of activations
 Matrix = Any  # a body's own kind of prepared weight, from Ops.matrix
 Vector = Any  # a body's own kind of prepared float32 vector, from Ops.vector
+Experts = Any  # a body's own kind of prepared experts, from Ops.experts
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,17 @@ class AttentionSpec:
         return self.num_heads * self.head_dim + kept
 
 
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The experts of a layer."""
+
+    gate_up: Experts  # each stacks its gate over its up projection
+    down: Experts
+    activation: Activation = "silu"
+    gate_up_bias: Vector | None = None  # of all experts, one after the other
+    down_bias: Vector | None = None
+
+
 class KVCache(Protocol):
     """What layers keep (storage.py), in a layout that is the body's own.
 
@@ -142,6 +155,9 @@ class Ops(Protocol):
     def vector(self, parts: Sequence[Weight]) -> Vector:
         """Prepare float32 vectors, concatenated: norm weights and biases."""
 
+    def experts(self, parts: Sequence[Sequence[Weight]]) -> Experts:
+        """Prepare one matrix for each expert, each stacked of its own parts as `matrix` does; all have one shape."""
+
     def kv_cache(
         self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
     ) -> KVCache:
@@ -184,6 +200,15 @@ class Ops(Protocol):
 
     def arrange(self, x: Rows, parts: Sequence[Part], weight: Vector | None = None, eps: float = 0.0) -> Rows:
         """Rows put together of parts of x; `weight` has the weights of normed parts, one after the other."""
+
+    def moe(self, x: Rows, scores: Rows, routing: Routing, experts: ExpertWeights, residual: Rows | None) -> Rows:
+        """residual + Σ weight_e · down_e(activation(gate_e · x) · (up_e · x)) over the experts e of each row.
+
+        `scores` are the router's logits. The terms are added in the order of their weights' scores, the best first.
+        """
+
+    def scale_rows(self, x: Rows, logit: Rows, residual: Rows | None) -> Rows:
+        """residual + sigmoid(logit) · x, with one logit a row"""
 
     def attention(self, qkv: Rows, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Rows:
         """Norm and rotate q and k, store k and v in their slots, attend; rows of num_heads · value_dim."""

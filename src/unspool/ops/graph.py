@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Protocol
 
 from unspool.config import Activation
 from unspool.errors import EngineError
-from unspool.ops import AttentionSpec, Batch, KVCache, Part, Vector
+from unspool.ops import AttentionSpec, Batch, ExpertWeights, KVCache, Part, Vector
+from unspool.ops.routing import Routing
 
 
 class PreparedMatrix(Protocol):
@@ -161,6 +162,30 @@ class Logits(Product):
     softcap: float | None
     bias: Vector | None = None
     scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Moe(Node):
+    x: Node
+    scores: Node
+    routing: Routing
+    experts: ExpertWeights
+    residual: Node | None
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScaleRows(Node):
+    x: Node
+    logit: Node
+    residual: Node | None
+
+    @property
+    def width(self) -> int:
+        return self.x.width
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -353,6 +378,21 @@ class RecordingOps:
         if normed != (0 if weight is None else len(weight)):
             raise EngineError(f"{normed} values are normed; there are {0 if weight is None else len(weight)} weights")
         return Arrange(x, tuple(parts), weight, eps)
+
+    def moe(
+        self, x: Node, scores: Node, routing: Routing, experts: ExpertWeights, residual: Node | None = None
+    ) -> Node:
+        expect_width(x, experts.gate_up.in_features, f"the input of {experts.gate_up.name}")
+        expect_width(scores, routing.num_experts, "the router's logits")
+        if residual is not None:
+            expect_width(residual, x.width, "the residual of experts")
+        return Moe(x, scores, routing, experts, residual)
+
+    def scale_rows(self, x: Node, logit: Node, residual: Node | None = None) -> Node:
+        expect_width(logit, 1, "the logit that scales a row")
+        if residual is not None:
+            expect_width(residual, x.width, "the residual of scaled rows")
+        return ScaleRows(x, logit, residual)
 
     def attention(self, qkv: Node, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Node:
         expect_width(qkv, spec.row_width, f"layer {spec.layer}'s attention")

@@ -14,7 +14,8 @@ import numpy as np
 
 from unspool.config import Activation, EngineConfig
 from unspool.errors import RequestError
-from unspool.ops import AttentionSpec, Batch, KVCache, Part, Rope
+from unspool.ops import AttentionSpec, Batch, ExpertWeights, KVCache, Part, Rope
+from unspool.ops.routing import Routing, choose_experts
 from unspool.ops.storage import Storage, describe, state_bytes
 
 if TYPE_CHECKING:
@@ -153,6 +154,29 @@ class ReferenceOps:
                 used += part.width
             made.append(values)
         return np.concatenate(made, axis=1)
+
+    def experts(self, parts: Sequence[Sequence[Weight]]) -> Array:
+        return np.stack([self.matrix(each) for each in parts])
+
+    def moe(
+        self, x: Array, scores: Array, routing: Routing, experts: ExpertWeights, residual: Array | None = None
+    ) -> Array:
+        chosen, weights = choose_experts(scores, routing)
+        out = np.zeros((len(x), experts.down.shape[1]), np.float32) if residual is None else residual.copy()
+        for r in range(len(x)):
+            for expert, weight in zip(chosen[r], weights[r], strict=True):
+                out[r] += weight * self._expert(x[r], experts, int(expert))
+        return out
+
+    def _expert(self, x: Array, experts: ExpertWeights, number: int) -> Array:
+        gate_up, down = experts.gate_up[number], experts.down[number]
+        bias = None if experts.gate_up_bias is None else experts.gate_up_bias.reshape(-1, len(gate_up))[number]
+        y = down @ self.gated(x[None], gate_up, experts.activation, bias)[0]
+        return y if experts.down_bias is None else y + experts.down_bias.reshape(-1, len(y))[number]
+
+    def scale_rows(self, x: Array, logit: Array, residual: Array | None = None) -> Array:
+        y = x / (1 + np.exp(-logit))
+        return y if residual is None else residual + y
 
     def attention(self, qkv: Array, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Array:
         assert isinstance(kv, ReferenceKV)

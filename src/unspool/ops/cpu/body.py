@@ -12,9 +12,10 @@ from unspool.errors import BackendError, EngineError, ModelError, RequestError
 from unspool.lazy import np
 from unspool.machine import num_cores
 from unspool.ops import Batch, KVCache
+from unspool.ops.cpu.experts import CpuExperts
 from unspool.ops.cpu.kv import CpuKV
 from unspool.ops.cpu.logits import Logits
-from unspool.ops.cpu.lower import Lowering, find_last, matrix_of
+from unspool.ops.cpu.lower import Lowering, expand_experts, find_last, matrix_of, multiplied
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import Embed, Product, RecordingOps, only_wanted_rows, record
 from unspool.ops.storage import Storage
@@ -57,6 +58,9 @@ class CpuOps(RecordingOps):
             joined += part.floats()
         return joined
 
+    def experts(self, parts: Sequence[Sequence[Weight]]) -> CpuExperts:
+        return CpuExperts(parts)
+
     def kv_cache(
         self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
     ) -> CpuKV:
@@ -66,14 +70,14 @@ class CpuOps(RecordingOps):
 
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Step:
         assert isinstance(kv, CpuKV)
-        graph = only_wanted_rows(record(forward, kv))
+        graph = expand_experts(only_wanted_rows(record(forward, kv)))
         last = find_last(graph)
         for node in graph.nodes:
             if isinstance(node, Embed) or (isinstance(node, Product) and node in last):
                 matrix_of(node).keep_exact()
             if isinstance(node, Embed) and isinstance(node.positions, CpuMatrix):
                 node.positions.keep_exact()
-        self._pack([matrix_of(node) for node in graph.nodes if isinstance(node, Product)])
+        self._pack([matrix for node in graph.nodes for matrix in multiplied(node)])
         program = _native.Program(self._pool, self.isa, kv.native)
         Lowering(graph).emit(program)
         return Step(program, self.finish_packing)

@@ -7,11 +7,12 @@ the program's memory; a slot is used again once nothing can still be reading it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import unspool._native as _native
 from unspool.errors import EngineError
+from unspool.ops.cpu import experts
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import (
     Arrange,
@@ -22,10 +23,12 @@ from unspool.ops.graph import (
     LayerNorm,
     Linear,
     Logits,
+    Moe,
     Multiply,
     Node,
     Norm,
     Product,
+    ScaleRows,
     Take,
 )
 
@@ -66,10 +69,11 @@ class Lowering:
     """`emit` writes the graph's instructions into a native program, whose output are the rows of `graph.output`."""
 
     def __init__(self, graph: Graph) -> None:
-        self.output = graph.output
         self.last = find_last(graph)
+        self.routes: dict[experts.Route, int] = {}  # numbers that the native program gives them
         self.rows: dict[Node, RowKind] = {}  # what a node writes, of the kinds that it can
         self.rounded: dict[Node, Node] = {}  # by product: who writes its rounded rows
+        self.output = graph.output
         self.nodes = self._insert_quantize(graph)
         self.reads = {node: self._reads_of(node) for node in self.nodes}
         self.copied = self._find_copied()
@@ -116,6 +120,8 @@ class Lowering:
         return "whole" if weight.whole else "coarse"
 
     def _reads_of(self, node: Node) -> list[tuple[Node, Form]]:
+        if isinstance(node, experts.ExpertNode):
+            return node.reads()
         if not isinstance(node, Product):
             return [(source, "f32") for source in node.inputs.values()]
         reads: list[tuple[Node, Form]] = [(node.x, "f32")] if matrix_of(node).native.wants_f32 else []
@@ -143,7 +149,9 @@ class Lowering:
         wanted = [read for node in self.nodes for read in self.reads[node]]
         for node, form in [*wanted, (self.output, "f32")]:
             size = node.width * 4
-            if form == "q8":
+            if isinstance(node, experts.Spread):
+                size = node.bytes_per_row
+            elif form == "q8":
                 size = _native.block_row_bytes(self.rows.get(node, "coarse"), node.width)
             forms[node].setdefault(form, Buffer(size))
         return forms
@@ -235,6 +243,24 @@ class Lowering:
 def matrix_of(node: Embed | Product) -> CpuMatrix:
     assert isinstance(node.matrix, CpuMatrix)
     return node.matrix
+
+
+def multiplied(node: Node) -> list[CpuMatrix]:
+    """The weights that a node multiplies by, which are packed for it."""
+    if isinstance(node, Product):
+        return [matrix_of(node)]
+    return node.experts.matrices if isinstance(node, experts.ExpertProduct) else []
+
+
+def expand_experts(graph: Graph) -> Graph:
+    """The graph with a chain in place of every mixture of experts."""
+    renamed: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs: dict[str, Any] = {role: renamed[each] for role, each in node.inputs.items()}
+        changed = any(inputs[role] is not each for role, each in node.inputs.items())
+        same = replace(node, **inputs) if changed else node
+        renamed[node] = experts.expand(same) if isinstance(same, Moe) else same
+    return Graph(renamed[graph.output])
 
 
 def find_last(graph: Graph) -> set[Product]:
@@ -355,6 +381,16 @@ def _quantize(low: Lowering, program: Any, node: Quantize) -> None:
     program.quantize(x=low.operand(node.x, "f32"), width=node.width, q8=low.operand(node, "q8"), rows=node.rows)
 
 
+def _scale_rows(low: Lowering, program: Any, node: ScaleRows) -> None:
+    program.scale_rows(
+        x=low.operand(node.x, "f32"),
+        logit=low.operand(node.logit, "f32"),
+        residual=low.operand(node.residual, "f32"),
+        width=node.width,
+        out=low.operand(node, "f32"),
+    )
+
+
 EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     Embed: _embed,
     Norm: _norm,
@@ -367,4 +403,10 @@ EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     Attention: _attention,
     Take: _take,
     Quantize: _quantize,
+    ScaleRows: _scale_rows,
+    experts.Route: experts.emit_route,
+    experts.Spread: experts.emit_spread,
+    experts.ExpertGate: experts.emit_gate,
+    experts.ExpertProject: experts.emit_project,
+    experts.Gather: experts.emit_gather,
 }

@@ -42,6 +42,9 @@ class CudaOps(RecordingOps):
         free, total = torch.cuda.mem_get_info()
         return torch.cuda.get_device_name(), free, total
 
+    def experts(self, parts: Sequence[Sequence[Weight]]) -> Any:
+        raise BackendError(f"{parts[0][0].name}: mixtures of experts run on the CPU alone so far; use device='cpu'")
+
     def matrix(self, parts: Sequence[Weight]) -> DeviceMatrix:
         try:
             return make_matrix(parts, self.device)

@@ -1,0 +1,59 @@
+"""The numbers of models with experts, and the readers that their families share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unspool.config import ModelConfig
+from unspool.models.limits import MAX_EXPERTS, MAX_INTERMEDIATE
+from unspool.weights.fields import Fields
+
+
+@dataclass(frozen=True)
+class ExpertConfig(ModelConfig):
+    """A model some of whose layers have experts."""
+
+    num_experts: int = 0
+    num_used_experts: int = 0  # by a row
+    expert_width: int = 0
+    normalized: bool = True  # the weights of a row's experts add up to 1
+    dense_layers: tuple[int, ...] = ()  # layers with a feed-forward of `intermediate_size` instead
+    shared_width: int = 0  # of the expert that every row uses; 0: there is none
+
+
+def from_hf(fields: Fields, num_layers: int, *, width: str = "moe_intermediate_size") -> dict[str, Any]:
+    """ExpertConfig's own fields; `width` is the field with an expert's width."""
+    step = fields.integer("decoder_sparse_step", 1, high=num_layers)
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(each) is not int for each in dense):
+        fields.fail("mlp_only_layers", "a list of the numbers of layers was expected")
+    count = "num_experts" if fields.get("num_experts") is not None else "num_local_experts"
+    experts = fields.integer(count, high=MAX_EXPERTS)
+    return {
+        "num_experts": experts,
+        "num_used_experts": fields.integer("num_experts_per_tok", high=experts),
+        "expert_width": fields.integer(width, high=MAX_INTERMEDIATE),
+        "dense_layers": tuple(each for each in range(num_layers) if each in dense or (each + 1) % step),
+    }
+
+
+def from_gguf(keys: Fields) -> dict[str, Any]:
+    """ExpertConfig's own fields, by the keys that all GGUF files use."""
+    experts = keys.integer("expert_count", high=MAX_EXPERTS)
+    width = keys.integer("feed_forward_length", high=MAX_INTERMEDIATE)
+    return {
+        "num_experts": experts,
+        "num_used_experts": keys.integer("expert_used_count", high=experts),
+        "expert_width": keys.integer("expert_feed_forward_length", width, high=MAX_INTERMEDIATE),
+    }
+
+
+def gguf_keys(config: ModelConfig) -> dict[str, Any]:
+    """The keys that `from_gguf` reads back."""
+    assert isinstance(config, ExpertConfig)
+    return {
+        "expert_count": config.num_experts,
+        "expert_used_count": config.num_used_experts,
+        "expert_feed_forward_length": config.expert_width,
+    }

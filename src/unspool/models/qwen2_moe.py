@@ -1,0 +1,68 @@
+"""Qwen 1.5 and 2 with experts: beside those of a row, one that every row uses, as far as a gate lets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from unspool.config import ModelConfig
+from unspool.models.expert_config import ExpertConfig
+from unspool.models.family import Family
+from unspool.models.layers import Attention, FeedForward
+from unspool.models.limits import MAX_INTERMEDIATE
+from unspool.models.moe import Moe
+from unspool.models.qwen3_moe import TINY_QWEN3_MOE, Qwen3Moe
+from unspool.weights.fields import Fields
+from unspool.weights.gguf import GGUFFile
+from unspool.weights.weight import Weight
+
+SHARED_GATE = "ffn_gate_inp_shexp.weight"
+
+
+class Qwen2Moe(Qwen3Moe):
+    shapes = {
+        "tiny-qwen2-moe": replace(
+            TINY_QWEN3_MOE, architecture="qwen2_moe", head_dim=16, rope_dim=16, normalized=False, shared_width=96
+        )
+    }
+    layer_names = {
+        **Qwen3Moe.layer_names,
+        "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+        "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+        "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+        "mlp.shared_expert_gate.weight": SHARED_GATE,
+    }
+
+    def from_hf(self, fields: Fields, name: str) -> ExpertConfig:
+        shared = fields.integer("shared_expert_intermediate_size", high=MAX_INTERMEDIATE)
+        return replace(super().from_hf(fields, name), shared_width=shared)
+
+    def from_gguf(self, keys: Fields, file: GGUFFile) -> ExpertConfig:
+        shared = keys.integer("expert_shared_feed_forward_length", high=MAX_INTERMEDIATE)
+        config = super().from_gguf(keys, file)
+        return replace(config, architecture="qwen2_moe", shared_width=shared, normalized=False)
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        assert isinstance(config, ExpertConfig)
+        return super().gguf_keys(config) | {"expert_shared_feed_forward_length": config.shared_width}
+
+    def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        """GGUF stores the gate, a matrix of one row, as a vector."""
+        found = super().canonical_weights(name, weight, config)
+        return [
+            replace(each, shape=each.shape[1:]) if each.name.endswith(SHARED_GATE) and len(each.shape) == 2 else each
+            for each in found
+        ]
+
+    def attention(self, config: ModelConfig, index: int) -> Attention:
+        return replace(Family.attention(self, config, index), qkv_bias=True)
+
+    def feed_forward(self, config: ModelConfig, index: int) -> FeedForward:
+        assert isinstance(config, ExpertConfig)
+        layer = super().feed_forward(config, index)
+        if not isinstance(layer, Moe):
+            return layer
+        return replace(layer, shared_width=config.shared_width, shared_gate=True)
+
+
+FAMILY = Qwen2Moe()

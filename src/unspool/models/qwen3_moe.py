@@ -1,0 +1,59 @@
+"""Qwen 3 with experts in place of its feed-forward."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from unspool.config import ModelConfig
+from unspool.models import expert_config, gguf_keys, hf_keys
+from unspool.models.expert_config import ExpertConfig
+from unspool.models.family import IN_LAYER
+from unspool.models.layers import FeedForward, Glu
+from unspool.models.moe import Moe
+from unspool.models.qwen2 import TINY_QWEN2, refuse_sliding
+from unspool.models.qwen3 import Qwen3
+from unspool.ops.routing import Routing
+from unspool.weights.fields import Fields
+from unspool.weights.gguf import GGUFFile
+
+EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+TINY_QWEN3_MOE = ExpertConfig(
+    **vars(replace(TINY_QWEN2, architecture="qwen3_moe", head_dim=32, rope_dim=32)),
+    num_experts=8,
+    num_used_experts=3,
+    expert_width=64,
+)
+
+
+class Qwen3Moe(Qwen3):
+    shapes = {"tiny-qwen3-moe": TINY_QWEN3_MOE}
+    layer_names = {**IN_LAYER, "mlp.gate.weight": "ffn_gate_inp.weight"}
+
+    def from_hf(self, fields: Fields, name: str) -> ExpertConfig:
+        refuse_sliding(fields)
+        common = hf_keys.common(fields, name)
+        experts = expert_config.from_hf(fields, common["num_layers"])
+        return ExpertConfig(**common, **experts, normalized=fields.boolean("norm_topk_prob", False))
+
+    def from_gguf(self, keys: Fields, file: GGUFFile) -> ExpertConfig:
+        common = gguf_keys.common(keys, file, experts=True) | {"architecture": "qwen3_moe"}
+        return ExpertConfig(**common, **expert_config.from_gguf(keys))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        return super().gguf_keys(config) | expert_config.gguf_keys(config)
+
+    def canonical_layer_name(self, rest: str) -> str | None:
+        found = EXPERT.fullmatch(rest)
+        return f"ffn_{found[2]}_exps.{found[1]}.weight" if found else super().canonical_layer_name(rest)
+
+    def feed_forward(self, config: ModelConfig, index: int) -> FeedForward:
+        assert isinstance(config, ExpertConfig)
+        if index in config.dense_layers:
+            return Glu(config.intermediate_size, config.activation)
+        routing = Routing(config.num_experts, config.num_used_experts, normalized=config.normalized)
+        return Moe(routing, config.expert_width, config.activation)
+
+
+FAMILY = Qwen3Moe()

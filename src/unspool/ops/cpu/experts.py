@@ -1,0 +1,207 @@
+"""Mixtures of experts on the CPU: a `Moe` node becomes a chain of native instructions (native/experts.cpp).
+
+Between routing and gathering, a row of the step has a place for each expert that it uses; so these nodes have rows of
+`num_used` times the values that an expert reads or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import unspool._native as _native
+from unspool.errors import EngineError
+from unspool.ops import Vector
+from unspool.ops.cpu.matrix import CpuMatrix
+from unspool.ops.graph import Moe, Node
+from unspool.ops.routing import Routing
+
+if TYPE_CHECKING:
+    from unspool.config import Activation
+    from unspool.ops.cpu.lower import Form, Lowering, RowKind
+    from unspool.weights.weight import Weight
+
+
+class CpuExperts:
+    """One packed matrix for each expert, all of one shape and format."""
+
+    def __init__(self, parts: Sequence[Sequence[Weight]]) -> None:
+        self.matrices = [CpuMatrix(each) for each in parts]
+        first = self.matrices[0]
+        self.name, self.in_features, self.out_features = first.name, first.in_features, first.out_features
+        kinds = {tuple((part.format, part.shape) for part in each) for each in parts}
+        if len(kinds) != 1:
+            raise EngineError(f"{self.name}: experts of one layer differ in shape or format")
+
+    @property
+    def wants_q8(self) -> bool:
+        return bool(self.matrices[0].native.wants_q8)
+
+    @property
+    def wants_f32(self) -> bool:
+        return bool(self.matrices[0].native.wants_f32)
+
+    @property
+    def rows(self) -> RowKind:
+        """How rows are rounded for them."""
+        return "whole" if self.matrices[0].native.whole else "coarse"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExpertNode(Node):
+    """A node of the chain."""
+
+    def reads(self) -> list[tuple[Node, Form]]:
+        """The nodes that this one reads, and in which form."""
+        return [(source, "f32") for source in self.inputs.values() if not isinstance(source, Route)]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Route(ExpertNode):
+    """Which places each row has. Its own rows are not kept: the native program keeps the routing."""
+
+    scores: Node
+    routing: Routing
+
+    @property
+    def width(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spread(ExpertNode):
+    """Places in 8 bits, for experts to read."""
+
+    route: Route
+    x: Node
+    from_places: bool
+    expert_width: int
+    rows: RowKind
+
+    @property
+    def width(self) -> int:
+        return self.route.routing.num_used * self.expert_width
+
+    @property
+    def bytes_per_row(self) -> int:
+        return int(self.route.routing.num_used * _native.block_row_bytes(self.rows, self.expert_width))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExpertProduct(ExpertNode):
+    route: Route
+    x: Node
+    spread: Spread | None
+    experts: CpuExperts
+    bias: Vector | None
+
+    def reads(self) -> list[tuple[Node, Form]]:
+        floats: list[tuple[Node, Form]] = [(self.x, "f32")] if self.experts.wants_f32 else []
+        return floats + ([] if self.spread is None else [(self.spread, "q8")])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExpertGate(ExpertProduct):
+    activation: Activation
+
+    @property
+    def width(self) -> int:
+        return self.route.routing.num_used * self.experts.out_features // 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExpertProject(ExpertProduct):
+    @property
+    def width(self) -> int:
+        return self.route.routing.num_used * self.experts.out_features
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gather(ExpertNode):
+    route: Route
+    x: Node
+    residual: Node | None
+
+    @property
+    def width(self) -> int:
+        return self.x.width // self.route.routing.num_used
+
+
+def expand(node: Moe) -> Node:
+    """The chain that computes a `Moe` node; its last node, which has that node's rows."""
+    weights, narrow = node.experts, node.narrow
+    gate_up, down = weights.gate_up, weights.down
+    route = Route(node.scores, node.routing, narrow=narrow)
+    read = _spread(route, node.x, gate_up, from_places=False)
+    inner = ExpertGate(
+        route, node.x, read, gate_up, weights.gate_up_bias, weights.activation, narrow=narrow
+    )
+    read_inner = _spread(route, inner, down, from_places=True)
+    out = ExpertProject(route, inner, read_inner, down, weights.down_bias, narrow=narrow)
+    return Gather(route, out, node.residual, narrow=narrow)
+
+
+def _spread(route: Route, x: Node, experts: CpuExperts, *, from_places: bool) -> Spread | None:
+    """The rows that experts read in 8 bits; None: they read float32 alone."""
+    if not experts.wants_q8:
+        return None
+    return Spread(route, x, from_places, experts.in_features, experts.rows, narrow=route.narrow)
+
+
+def emit_route(low: Lowering, program: Any, node: Route) -> None:
+    routing = node.routing
+    low.routes[node] = program.route(
+        scores=low.operand(node.scores, "f32"),
+        experts=routing.num_experts,
+        used=routing.num_used,
+        scoring=routing.scoring,
+        normalized=routing.normalized,
+        scale=routing.scale,
+        groups=routing.num_groups,
+        used_groups=routing.num_used_groups,
+        group_top=routing.group_top,
+        choice_bias=routing.choice_bias,
+        expert_scale=routing.expert_scale,
+    )
+
+
+def emit_spread(low: Lowering, program: Any, node: Spread) -> None:
+    program.spread(
+        routed=low.routes[node.route],
+        x=low.operand(node.x, "f32"),
+        from_places=node.from_places,
+        width=node.expert_width,
+        q8=low.operand(node, "q8"),
+        rows=node.rows,
+    )
+
+
+def emit_gate(low: Lowering, program: Any, node: ExpertGate) -> None:
+    program.expert_gate(activation=node.activation, **_factors(low, node))
+
+
+def emit_project(low: Lowering, program: Any, node: ExpertProject) -> None:
+    program.expert_project(**_factors(low, node))
+
+
+def _factors(low: Lowering, node: ExpertProduct) -> dict[str, Any]:
+    return {
+        "routed": low.routes[node.route],
+        "f32": low.operand(node.x, "f32") if node.experts.wants_f32 else None,
+        "q8": low.operand(node.spread, "q8"),
+        "rows": node.experts.rows,
+        "experts": [matrix.native for matrix in node.experts.matrices],
+        "bias": node.bias,
+        "out": low.operand(node, "f32"),
+    }
+
+
+def emit_gather(low: Lowering, program: Any, node: Gather) -> None:
+    program.gather_experts(
+        routed=low.routes[node.route],
+        x=low.operand(node.x, "f32"),
+        residual=low.operand(node.residual, "f32"),
+        width=node.width,
+        out=low.operand(node, "f32"),
+    )
