@@ -54,8 +54,8 @@ def randomize(model: Any) -> None:
     for name, tensor in model.named_parameters():
         deviation = 0.2 if tensor.dim() < 2 else 1.5 / np.sqrt(tensor.shape[-1])
         noise = torch.randn_like(tensor) * deviation
-        tensor.data = noise if tensor.dim() > 1 or name.endswith("bias") else tensor.data + noise
-    model.to(torch.bfloat16).to(torch.float32)
+        values = noise if tensor.dim() > 1 or name.endswith("bias") else tensor.data + noise
+        tensor.data = values.bfloat16().float()  # rotation speeds, which are no parameters, keep their precision
 
 
 def write(name: str) -> None:
