@@ -20,6 +20,7 @@ from unspool.server.service import LARGE, LARGE_WORKERS
 USER = {"role": "user", "content": "a"}
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 LONG = " " * 1_000_000  # more than any number of tokens within the context could hold
+CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": LONG}}]}
 
 
 def anthropic_error(response: Any) -> str:
@@ -35,6 +36,8 @@ def anthropic_error(response: Any) -> str:
         (CHAT, {"messages": [USER, {"role": "user", "content": LONG}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": " " * 1000}] * 1000}, "messages"),
+        (CHAT, {"messages": [CALL, USER]}, "messages"),
+        (CHAT, {"messages": [USER], "chat_template_kwargs": {"documents": [LONG[4:]]}}, "chat_template_kwargs"),
         (RESPONSES, {"input": LONG}, "input"),
         ("/v1/score", {"input": LONG}, "input"),
         ("/tokenize", {"prompt": LONG}, "prompt"),
@@ -51,7 +54,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(path: str, bod
         error = await client.refused(path, body)
         assert (error["param"], error["code"]) == (param, "context_length_exceeded")
         assert f"maximum context length is {CONTEXT} tokens of at most {longest} bytes" in error["message"]
-        assert f"{param} has 100000" in error["message"]
+        assert f"{param} has 10000" in error["message"]
 
     in_process(test)
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+import resource
 import select
 import socket
 import sys
@@ -21,9 +22,10 @@ import pytest
 from tests.server.harness import Live
 from tests.server.test_cli import Process, model  # noqa: F401 (a fixture)
 from tests.server.test_load import raw_request, read_until
+from unspool.errors import EngineError
 from unspool.server.config import ServerConfig
 from unspool.server.connection import MAX_HEADERS, MAX_PIPELINED
-from unspool.server.listener import SURPLUS, Gate, LimitLog, Listener
+from unspool.server.listener import SPARE_DESCRIPTORS, SURPLUS, Gate, LimitLog, Listener, fit_descriptors
 
 KEY: dict[str, Any] = {"api_keys": ("sk-x",)}
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -317,6 +319,38 @@ def limited_process(descriptors: int, *arguments: str) -> Process:
         "runpy.run_module('unspool', run_name='__main__')"
     )
     return Process(*arguments, command=[sys.executable, "-c", code])
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits", "raised"),
+    [
+        ((1 << 20, 1 << 20), 1000, None),
+        ((100, 1 << 20), 1000, True),
+        ((100, resource.RLIM_INFINITY), 1000, True),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1000, None),
+        ((500, 500), 500 - 100 - SURPLUS - SPARE_DESCRIPTORS, None),
+        ((400, 500), 500 - 100 - SURPLUS - SPARE_DESCRIPTORS, True),
+    ],
+)
+def test_connections_fit_the_descriptors(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], fits: int, raised: bool | None
+) -> None:
+    was_set = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, value: was_set.append(value))
+    monkeypatch.setattr("unspool.server.listener._num_descriptors", lambda: 100)
+    assert fit_descriptors(1000) == fits
+    assert bool(was_set) == bool(raised)
+    for soft, hard in was_set:
+        assert soft >= fits + 100 + SURPLUS + SPARE_DESCRIPTORS
+        assert hard == limits[1]
+
+
+def test_too_few_descriptors_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))
+    monkeypatch.setattr("unspool.server.listener._num_descriptors", lambda: 30)
+    with pytest.raises(EngineError, match="may open 64 files"):
+        fit_descriptors(1000)
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

@@ -26,7 +26,7 @@ def encode_chat(
 ) -> list[int]:
     """Token ids of a conversation: the template's control tokens are control tokens, the messages' are not."""
     try:
-        written = "\0".join(_texts((messages, options)))
+        written = "\0".join(texts_in((messages, options)))
     except RecursionError:
         raise RequestError("messages: they are nested too deep", "messages") from None
     control = tokenizer.control_marks
@@ -62,14 +62,14 @@ def _unused_mark(written: str) -> str:
     return f"{OPEN}{number}{CLOSE}"
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Every text in a value, keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
+            yield from texts_in(key)
+            yield from texts_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from texts_in(item)

@@ -10,6 +10,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from unspool.errors import EngineError, RequestError
@@ -202,9 +203,13 @@ def fit_descriptors(wanted: int) -> int:
     """How many connections the process may have descriptors for, at most `wanted`; its own limit is raised for them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SURPLUS + _num_descriptors() + SPARE_DESCRIPTORS
-    if soft < needed and (hard == resource.RLIM_INFINITY or soft < hard):
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < needed and soft != hard:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(ValueError, OSError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
     fits = wanted - max(0, needed - soft)
     if fits < 1:
         raise EngineError(f"this process may open {soft} files, too few to serve; raise its limit (ulimit -n)")

@@ -89,11 +89,13 @@ class Server(uvicorn.Server):
 
 
 def serve(llm: LLM, config: ServerConfig, sockets: list[socket.socket]) -> None:
-    """Serve on bound sockets until SIGINT or SIGTERM."""
+    """Serve on bound sockets until SIGINT or SIGTERM. Raises at the end if the engine failed meanwhile."""
     set_up_logging(config)
     service = Service(llm, config)
     app = build(service)
     Server(uvicorn_config(app, config), service).run(sockets)
+    if service.engine.failure is not None:
+        raise service.engine.failure
 
 
 def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Config:

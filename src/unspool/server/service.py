@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
+from unspool.chat.guard import texts_in
 from unspool.chat.model_chat import RenderedPrompt
 from unspool.chat.tools import Toolbox
 from unspool.engine.making import check_length
@@ -96,7 +97,12 @@ class Service:
         param: str = "messages",
     ) -> RenderedPrompt:
         """A conversation's token ids. `param`: the field that it came in."""
-        self.check_length((m["content"] for m in messages if isinstance(m.get("content"), str)), param)
+        written = [(message.get("content"), message.get("tool_calls")) for message in messages]
+        for value, field in ((written, param), (options, "chat_template_kwargs")):
+            try:
+                self.check_length(texts_in(value), field)
+            except RecursionError:
+                raise RequestError(f"{field}: nested too deep", field) from None
         return self.chat.prompt(messages, toolbox, options, add_generation_prompt=add_generation_prompt)
 
     # Running --------------------------------------------------------------------------------------------------------
