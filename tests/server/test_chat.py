@@ -302,6 +302,21 @@ def test_any_seed_is_one_that_json_can_hold(seed: int) -> None:
     in_process(test)
 
 
+def test_every_seed_survives_json_and_gives_its_answer_again() -> None:
+    async def test(client: Client) -> None:
+        body = {"messages": USER, "max_tokens": 8, "temperature": 1.5}
+        for more in ({"n": 6}, {"n": 2, "best_of": 5}, {"n": 4, "seed": 2**53 - 1}):
+            answer = await client.ok(PATH, body | more)
+            seeds = [about["seed"] for about in answer["unspool"]["choices"]]
+            assert all(float(seed) == seed < 2**53 for seed in seeds)
+            assert len(set(seeds)) == len(seeds)
+            for choice, seed in zip(answer["choices"], seeds, strict=True):
+                again = await client.ok(PATH, body | {"seed": seed})
+                assert again["choices"][0]["message"] == choice["message"]
+
+    in_process(test)
+
+
 def test_allowed_tools_are_the_ones_that_can_be_called() -> None:
     other = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
     named = [{"type": "function", "function": {"name": "weather"}}]
@@ -422,6 +437,11 @@ def test_one_call_where_one_is_wanted() -> None:
         assert len(both["choices"][0]["message"]["tool_calls"]) == 2
         assert len(one["choices"][0]["message"]["tool_calls"]) == 1
         assert one["choices"][0]["finish_reason"] == "tool_calls"
+        more = {"parallel_tool_calls": False, "n": 3, "temperature": 1.5, "seed": 1, "logprobs": True}
+        several = await client.ok(PATH, body | more)
+        assert [len(choice["message"]["tool_calls"]) for choice in several["choices"]] == [1, 1, 1]
+        delivered = sum(len(choice["logprobs"]["content"]) for choice in several["choices"])
+        assert several["usage"]["completion_tokens"] == delivered
 
     in_process(test)
 
