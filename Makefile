@@ -10,6 +10,8 @@ SEED    ?= 7
 BENCH   ?= bandwidth startup load
 # Processes that run tests side by side; each test module stays in one.
 WORKERS ?= 2
+# Of `make test-sanitize`: address,undefined or thread.
+SANITIZE ?= address,undefined
 # Arguments for pytest, as in `make test PYTEST="tests/unit -x"`.
 PYTEST  ?=
 
@@ -21,17 +23,23 @@ NOTHING :=
 SPACE   := $(NOTHING) $(NOTHING)
 TESTING := $(STAMPS)/requirements-$(subst $(SPACE),-,$(strip $(EXTRAS)))
 
-.PHONY: help demo test test-slow test-gpu lint native bench clean
+COMMA   := ,
+SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
+SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
+                   tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
+
+.PHONY: help demo test test-slow test-gpu test-sanitize lint native bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo       set up, fetch the default model, answer a prompt (PROMPT=…, SEED=…)"
-	@echo "make test       set up, ruff, mypy, pytest (PYTEST=… for its arguments)"
-	@echo "make test-slow  the tests that take longer"
-	@echo "make test-gpu   the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
-	@echo "make native     build the native kernels again after a change in native/"
-	@echo "make bench      run benchmarks (BENCH=…; \`unspool bench\` lists them)"
-	@echo "make clean      remove what was built, the virtual environment too"
+	@echo "make demo           set up, fetch the default model, answer a prompt (PROMPT=…, SEED=…)"
+	@echo "make test           set up, ruff, mypy, pytest (PYTEST=… for its arguments)"
+	@echo "make test-slow      the tests that take longer"
+	@echo "make test-gpu       the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
+	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
+	@echo "make native         build the native kernels again after a change in native/"
+	@echo "make bench          run benchmarks (BENCH=…; \`unspool bench\` lists them)"
+	@echo "make clean          remove what was built, the virtual environment too"
 
 demo: $(STAMPS)/install
 	@$(BIN)/unspool pull
@@ -46,6 +54,17 @@ test-slow: $(TESTING) $(STAMPS)/install
 # Where there is a GPU there is a torch that fits it: take the interpreter that has it, install and build nothing.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(wildcard tests/ops/test_cuda_*.py) $(PYTEST)
+
+# A build of its own, loaded into a Python that has none: the sanitizer's library has to come first. Leaks are Python's.
+test-sanitize: $(TESTING) $(STAMPS)/install
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S native -B $(SANITIZED) -G Ninja -DUNSPOOL_SANITIZE=$(SANITIZE) \
+	    -DPython_EXECUTABLE=$(abspath $(BIN))/python
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build $(SANITIZED)
+	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(if $(findstring thread,$(SANITIZE)),tsan,asan).so):$$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	TSAN_OPTIONS=handle_segv=0:handle_sigbus=0 \
+	$(BIN)/python -m pytest --capture=sys -p tests.native_build --native $(SANITIZED)/_native*.so \
+	    -m "not slow and not gpu" $(SANITIZED_TESTS) $(PYTEST)
 
 lint: $(TESTING)
 	$(BIN)/ruff check src tests scripts benchmarks

@@ -280,43 +280,61 @@ bool Program::is_over(size_t index) const {
     return done == share(index, 0).units;
 }
 
-// Does one's own share, then what is left of others'. How many units that were.
-int32_t Program::take_part(size_t index, int thread) {
+// Takes the next units of an instruction: of one's own share, then of what is left of others'. False: none are left.
+bool Program::claim(size_t index, int thread, Claim& claim) const {
     const int threads = pool_->threads();
+    for (; claim.turn < threads; claim.turn++) {
+        Share& owner = share(index, (thread + claim.turn) % threads);
+        const int32_t left = owner.end - owner.next.load(std::memory_order_relaxed);
+        if (left <= 0) continue;
+        const int32_t half = by_halves_ ? std::max(owner.grain, left / 2) : left;
+        const int32_t own = owner.is_halved ? half : std::clamp(left / 4, owner.grain, owner.most);
+        const int32_t count = claim.turn == 0 ? own : owner.grain;
+        claim.begin = owner.next.fetch_add(count, std::memory_order_relaxed);
+        if (claim.begin >= owner.end) continue;
+        claim.end = std::min(owner.end, claim.begin + count);
+        claim.owner = &owner;
+        return true;
+    }
+    claim.owner = nullptr;
+    return false;
+}
+
+// Does the units that were claimed, if any, and goes on as long as there are more. How many that were.
+int32_t Program::take_part(size_t index, int thread, Claim first) {
     int32_t done = 0;
-    for (int k = 0; k < threads; k++) {
-        Share& owner = share(index, (thread + k) % threads);
-        for (int32_t left; (left = owner.end - owner.next.load(std::memory_order_relaxed)) > 0;) {
-            const int32_t half = by_halves_ ? std::max(owner.grain, left / 2) : left;
-            const int32_t own = owner.is_halved ? half : std::clamp(left / 4, owner.grain, owner.most);
-            const int32_t count = k == 0 ? own : owner.grain;
-            const int32_t begin = owner.next.fetch_add(count, std::memory_order_relaxed);
-            if (begin >= owner.end) break;
-            const int32_t end = std::min(owner.end, begin + count);
-            owner.instruction->run(*this, *step_, thread, begin, end);
-            done += end - begin;
-        }
+    bool has_units = first.owner || claim(index, thread, first);
+    for (; has_units; has_units = claim(index, thread, first)) {
+        first.owner->instruction->run(*this, *step_, thread, first.begin, first.end);
+        done += first.end - first.begin;
     }
     return done;
 }
 
 void Program::work(int thread) {
     for (size_t i = 0; i < num_shares_; i++) {
-        Share& mine = share(i, thread);
-        share(1 - set_, i, thread).renew(mine);
-        if (mine.is_copied) {
-            // A thread that comes late may find the reader of its copy done and the rows it would read written over:
-            // then the copy is of no use to anyone, and most often not even made.
+        Claim first;
+        if (share(i, thread).is_copied) {
+            // Units of the next instruction that all wait for are claimed before the copies for it are made: until they
+            // are done it is not over, and nobody writes over what is being copied. A thread that comes too late for
+            // any unit needs no copies.
             size_t reader = i + 1;
             while (reader < num_shares_ && share(reader, thread).is_copied) reader++;
-            if (reader == num_shares_ || !is_over(reader)) mine.instruction->run(*this, *step_, thread, 0, mine.units);
-            continue;
+            const bool is_needed = reader == num_shares_ || claim(reader, thread, first);
+            for (; i < reader; i++) {
+                Share& mine = share(i, thread);
+                share(1 - set_, i, thread).renew(mine);
+                if (is_needed) mine.instruction->run(*this, *step_, thread, 0, mine.units);
+            }
+            if (reader == num_shares_) return;
         }
+        Share& mine = share(i, thread);
+        share(1 - set_, i, thread).renew(mine);
         Asking& ahead = asking(thread);
         ahead.clear();
         if (i + 1 < num_shares_) share(i + 1, thread).instruction->foretell(*this, *step_, thread, ahead);
         ahead.pace(mine.end - mine.begin);
-        mine.done.store(take_part(i, thread), std::memory_order_release);
+        mine.done.store(take_part(i, thread, first), std::memory_order_release);
         Pool::await([&] { return is_over(i); });
     }
 }

@@ -291,7 +291,14 @@ private:
     }
     Share& share(size_t index, int thread) const { return share(set_, index, thread); }
     bool is_over(size_t index) const;
-    int32_t take_part(size_t index, int thread);
+    // Units of an instruction that one thread has taken, and will do.
+    struct Claim {
+        Share* owner = nullptr;  // of the share that they are from; null: none are taken
+        int32_t begin = 0, end = 0;
+        int turn = 0;  // whose shares to look at next: 0 one's own
+    };
+    bool claim(size_t index, int thread, Claim& claim) const;
+    int32_t take_part(size_t index, int thread, Claim first);
 
     std::shared_ptr<Pool> pool_;
     const Kernels* kernels_;

@@ -133,6 +133,7 @@ Strings::Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_
     for (uint64_t i = 0; i + 1 < starts_.size(); i++) {
         uint8_t* copy = text_.data() + starts_[i];
         const size_t length = starts_[i + 1] - starts_[i];
+        if (length == 0) continue;
         memcpy(copy, bytes + position + 8 * (i + 1) + starts_[i], length);
         if (!is_text(copy, length)) {
             starts_.resize(i + 1);

@@ -213,7 +213,7 @@ INLINE void add_group(const uint8_t* codes, const Row* x, V scale, V min, V (&ac
     UNROLL for (int r = 0; r < R; r++) {
         if constexpr (S.offset == 0) dot[r] = vset1i(0);
         else if constexpr (S.group == 32) dot[r] = vshl<(S.offset == 8 ? 0 : S.offset == 16 ? 1 : 4)>(vset1i(x[r].ns));
-        else dot[r] = vset1i(-S.offset * x[r].s[G]);
+        else dot[r] = vset1i(wrapping_mul(-S.offset, x[r].s[G]));
     }
     dots<S.bits, S.group, G, R>(codes, x, dot);
     UNROLL for (int r = 0; r < R; r++) {
@@ -347,7 +347,7 @@ template <Format FMT, int G, int H> INLINE void scale_many(VI dot, const QBlock&
     constexpr Scheme S = SCHEMES[FMT];
     if constexpr (S.offset != 0 && S.group == 32)
         dot = _mm256_add_epi32(dot, vshl<(S.offset == 8 ? 0 : S.offset == 16 ? 1 : 4)>(vset1i(x.ns)));
-    if constexpr (S.offset != 0 && S.group == 16) dot = _mm256_add_epi32(dot, vset1i(-S.offset * x.s[G]));
+    if constexpr (S.offset != 0 && S.group == 16) dot = _mm256_add_epi32(dot, vset1i(wrapping_mul(-S.offset, x.s[G])));
     V acc = _mm256_load_ps(out + H * LANES);
     acc = vfma(vfloat(dot), vmul(scale, vset1(x.d)), acc);
     if constexpr (S.min) acc = vfma(min, vset1(S.group == 32 ? x.ds : x.d * static_cast<float>(x.s[G])), acc);

@@ -70,8 +70,9 @@ INLINE void quantize_block(const float* x, float most, QBlock* out) {
     store_i8(out->q + 16, high);
     const int sum_low = sum16(out->q, low), sum_high = sum16(out->q + 16, high);
     out->d = empty ? 0.0f : most / 127.0f;
-    out->ds = out->d * static_cast<float>(sum_low + sum_high);
-    out->ns = -8 * (sum_low + sum_high);
+    const int sum = wrapping_add(sum_low, sum_high);
+    out->ds = out->d * static_cast<float>(sum);
+    out->ns = wrapping_mul(-8, sum);
     out->s[0] = static_cast<int16_t>(sum_low);
     out->s[1] = static_cast<int16_t>(sum_high);
 }
@@ -228,8 +229,8 @@ INLINE int round_one(const float* x, float most, float scale, WholeBlock& out) {
     out.start = _mm_cvtsi128_si32(_mm_mullo_epi16(sums, _mm_set1_epi16(-MIDDLE_CODE)));  // for even and odd pairs
     return static_cast<int16_t>(_mm_extract_epi16(sums, 0)) + static_cast<int16_t>(_mm_extract_epi16(sums, 1));
 #else
-    const int sum = isum(low + high);
-    out.start = -MIDDLE_CODE * sum;
+    const int sum = isum(iadd(low, high));
+    out.start = wrapping_mul(-MIDDLE_CODE, sum);
     return sum;
 #endif
 }
@@ -246,7 +247,8 @@ INLINE void round_row(const float* x, const float* most, int blocks, Inverses by
             const float* block = i ? second_of(x, blocks - b) : x;
             const int sum = round_one(block, most[b + i], by.unit / static_cast<float>(share), out[i * stride]);
             out->pair[i] = static_cast<int16_t>(share);
-            out[stride].pair[i] = static_cast<int16_t>((share * sum + WHOLE_SHARE / 2) >> WHOLE_SHARE_BITS);
+            const int scaled = wrapping_add(wrapping_mul(share, sum), WHOLE_SHARE / 2);
+            out[stride].pair[i] = static_cast<int16_t>(scaled >> WHOLE_SHARE_BITS);
         }
 }
 
@@ -311,8 +313,9 @@ void quantize_fine(const float* x, int blocks, FineBlock* out, int stride) {
             for (int j = 0; j < 4; j++) out->q[i + j] = values[i + j / 2 + j % 2 * 2];
         out->s[0] = isum(low), out->s[1] = isum(high);
         out->d = empty ? 0.0f : most / 32767.0f;
-        out->ds = out->d * static_cast<float>(out->s[0] + out->s[1]);
-        out->ns = -8 * (out->s[0] + out->s[1]);
+        const int sum = wrapping_add(out->s[0], out->s[1]);
+        out->ds = out->d * static_cast<float>(sum);
+        out->ns = wrapping_mul(-8, sum);
     }
 }
 

@@ -16,6 +16,11 @@ namespace unspool::KERNEL_ISA {
 typedef int32_t __attribute__((may_alias)) pair_t;  // two 16-bit integers
 typedef int32_t __attribute__((may_alias)) quad_t;  // four 8-bit integers, or half of them as a pair
 
+// Integers of rows that are not finite, or whose values are extreme, are anything: their sums wrap round and are not
+// used, for the row's scale says so.
+INLINE int wrapping_add(int a, int b) { return static_cast<int>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
+INLINE int wrapping_mul(int a, int b) { return static_cast<int>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b)); }
+
 #if defined(KERNEL_ISA_AVX512)
 
 using F = __m512;
@@ -41,7 +46,12 @@ template <int N> INLINE I ishl(I a) { return _mm512_slli_epi32(a, N); }
 INLINE I ishl(I a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
 INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 INLINE I round_int(F a) { return _mm512_cvtps_epi32(a); }
-INLINE int isum(I a) { return _mm512_reduce_add_epi32(a); }
+INLINE int isum(I a) {
+    const __m256i s = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xB1)));
+}
 INLINE I load_bits(const uint8_t* p, int shift, int mask) {
     return _mm512_and_si512(_mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(mask));
 }
@@ -341,6 +351,9 @@ INLINE float hmax(F x) {
 
 typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
+typedef uint32_t U __attribute__((vector_size(64)));  // for sums that may wrap round, as in the other instruction sets
+INLINE U as_unsigned(I a) { return reinterpret_cast<U>(a); }
+INLINE I as_signed(U a) { return reinterpret_cast<I>(a); }
 
 INLINE F load(const float* p) {
     F a;
@@ -360,17 +373,17 @@ INLINE F min(F a, F b) { return a < b ? a : b; }
 INLINE I as_int(F a) { return reinterpret_cast<I>(a); }
 INLINE F as_float(I a) { return reinterpret_cast<F>(a); }
 INLINE F abs(F a) { return as_float(as_int(a) & 0x7FFFFFFF); }
-INLINE I iadd(I a, int b) { return a + b; }
+INLINE I iadd(I a, int b) { return as_signed(as_unsigned(a) + static_cast<uint32_t>(b)); }
 template <int N> INLINE I ishl(I a) { return a << N; }
 INLINE I ishl(I a, int n) { return a << n; }
 INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
 // To nearest, ties to even, for |a| < 2²²: adding 1.5 · 2²³ leaves the integer in the low bits. Others become
 // something.
-INLINE I round_int(F a) { return as_int(a + 12582912.0f) - 0x4B400000; }
+INLINE I round_int(F a) { return iadd(as_int(a + 12582912.0f), -0x4B400000); }
 INLINE int isum(I a) {
-    int s = 0;
-    for (int i = 0; i < 16; i++) s += a[i];
-    return s;
+    uint32_t s = 0;
+    for (int i = 0; i < 16; i++) s += as_unsigned(a)[i];
+    return static_cast<int>(s);
 }
 INLINE I load_bits(const uint8_t* p, int shift, int mask) {
     I a;
@@ -385,9 +398,9 @@ INLINE I iload(const void* p) {
     memcpy(&a, p, 64);
     return a;
 }
-INLINE I iadd(I a, I b) { return a + b; }
+INLINE I iadd(I a, I b) { return as_signed(as_unsigned(a) + as_unsigned(b)); }
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
-    c += (a << 16 >> 16) * static_cast<int16_t>(*b) + (a >> 16) * (*b >> 16);
+    c = iadd(c, iadd((a << 16 >> 16) * static_cast<int16_t>(*b), (a >> 16) * (*b >> 16)));
 }
 constexpr int QUAD_PARTS = 1;
 template <int P> INLINE I key_part(I a) { return a; }
@@ -419,7 +432,6 @@ template <int LEN> INLINE F swap(F a) { return __builtin_shuffle(a, NUMBERS ^ LE
 template <int LEN> INLINE F mixed(F a, F b) { return __builtin_shuffle(a, b, NUMBERS + (NUMBERS & LEN) * (16 / LEN)); }
 INLINE float first(F a) { return a[0]; }
 INLINE F larger(F a, F b) {
-    typedef uint32_t U __attribute__((vector_size(64)));
     return reinterpret_cast<U>(a) > reinterpret_cast<U>(b) ? a : b;
 }
 INLINE I truncated(F a) { return __builtin_convertvector(a > -0x1p31f ? a : set1(-0x1p31f), I); }

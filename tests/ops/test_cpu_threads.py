@@ -98,3 +98,24 @@ def test_a_child_forked_amid_a_step_is_refused_and_may_load_the_model_itself() -
         leave.set()
         thread.join()
     assert np.array_equal(step(batch), wanted)
+
+
+def test_two_models_take_turns_on_one_pool() -> None:
+    """More threads than cores, so that some come late to rows that every thread copies for itself. Under
+    `make test-sanitize SANITIZE=thread` this finds whoever writes over a row that is still being copied."""
+    checkpoints = [random_checkpoint(SHAPES["tiny"], format=format) for format in ("q8_0", "q4_1")]
+    steps = [compiled(CpuOps(threads=5), each, EngineConfig().suited("cpu")) for each in checkpoints]
+    batches = [make_batch([(position, 1, [0, 1])], 32) for position in range(40)]
+    wanted = [[np.array(step(batch)) for batch in batches] for step in steps]
+    found: list[list[np.ndarray]] = [[], []]
+
+    def run(index: int) -> None:
+        found[index] = [np.array(steps[index](batch)) for batch in batches]
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
