@@ -28,8 +28,9 @@ from typing import Any
 
 from unspool.errors import BackendError
 
+SETTLE = 3.0  # seconds for what a server prepares in the background
 INTERVAL = 0.02  # seconds between two questions for /health
-PATIENCE = 120.0  # seconds that a question or an attacker waits for its answer
+PATIENCE = 120.0  # seconds that an attacker or a question waits; one without an answer counts as that long
 MB = 1_000_000
 
 
@@ -214,14 +215,19 @@ def watch(server: Server, done: threading.Event) -> list[float]:
     while not done.is_set():
         took = ask(server.port, PATIENCE)
         took = PATIENCE if took is None else took
-        waits += [took - late * INTERVAL for late in range(math.ceil(took / INTERVAL) or 1)]
+        waits += waits_of(took)
         time.sleep(max(0.0, INTERVAL - took))
     return sorted(waits)
 
 
+def waits_of(took: float) -> list[float]:
+    """What a question took, and what those that were due meanwhile would have taken."""
+    return [took - late * INTERVAL for late in range(math.ceil(took / INTERVAL))]
+
+
 def measure(case: Case, python: str, model: str, seconds: float) -> dict[str, Any]:
     with running(python, model, case.descriptors) as server:
-        time.sleep(1.0)  # what it prepares in the background
+        time.sleep(SETTLE)
         before, done = server.memory(), threading.Event()
         waits: list[float] = []
         watcher = threading.Thread(target=lambda: waits.extend(watch(server, done)))
@@ -234,7 +240,7 @@ def measure(case: Case, python: str, model: str, seconds: float) -> dict[str, An
             "attack": case.name,
             "what": case.what,
             "p50_ms": round(1000 * waits[len(waits) // 2], 1),
-            "p99_ms": round(1000 * waits[min(len(waits) - 1, math.ceil(0.99 * len(waits)))], 1),
+            "p99_ms": round(1000 * waits[int(0.99 * (len(waits) - 1))], 1),
             "max_ms": round(1000 * waits[-1], 1),
             "memory_mb": round(grown / MB),
             "log_kb": round(os.fstat(server.log.fileno()).st_size / 1000),

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.server.harness import Client, in_process, make_llm
-from unspool.errors import RequestError
+from unspool.errors import EngineDiedError, RequestError
 from unspool.server.config import Keys, ServerConfig, read_keys
+from unspool.server.run import Server, serve
 from unspool.server.service import Service
 from unspool.server.tracing import OtelTracer, traces_url
 
@@ -262,6 +263,19 @@ def test_a_dead_engine_is_told_to_everyone() -> None:
         await service.engine.shutdown()
 
     asyncio.run(test())
+
+
+def test_a_server_whose_engine_died_does_not_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm()
+
+    def run(server: Server, sockets: Any) -> None:
+        llm.driver.failure = EngineDiedError("the engine stopped")
+
+    monkeypatch.setattr(Server, "run", run)
+    with pytest.raises(EngineDiedError, match="the engine stopped"):
+        serve(llm, ServerConfig(**QUIET), [])
+    llm.driver.failure = None
+    llm.close()
 
 
 def test_a_panic_in_a_request_is_its_own() -> None:

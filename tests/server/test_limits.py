@@ -192,6 +192,31 @@ def test_pipelines_are_bounded(make_server: Callable[..., Live]) -> None:
         assert read_until(connection, b"\0").count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", 200),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n\r\n", 200),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"CONNECT example.com:80 HTTP/1.1\r\nhost: a\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx y: 1\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400),
+    ],
+    ids=["websocket", "h2c", "http2", "connect", "both lengths", "two lengths", "a bad name", "tls"],
+)
+def test_what_is_no_request_of_ours_is_answered_and_closed(server: Live, sent: bytes, status: int) -> None:
+    with connected(server) as connection:
+        connection.sendall(sent)
+        found, body = answer_of(connection)
+        assert found == status
+        if status == 400:
+            assert body["error"]["code"] == "invalid_http"
+            assert is_closed(connection)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
 def test_idle_connections_make_room_for_new_ones(make_server: Callable[..., Live]) -> None:
     server = make_server(max_connections=8)
     with ExitStack() as stack:
