@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from unspool.errors import RequestError
 from unspool.text.byte_level import LibraryWords, NativeWords, library_cuts
 from unspool.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, cut_ascii
 from unspool.text.spm import SentencePieceModel, make_pieces
@@ -177,3 +178,16 @@ def test_pieces_merge_as_specified(seed: int, has_bytes: bool) -> None:
     for length in (0, 1, 2, 5, 20, 200, 1000):
         text = "".join(rng.choices(letters + "x\n", k=length))
         assert ours.encode(text) == theirs.encode(text), text
+
+
+@pytest.mark.parametrize("length", [40, 5000])
+def test_a_panic_of_the_library_is_the_requests_error(length: int) -> None:
+    """An expression that backtracks takes the place of ten million spaces, which take the library a second."""
+    tokens = list(byte_characters())
+    ids = {token: index for index, token in enumerate(tokens)}
+    words = LibraryWords(ids, [], PreTokenizer(("(a+)+$",)))
+    native = NativeWords(as_texts(tokens).native, ids, [], PreTokenizer(("(a+)+$",)))
+    for each in (words, native):
+        with pytest.raises(RequestError, match=r"the text cannot be cut into words: .*retry-limit") as caught:
+            each.encode("é" + "a" * length + "!")
+        assert caught.value.param == "prompt"
