@@ -104,12 +104,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
             check.word(name, getattr(self, name), words)
-        for name, low in _INTEGERS.items():
-            object.__setattr__(self, name, check.integer(name, getattr(self, name), low))
-        for name in ("threads", "kv_tokens"):
+        for name, (low, high) in _INTEGERS.items():
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, check.integer(name, value, 1))
+            if value is not None or name not in ("threads", "kv_tokens"):
+                object.__setattr__(self, name, check.integer(name, value, low, high))
         check.number("gpu_memory", self.gpu_memory, 0, 1, above=True)
         check.flag("prefix_cache", self.prefix_cache)
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
@@ -138,7 +136,15 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "quantize": get_args(Quantize),
     "kv_dtype": get_args(KVDtype),
 }
-_INTEGERS = {"block_size": 0, "step_tokens": 0, "chunk_tokens": 0, "max_running": 1, "max_waiting": 1}  # the least
+_INTEGERS = {  # the least and the most, far above what any machine has
+    "threads": (1, 4096),
+    "kv_tokens": (1, 2**40),
+    "block_size": (0, 65_536),
+    "step_tokens": (0, 2**24),
+    "chunk_tokens": (0, 2**24),
+    "max_running": (1, 2**20),
+    "max_waiting": (1, 2**31 - 1),
+}
 
 
 def _check_speculate(how: str) -> None:

@@ -221,6 +221,13 @@ def test_a_prompt_that_does_not_fit(short_model: str, capsys: Capture) -> None:
     assert "the prompt is too long: it has 218 tokens. This model's maximum context length is 96 tokens" in told
 
 
+@pytest.mark.parametrize(("flag", "field"), [("-n", "max_tokens"), ("--min-tokens", "min_tokens")])
+def test_an_answer_that_cannot_become_so_long(flag: str, field: str, short_model: str, capsys: Capture) -> None:
+    assert main(command(short_model, "hi", "--raw", flag, "95")) == 2
+    message = f"maximum context length is 96 tokens. The prompt has 2 and {field} is 95: 97 together"
+    assert message in capsys.readouterr().err
+
+
 def test_the_end_of_the_context_is_told(short_model: str, capsys: Capture) -> None:
     told = answer(short_model, capsys, "hi", "--ignore-eos")
     assert told["finish_reason"] == "length"

@@ -113,7 +113,7 @@ class Engine:
         resolved = params.resolve(self.checkpoint.generation, vocab_size=self.checkpoint.config.vocab_size)
         if self._notes:
             resolved = replace(resolved, warnings=(*resolved.warnings, *self._notes))
-        self._maker.check(prompt, output, params.max_tokens)
+        self._maker.check(prompt, output, params)
         if self._is_full:
             raise QueueFullError(f"{self.config.max_waiting:,} requests are waiting already; try again later")
         id = id if id is not None else f"r{self._maker.next_number}"

@@ -14,7 +14,7 @@ from unspool.engine.request import Request
 from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Token
 from unspool.lazy import np
-from unspool.params import ResolvedParams
+from unspool.params import ResolvedParams, SamplingParams
 from unspool.sampling.beam import BeamSearch
 from unspool.text.assembler import Assembler, Piece, PlainAssembler
 
@@ -55,7 +55,7 @@ class Maker:
             self._prepare_search(group)
         return group
 
-    def check(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int | None) -> None:
+    def check(self, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> None:
         vocab_size, engine = self._vocab_size, self._engine
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")
@@ -69,7 +69,8 @@ class Maker:
                 limit += f" here (kv_tokens; {engine.checkpoint.config.context_length} in the model itself)"
             size = f"it has {len(prompt)} tokens"
             raise ContextLengthError(f"the prompt is too long: {size}. {limit}, at least one of them for the answer")
-        check_length(len(prompt), max_tokens, engine.context_length)
+        check_length(len(prompt), params.max_tokens, engine.context_length)
+        check_length(len(prompt), params.min_tokens, engine.context_length, "min_tokens")
 
     def _compile(self, params: ResolvedParams) -> Any:
         if params.constraint is None:
