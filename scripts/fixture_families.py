@@ -21,7 +21,8 @@ import transformers
 FOLDER = Path(__file__).parent.parent / "tests" / "fixtures" / "families"
 TOKENS = 24
 COMMON = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+          "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64, "pad_token_id": None,
+          "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
 
 
 def gpt2() -> Any:
@@ -30,6 +31,7 @@ def gpt2() -> Any:
     )
 
 
+GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 4.0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
 
 
@@ -42,6 +44,16 @@ def causal(kind: str, **differs: Any) -> Callable[[], Any]:
 
 MODELS: dict[str, Callable[[], Any]] = {
     "gpt2": gpt2,
+    "gemma": causal("GemmaConfig", head_dim=16),
+    "gemma2": causal("Gemma2Config", head_dim=16, sliding_window=8, query_pre_attn_scalar=16, num_hidden_layers=3),
+    "granite": causal("GraniteConfig", **GRANITE),
+    "granite-moe": causal(
+        "GraniteMoeConfig", **GRANITE, intermediate_size=32, num_local_experts=8, num_experts_per_tok=3
+    ),
+    "olmo2": causal("Olmo2Config"),
+    "olmoe": causal("OlmoeConfig", intermediate_size=32, num_experts=8, num_experts_per_tok=3, norm_topk_prob=False),
+    "smollm3": causal("SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], tie_word_embeddings=True),
+    "starcoder2": causal("Starcoder2Config", sliding_window=8, use_bias=True),
     "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
     "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),

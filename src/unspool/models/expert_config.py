@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unspool.config import ModelConfig
+from unspool.errors import ModelError
 from unspool.models.limits import MAX_EXPERTS, MAX_INTERMEDIATE
 from unspool.weights.fields import Fields
 
@@ -52,6 +53,8 @@ def from_gguf(keys: Fields) -> dict[str, Any]:
 def gguf_keys(config: ModelConfig) -> dict[str, Any]:
     """The keys that `from_gguf` reads back."""
     assert isinstance(config, ExpertConfig)
+    if config.dense_layers:
+        raise ModelError(f"GGUF files of {config.architecture} cannot say that layers have no experts")
     return {
         "expert_count": config.num_experts,
         "expert_used_count": config.num_used_experts,

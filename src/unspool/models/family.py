@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unspool.config import ModelConfig
+from unspool.config import ModelConfig, RopeStyle
+from unspool.errors import ModelError
 from unspool.models import gguf_keys, hf_keys
 from unspool.models.layers import Architecture, Attention, FeedForward, Glu, Layer, RmsNorm
 from unspool.models.rotary import Rotary
@@ -52,7 +53,7 @@ class Family:
     # Reading -----------------------------------------------------------------------------------------------------
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
         """The numbers of a GGUF file, whose keys that begin with its architecture's name are `keys`."""
-        return ModelConfig(**gguf_keys.common(keys, file))
+        return ModelConfig(**gguf_keys.common(keys, file, rope_style=self.gguf_rope_style))
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
         """The numbers of a config.json; the model is of the family `name`."""
@@ -60,7 +61,12 @@ class Family:
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         """The keys, without the architecture's name, that `from_gguf` reads back as `config`."""
+        if config.rope_dim and config.rope_style != self.gguf_rope_style:
+            raise ModelError(f"GGUF stores {config.architecture} for {self.gguf_rope_style} rotation")
         return gguf_keys.common_keys(config)
+
+    # GGUF files of a family that rotates neighbouring channels store the rows of q and k in another order.
+    gguf_rope_style: RopeStyle = "half"
 
     whole_names: Mapping[str, str] = WHOLE
     layer_names: Mapping[str, str] = IN_LAYER

@@ -57,6 +57,14 @@ GEMMA3_270M = Gemma3Config(
 )
 
 
+def add_one_to_norms(weights: list[Weight]) -> list[Weight]:
+    """Hugging Face's norms, by GGUF's convention."""
+    return [
+        encode_weight(each.name, each.dequantize() + np.float32(1)) if each.name.endswith("norm.weight") else each
+        for each in weights
+    ]
+
+
 class Gemma3(Family):
     shapes = {
         "gemma3-270m": GEMMA3_270M,
@@ -124,11 +132,7 @@ class Gemma3(Family):
         )
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
-        found = super().canonical_weights(name, weight, config)
-        return [
-            encode_weight(each.name, each.dequantize() + np.float32(1)) if each.name.endswith("norm.weight") else each
-            for each in found
-        ]
+        return add_one_to_norms(super().canonical_weights(name, weight, config))
 
     def architecture(self, config: ModelConfig) -> Architecture:
         assert isinstance(config, Gemma3Config)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from unspool.config import ModelConfig, RopeScaling
+from unspool.config import ModelConfig, RopeScaling, RopeStyle
 from unspool.errors import ModelError
 from unspool.models.limits import (
     MAX_CONTEXT,
@@ -32,6 +32,7 @@ def common(
     theta: float = 10_000.0,
     rotates: bool = True,
     eps_key: str = RMS_EPS,
+    rope_style: RopeStyle = "half",
     experts: bool = False,
 ) -> dict[str, Any]:
     """ModelConfig's fields; `theta` is the family's, for files that do not name one; `experts`: it may have some."""
@@ -56,7 +57,7 @@ def common(
         "context_length": keys.integer("context_length", high=MAX_CONTEXT),
         "norm_eps": keys.number(eps_key, low=0, high=1),
         "rope_theta": keys.number("rope.freq_base", theta, low=1, high=MAX_THETA),
-        "rope_style": "half",
+        "rope_style": rope_style,
         "rope_dim": keys.integer("rope.dimension_count", head_dim, high=MAX_HEAD_DIM) if rotates else 0,
         "rope_scaling": _rope_scaling(keys),
         "tied_embeddings": "output.weight" not in file.tensors,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from unspool.config import ModelConfig, RopeScaling
-from unspool.errors import ModelError
 from unspool.models.family import Family
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
@@ -72,6 +70,7 @@ TINY = ModelConfig(
 
 
 class Llama(Family):
+    gguf_rope_style = "interleaved"
     shapes = {
         "llama-8b": LLAMA_8B,
         "llama-1b": LLAMA_1B,
@@ -87,13 +86,7 @@ class Llama(Family):
             from unspool.models import mixtral  # which builds on this module
 
             return mixtral.FAMILY.from_gguf(keys, file)
-        # Its files store q and k permuted, so that neighbouring channels rotate together.
-        return replace(super().from_gguf(keys, file), rope_style="interleaved")
-
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
-        if config.rope_style != "interleaved":
-            raise ModelError("GGUF stores llama for interleaved rotation, not half")
-        return super().gguf_keys(config)
+        return super().from_gguf(keys, file)
 
 
 FAMILY = Llama()

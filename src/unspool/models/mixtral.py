@@ -22,6 +22,7 @@ PARTS = {"1": "gate", "2": "down", "3": "up"}
 
 
 class Mixtral(Family):
+    gguf_rope_style = "interleaved"
     shapes = {
         "tiny-mixtral": ExpertConfig(
             **vars(replace(TINY, architecture="mixtral")), num_experts=4, num_used_experts=2, expert_width=96
@@ -34,10 +35,8 @@ class Mixtral(Family):
         return ExpertConfig(**common, **expert_config.from_hf(fields, common["num_layers"], width="intermediate_size"))
 
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ExpertConfig:
-        # Like llama's, its files store q and k permuted, so that neighbouring channels rotate together.
-        common = gguf_keys.common(keys, file, experts=True)
-        own = {"architecture": "mixtral", "rope_style": "interleaved"}
-        return ExpertConfig(**common | own, **expert_config.from_gguf(keys))
+        common = gguf_keys.common(keys, file, rope_style=self.gguf_rope_style, experts=True)
+        return ExpertConfig(**common | {"architecture": "mixtral"}, **expert_config.from_gguf(keys))
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         return super().gguf_keys(config) | expert_config.gguf_keys(config)

@@ -30,6 +30,14 @@ GGUF = {
     "gpt2": "gpt2",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "granite": "granite",
+    "granitemoe": "granite_moe",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -41,6 +49,14 @@ HUGGING_FACE = {
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granite_moe",
+    "Olmo2ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 FAMILIES = tuple(dict.fromkeys([*GGUF.values(), *HUGGING_FACE.values()]))
 
@@ -75,12 +91,17 @@ def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
     return check_config(path, family_of(name).from_hf(fields, name))
 
 
+def gguf_name(architecture: str) -> str:
+    """What GGUF files call a family."""
+    names = {family: name for name, family in GGUF.items()} | {"mistral": "llama", "mixtral": "llama"}
+    if architecture not in names:
+        raise ModelError(f"architecture {architecture!r} has no GGUF keys; {', '.join(names)} have")
+    return names[architecture]
+
+
 def metadata_of(config: ModelConfig) -> dict[str, Any]:
     """The GGUF keys that `config_from_gguf` reads back as `config`."""
-    names = {family: name for name, family in GGUF.items()} | {"mixtral": "llama"}
-    if config.architecture not in names:
-        raise ModelError(f"architecture {config.architecture!r} has no GGUF keys; {', '.join(names)} have")
-    name, keys = names[config.architecture], family_of(config.architecture).gguf_keys(config)
+    name, keys = gguf_name(config.architecture), family_of(config.architecture).gguf_keys(config)
     return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}
 
 

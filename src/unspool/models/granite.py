@@ -1,0 +1,80 @@
+"""Granite 3: Llama with four multipliers: of embeddings, of what a block adds, of scores, and of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unspool.config import ModelConfig
+from unspool.models import gguf_keys, hf_keys
+from unspool.models.family import Family
+from unspool.models.layers import Architecture, Attention, Layer
+from unspool.models.llama import TINY
+from unspool.weights.fields import Fields
+from unspool.weights.gguf import GGUFFile
+
+# Our names, Hugging Face's and GGUF's.
+MULTIPLIERS = {
+    "embedding_multiplier": ("embedding_multiplier", "embedding_scale"),
+    "residual_multiplier": ("residual_multiplier", "residual_scale"),
+    "attention_multiplier": ("attention_multiplier", "attention.scale"),
+    "logit_divisor": ("logits_scaling", "logit_scale"),
+}
+
+
+@dataclass(frozen=True)
+class GraniteConfig(ModelConfig):
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    logit_divisor: float = 1.0
+
+
+def multipliers_from_hf(fields: Fields) -> dict[str, Any]:
+    return {ours: fields.number(theirs, 1.0, low=0, high=1e6) for ours, (theirs, _) in MULTIPLIERS.items()}
+
+
+def multipliers_from_gguf(keys: Fields) -> dict[str, Any]:
+    return {ours: keys.number(theirs, 1.0, low=0, high=1e6) for ours, (_, theirs) in MULTIPLIERS.items()}
+
+
+class Granite(Family):
+    gguf_rope_style = "interleaved"
+    shapes: dict[str, ModelConfig] = {
+        "tiny-granite": GraniteConfig(
+            **vars(replace(TINY, architecture="granite")),
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.0625,
+            logit_divisor=8.0,
+        )
+    }
+
+    def from_hf(self, fields: Fields, name: str) -> ModelConfig:
+        return GraniteConfig(**hf_keys.common(fields, name), **multipliers_from_hf(fields))
+
+    def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
+        common = gguf_keys.common(keys, file, rope_style=self.gguf_rope_style)
+        return GraniteConfig(**common, **multipliers_from_gguf(keys))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        return super().gguf_keys(config) | {key: getattr(config, ours) for ours, (_, key) in MULTIPLIERS.items()}
+
+    def architecture(self, config: ModelConfig) -> Architecture:
+        assert isinstance(config, GraniteConfig)
+        return replace(
+            super().architecture(config),
+            embedding_scale=config.embedding_multiplier,
+            logit_scale=1 / config.logit_divisor,
+        )
+
+    def layer(self, config: ModelConfig, index: int) -> Layer:
+        assert isinstance(config, GraniteConfig)
+        return replace(super().layer(config, index), residual_scale=config.residual_multiplier)
+
+    def attention(self, config: ModelConfig, index: int) -> Attention:
+        assert isinstance(config, GraniteConfig)
+        return replace(super().attention(config, index), scale=config.attention_multiplier)
+
+
+FAMILY = Granite()

@@ -1,0 +1,81 @@
+"""Granite 3 with experts in place of its feed-forward; Hugging Face stores gates and up projections as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unspool.config import ModelConfig
+from unspool.errors import ModelError
+from unspool.models import expert_config, gguf_keys, hf_keys
+from unspool.models.expert_config import ExpertConfig
+from unspool.models.family import IN_LAYER
+from unspool.models.granite import Granite, GraniteConfig, multipliers_from_gguf, multipliers_from_hf
+from unspool.models.layers import FeedForward
+from unspool.models.moe import Moe
+from unspool.ops.routing import Routing
+from unspool.weights.fields import Fields
+from unspool.weights.gguf import GGUFFile
+from unspool.weights.weight import Weight
+
+MOE = "block_sparse_moe."
+
+
+@dataclass(frozen=True)
+class GraniteMoeConfig(GraniteConfig, ExpertConfig):
+    pass
+
+
+def _halves(stack: Weight) -> Iterator[Weight]:
+    """Each expert's gate and up projection, which lie one behind the other."""
+    count, rows, columns = stack.shape
+    size = stack.nbytes // (2 * count)
+    stem = stack.name.removesuffix("gate_up_exps.weight")
+    for half in range(2 * count):
+        name = f"{stem}{'up' if half % 2 else 'gate'}_exps.{half // 2}.weight"
+        yield Weight(name, stack.format, (rows // 2, columns), stack.raw[half * size : (half + 1) * size])
+
+
+class GraniteMoe(Granite):
+    shapes = {
+        "tiny-granite-moe": GraniteMoeConfig(
+            **vars(replace(Granite.shapes["tiny-granite"], architecture="granite_moe")),
+            num_experts=8,
+            num_used_experts=3,
+            expert_width=96,
+        )
+    }
+    layer_names = IN_LAYER | {
+        f"{MOE}router.layer.weight": "ffn_gate_inp.weight",
+        f"{MOE}input_linear.weight": "ffn_gate_up_exps.weight",
+        f"{MOE}output_linear.weight": "ffn_down_exps.weight",
+    }
+
+    def from_hf(self, fields: Fields, name: str) -> ModelConfig:
+        common = hf_keys.common(fields, name)
+        experts = expert_config.from_hf(fields, common["num_layers"], width="intermediate_size")
+        return GraniteMoeConfig(**common, **experts, **multipliers_from_hf(fields))
+
+    def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
+        common = gguf_keys.common(keys, file, rope_style=self.gguf_rope_style, experts=True)
+        common["architecture"] = "granite_moe"
+        return GraniteMoeConfig(**common, **expert_config.from_gguf(keys), **multipliers_from_gguf(keys))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        return super().gguf_keys(config) | expert_config.gguf_keys(config)
+
+    def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        found = super().canonical_weights(name, weight, config)
+        if not name.endswith("input_linear.weight"):
+            return found
+        if len(weight.shape) != 3 or weight.shape[1] % 2:
+            raise ModelError(f"tensor {name!r} has shape {list(weight.shape)}; gates and up projections were expected")
+        return list(_halves(found[0]))
+
+    def feed_forward(self, config: ModelConfig, index: int) -> FeedForward:
+        assert isinstance(config, ExpertConfig)
+        return Moe(Routing(config.num_experts, config.num_used_experts), config.expert_width, config.activation)
+
+
+FAMILY = GraniteMoe()
