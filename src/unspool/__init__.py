@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from unspool.events import Event, Failed, Finished, Text, Timings, Token, Usage
     from unspool.llm import LLM
+    from unspool.options import EngineOptions, SamplingOptions
     from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
     from unspool.results import Completion, Receipt, Result
 
@@ -48,6 +49,7 @@ _HOMES = {
     "unspool.llm": ("LLM",),
     "unspool.async_llm": ("AsyncLLM",),
     "unspool.engine.streams": ("AsyncStream", "Stream"),
+    "unspool.options": ("EngineOptions", "SamplingOptions"),
     "unspool.params": ("BeamParams", "Constraint", "RepetitionDetector", "SamplingParams"),
     "unspool.results": ("Completion", "Receipt", "Result"),
 }
@@ -59,10 +61,12 @@ __all__ = [  # noqa: RUF022 (grouped as a reader meets them)
     "Stream",
     "AsyncStream",
     "SamplingParams",
+    "SamplingOptions",
     "Constraint",
     "BeamParams",
     "RepetitionDetector",
     "EngineConfig",
+    "EngineOptions",
     "ModelConfig",
     "Result",
     "Completion",

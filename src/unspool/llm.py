@@ -106,6 +106,7 @@ class Model:
         self, prompts: Prompt | Batch, params: EachParams, options: SamplingOptions
     ) -> tuple[list[Generation], bool]:
         """The prompts with the parameters of each, and whether there are several."""
+        self.driver.check_open()
         many = isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | bytearray | Mapping)
         each: list[Any] = list(prompts) if many else [prompts]
         if many and each and _is_token(each[0]):
@@ -128,6 +129,7 @@ class Model:
         template_options: Mapping[str, Any] | None = None,
     ) -> Generation:
         """The answer to a prompt, or to a conversation."""
+        self.driver.check_open()
         if is_chat(prompt):
             toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
             return self._chat(prompt, asked, toolbox, template_options or {})
@@ -139,6 +141,7 @@ class Model:
     def _chat(
         self, messages: Messages, asked: SamplingParams, toolbox: Toolbox, options: Mapping[str, Any]
     ) -> Generation:
+        self.driver.check_open()  # first: in a fork, rendering could wait for the parent's threads
         chat = self.model_chat
         if toolbox.binds:
             if asked.constraint is not None:

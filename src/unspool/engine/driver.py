@@ -104,7 +104,7 @@ class Driver:
     # From any thread ------------------------------------------------------------------------------------------------
     def start(self, submissions: Sequence[Submission]) -> None:
         """Have the engine take requests, all or none. What is wrong with one is raised here."""
-        self._check_open()
+        self.check_open()
         for one in submissions:
             if one.params.constraint is not None and self.engine.tokenizer is not None:
                 from unspool.sampling.constraint import compile_constraint
@@ -119,7 +119,7 @@ class Driver:
 
     async def start_async(self, submissions: Sequence[Submission]) -> None:
         """`start` for an event loop."""
-        self._check_open()
+        self.check_open()
         for one in submissions:
             if one.params.constraint is not None and self.engine.tokenizer is not None:
                 from unspool.sampling.constraint import compile_async
@@ -184,7 +184,7 @@ class Driver:
 
     def _send(self, call: Call) -> None:
         if self._is_foreign:
-            self._check_open()
+            self.check_open()
         self._calls.put(call)
         if self._has_ended:  # set before the thread looked into the queue for the last time
             self._refuse_calls()
@@ -220,7 +220,7 @@ class Driver:
             call.reply(Reply(value))
 
     def _add(self, engine: Engine, submissions: Sequence[Submission]) -> None:
-        self._check_open()
+        self.check_open()
         try:
             for one in submissions:
                 one.id = engine.add(one.prompt, one.params, output=one.output, is_chat=one.is_chat)
@@ -303,7 +303,8 @@ class Driver:
             return EngineClosedError("the engine is closed, or closing; no new requests are taken")
         return None
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises what a new request would be refused with, whatever it asks for."""
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
