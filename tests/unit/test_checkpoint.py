@@ -396,3 +396,11 @@ def test_a_models_identity_is_what_differs_from_the_defaults() -> None:
     assert "('num_layers', 2)" in tiny.identity
     assert "mlp_bias" not in tiny.identity, "a field that is added later changes no fingerprint"
     assert replace(tiny, mlp_bias=True).identity != tiny.identity
+
+
+def test_gguf_chat_templates(tmp_path: Path) -> None:
+    templates = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
+    config = SHAPES["tiny"]
+    write_gguf(tmp_path / "m.gguf", metadata_of(config) | templates, random_checkpoint(config).weights)
+    found = open_checkpoint(tmp_path / "m.gguf")
+    assert (found.chat_template, found.tool_template) == ("plain", "tools")

@@ -381,3 +381,17 @@ def test_the_schema_in_the_help_gives_an_answer_worth_showing(smollm2_path: Path
     arguments = [example[1].strip('"'), "--json-schema", example[2], "--temperature", "0", "-q"]
     assert main(["run", "-m", str(smollm2_path), *arguments]) == 0
     assert json.loads(capsys.readouterr().out) == {"name": "Bob", "age": 47}
+
+
+@pytest.mark.parametrize(("arguments", "starts"), [([], True), (["--raw"], False)])
+def test_the_process_of_the_template_starts_before_the_weights_load(
+    chat_model: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], starts: bool
+) -> None:
+    from unspool.cli import loading, prompt
+
+    order: list[str] = []
+    load = loading.load
+    monkeypatch.setattr(prompt, "start_renderer", lambda: order.append("template"))
+    monkeypatch.setattr(loading, "load", lambda namespace: order.append("weights") or load(namespace))
+    assert main(["run", "-m", chat_model, "-n", "1", "-q", "hi", *arguments]) == 0
+    assert order == (["template", "weights"] if starts else ["weights"])

@@ -39,7 +39,7 @@ from unspool import LLM, SamplingParams
 llm = LLM(sys.argv[1], device="cpu", threads=2)
 params = SamplingParams(max_tokens=40, seed=1, **eval(sys.argv[2]))
 print(llm.generate([5, 6, 7] * 20, params).token_ids)
-print(*sorted({"numpy", "hashlib", "tokenizers"} & set(sys.modules)))
+print(*sorted({"numpy", "hashlib", "tokenizers", "jinja2", "subprocess"} & set(sys.modules)))
 """
 
 
