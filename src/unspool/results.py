@@ -12,7 +12,7 @@ from unspool.events import Event, Finished, FinishReason, Text, Timings, Token, 
 from unspool.params import ResolvedParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Completion:
     """One answer. `tokens` carry what was asked for of each: logprob, alternatives, trace.
 
@@ -28,6 +28,12 @@ class Completion:
     seed: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     message: Message | None = None  # the text as content and calls
+
+    def __repr__(self) -> str:
+        """The answer and how it ended; the tokens are counted, not shown."""
+        calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
+        ending = f"finish_reason={self.finish_reason!r}, seed={self.seed}"
+        return f"Completion({self.text!r}, {len(self.tokens)} tokens{calls}, {ending})"
 
     @property
     def content(self) -> str:
@@ -62,7 +68,7 @@ class Receipt:
         return {"model": self.model, "version": self.version, "kernels": self.kernels, "seed": self.seed}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """All answers to one prompt; the first one's fields are the result's own."""
 
@@ -72,6 +78,9 @@ class Result:
     receipt: Receipt
     prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
     is_chat: bool = False  # the answer is a text of its own and does not continue the prompt's
+
+    def __repr__(self) -> str:
+        return f"Result({', '.join(map(repr, self.choices))})"
 
     @property
     def text(self) -> str:

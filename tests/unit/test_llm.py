@@ -141,6 +141,15 @@ def test_a_stream_is_what_generate_returns(llm: LLM) -> None:
     assert stream.params.seed == 4
 
 
+def test_a_result_prints_as_its_answers(llm: LLM) -> None:
+    result = llm.generate(PROMPT, SAMPLED, n=2)
+    first, second = (
+        f"Completion({choice.text!r}, 8 tokens, finish_reason='length', seed={choice.seed})"
+        for choice in result.choices
+    )
+    assert repr(result) == f"Result({first}, {second})"
+
+
 def test_chat_is_generate_on_the_rendered_conversation(llm: LLM) -> None:
     assert bits(llm.chat(HELLO, **SAMPLED)) == bits(llm.generate(llm.render(HELLO), **SAMPLED))
     assert bits(llm.stream(HELLO, **SAMPLED).result()) == bits(llm.chat(HELLO, **SAMPLED))
