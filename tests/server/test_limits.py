@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
+import random
 import resource
 import select
 import socket
@@ -215,6 +217,28 @@ def test_what_is_no_request_of_ours_is_answered_and_closed(server: Live, sent: b
             assert body["error"]["code"] == "invalid_http"
             assert is_closed(connection)
     assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_damaged_requests_harm_nobody(server: Live) -> None:
+    """Valid requests with bytes changed, lost, repeated and cut anywhere."""
+    rng = random.Random(5)
+    whole = raw_request({"prompt": "a", "max_tokens": 1}) + GET
+    whole += b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5;x=y\r\nabcde\r\n0\r\nt: 1\r\n\r\n"
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(data))
+            end = min(len(data), at + rng.randrange(1, 20))
+            data[at:end] = rng.choice([rng.randbytes(end - at), b"", data[at:end] * 2, b"\r\n"])
+        with connected(server) as connection, contextlib.suppress(OSError):
+            for piece in (data[: len(data) // 3], data[len(data) // 3 :]):
+                connection.sendall(piece)
+            if rng.random() < 0.5:
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(0.02)
+                connection.recv(65536)
+    assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+    wait_until(lambda: len(server.server.server_state.connections) <= 1)  # httpx's own may linger
 
 
 def test_idle_connections_make_room_for_new_ones(make_server: Callable[..., Live]) -> None:
