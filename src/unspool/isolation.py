@@ -56,17 +56,21 @@ class LimitedProcess:
     def call(self, request: bytes, seconds: float) -> bytes:
         """The child's answer; a StoppedError where it took too long, took too much memory or crashed."""
         with self._lock:
-            process = self._running()
-            timer = threading.Timer(seconds, process.kill)
+            process, is_late = self._running(), threading.Event()
+
+            def stop() -> None:
+                is_late.set()
+                process.kill()
+
+            timer = threading.Timer(seconds, stop)
             timer.daemon = True
             timer.start()
             try:
                 return self._exchange(process, int(seconds) + 1, request)
             except (OSError, EOFError):
-                was_late = timer.finished.is_set()
                 status = process.wait()
                 self.close()
-                raise StoppedError(self._reason(status, seconds if was_late else None)) from None
+                raise StoppedError(self._reason(status, seconds if is_late.is_set() else None)) from None
             except BaseException:  # an interrupt in the middle of a frame: whatever comes next would be misread
                 self.close()
                 raise
