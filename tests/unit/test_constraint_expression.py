@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.fixtures.small_vocabulary import SmallVocabulary
 from unspool.bench.walk import Dice
 from unspool.sampling.constraint import Matcher, compile_constraint
-from unspool.sampling.constraint.expression import literal, translate
+from unspool.sampling.constraint.expression import literal
 from unspool.sampling.constraint.limits import Refused
+from unspool.sampling.constraint.rendering import string_terminal
 
 VOCABULARY = SmallVocabulary()
 DICE = Dice(VOCABULARY)  # type: ignore[arg-type]
@@ -64,6 +65,11 @@ TABLE = [
     ("^[а-я]+$", ["привет"], ["hello"]),
     ("x*", ["", "abc"], []),
     ("(^a)?b", ["ab", "xb"], ["a"]),
+    ("^(?!ab)[a-c]+$", ["ac", "ba", "a"], ["ab", "abc", ""]),
+    ("^(?=.*[0-9])(?=.*[a-z]).{3,5}$", ["a1_", "12a45"], ["abc", "1a", "abc1ef"]),
+    ("^(?!a|b$)", ["ca", "bc", ""], ["ab", "b"]),
+    ('^["\\\\n]+$', ['"', "\\n", 'n"'], ["a"]),
+    ('^[^"]$', ["\n", "\\", "a"], ['"']),
     ("^{a{b}$", ["{a{b}"], ["ab"]),
     ("^(a(b(c)?)?)?$", ["", "a", "ab", "abc"], ["b", "ac"]),
 ]
@@ -88,9 +94,11 @@ def _json(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("(?=a)", r"\(\?= is not supported: no lookaround"),
-        ("(?!a)", r"\(\?! is not supported"),
-        ("(?<=a)", r"\(\?< is not supported"),
+        ("(?=a)", r"\(\?= is only supported right after a \^"),
+        ("a(?!b)", r"\(\?! is only supported right after a \^"),
+        ("^(?!a)b|c", r"\(\?! is only supported right after a \^"),
+        ("^((?!a).)*$", r"\(\?! is only supported right after a \^"),
+        ("(?<=a)", r"\(\?< is not supported: no lookbehind"),
         ("(?P<n>a)", r"\(\?P is not supported"),
         ("(?i)a", r"\(\?i is not supported"),
         (r"(a)\1", "back-references are not supported"),
@@ -126,12 +134,12 @@ def _json(text: str) -> bytes:
 )
 def test_what_is_not_in_the_dialect_is_refused(pattern: str, reason: str) -> None:
     with pytest.raises(Refused, match=reason):
-        translate(pattern, whole=False, json=True)
+        string_terminal(pattern)
 
 
 def test_a_control_character_cannot_stand_in_json_but_can_in_text() -> None:
     with pytest.raises(Refused, match=r"U\+0001 is not written"):
-        translate("\x01", whole=False, json=True)
+        string_terminal("\x01")
     assert DICE.spells(whole("\x01"), b"\x01")
 
 
@@ -139,10 +147,10 @@ def test_validators_disagree_beyond_ascii_and_the_translation_keeps_to_both() ->
     assert not DICE.spells(anywhere(r"^\d$"), '"٣"'.encode())
     assert not DICE.spells(anywhere(r"^\D$"), '"٣"'.encode())
     assert not DICE.spells(anywhere(r"^[^\w]$"), '"é"'.encode())
-    assert translate("[0-9a-f]+", whole=False, json=True).exact
-    for pattern in (r"\d", ".", r"[^\s]"):
-        assert not translate(pattern, whole=False, json=True).exact
-    assert translate(".*a", whole=False, json=True).exact, "what stands beside anything adds nothing"
+    assert string_terminal("[0-9a-f]+").is_exact
+    for pattern in (r"\d", ".", r"[^\s]", "a$", r"^(?!\d)a"):
+        assert not string_terminal(pattern).is_exact
+    assert string_terminal(".*a").is_exact, "what stands beside anything adds nothing"
 
 
 def test_any_text_can_be_a_literal() -> None:

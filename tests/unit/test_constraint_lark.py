@@ -45,11 +45,25 @@ def test_a_grammar_decides_what_is_text() -> None:
 
 def test_a_schema_within_a_grammar_is_held_to_the_same_rules() -> None:
     root = made('start: "<call>" %json {"type": "object", "properties": {"a": {"type": "integer"}}} "</call>"')
-    assert DICE.spells(root.fork(), b'<call>{"a":1,"b":[]}</call>')
+    assert DICE.spells(root.fork(), b'<call>{"a":1}</call>')
+    assert DICE.spells(root.fork(), b'<call>{\n  "a": 1\n}</call>')
+    assert not DICE.spells(root.fork(), b'<call>{"a":1,"b":[]}</call>')
     assert not DICE.spells(root.fork(), b'<call>{"a":"x"}</call>')
     assert not DICE.spells(root.fork(), b'<call>{"\\u0061":"x"}</call>')
-    with pytest.raises(RequestError, match=r"line 2, column 18: \$\.properties\.a\.not: the keyword 'not'"):
-        made('// a comment with <tool> and "quotes"\nstart: "x" %json {"properties": {"a": {"not": {}}}}')
+    with pytest.raises(RequestError, match=r"line 2, column 18: \$\.properties\.a\.contains: the keyword 'contains'"):
+        made('// a comment with <tool> and "quotes"\nstart: "x" %json {"properties": {"a": {"contains": {}}}}')
+
+
+def test_what_a_grammar_ignores_is_not_ignored_within_a_schema() -> None:
+    root = made('start: "a" %json {"type": "array", "items": {"type": "integer"}} "b"\n%ignore /#+/')
+    assert DICE.spells(root.fork(), b"a[1, 2]#b")
+    assert not DICE.spells(root.fork(), b"a[1,#2]b")
+
+
+def test_several_schemas_in_one_grammar() -> None:
+    root = made('start: %json {"type": "boolean"} "-" %json {"enum": ["x", 7]} | %json {"type": "object"}')
+    for text, expected in ((b'true-"x"', True), (b"false-7", True), (b'{"a": [null]}', True), (b"true-8", False)):
+        assert DICE.spells(root.fork(), text) is expected
 
 
 @pytest.mark.parametrize(

@@ -77,47 +77,50 @@ def test_finished_documents_validate_in_a_real_vocabulary(case: dict[str, Any], 
 # ---- refused by name, with the place
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"not": {}}, r"\$\.not: the keyword 'not'"),
-    ({"properties": {"a": {"if": {}, "then": {}}}}, r"\$\.properties\.a\.if: the keyword 'if'"),
-    ({"type": "array", "uniqueItems": True}, r"\$\.uniqueItems: the keyword 'uniqueItems'"),
     ({"items": {"contains": {}}}, r"\$\.items\.contains: the keyword 'contains'"),
-    ({"unevaluatedProperties": False}, r"\$\.unevaluatedProperties"),
+    ({"unevaluatedProperties": False}, r"\$\.unevaluatedProperties: .*; write additionalProperties"),
     ({"unevaluatedItems": False}, r"\$\.unevaluatedItems"),
     ({"$dynamicRef": "#x"}, r"\$\.\$dynamicRef"),
-    ({"type": "string", "format": "regex"}, r"\$\.format: the format 'regex' is not one of date"),
-    ({"type": "number", "multipleOf": 0.01}, r"\$\.multipleOf: is 0\.01; whole numbers"),
-    ({"type": "number", "multipleOf": 0.25}, r"\$\.multipleOf: is 0\.25; whole numbers"),
-    ({"type": "number", "multipleOf": 3.0}, r"\$\.multipleOf: is 3\.0; whole numbers"),
+    ({"type": "array", "uniqueItems": True}, r"\$\.uniqueItems: true is supported where items come from a fixed set"),
+    ({"type": "array", "uniqueItems": 1}, r"\$\.uniqueItems: is 1; true or false is needed"),
+    ({"not": {"items": {"type": "null"}}}, r"\$\.not: must fail here, and what fails 'items' cannot be ensured"),
+    ({"type": "number", "multipleOf": 0.01}, r"\$\.multipleOf: is 0\.01; whole numbers, halves"),
+    ({"type": "number", "multipleOf": 20_000}, r"\$\.multipleOf: is 20000; at most 10,000"),
     ({"type": "integer", "multipleOf": 0}, r"\$\.multipleOf: is 0; it must be above 0"),
     ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}, {"multipleOf": 9949}]}, "too large together"),
-    ({"properties": {"a b": {"pattern": "(?!x)"}}}, r"\$\.properties\['a b'\]\.pattern: \(\?! is not supported"),
-    ({"properties": {"é": {}}, "patternProperties": {r"^\w": {}}}, r"\$\.patternProperties: validators disagree"),
+    ({"properties": {"a b": {"pattern": "(?!x)"}}}, r"\$\.properties\['a b'\]\.pattern: \(\?! is only supported right"),
+    (
+        {"properties": {"é": {}}, "patternProperties": {r"^\w": {}}},
+        r"\$\.patternProperties\['.*'\]: validators disagree",
+    ),
     ({"type": "object", "minProperties": 2}, r"\$\.minProperties: is 2; at most one more"),
-    ({"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1}, r"\$: min/maxProperties"),
-    ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, r"\$\.oneOf: options 0 and 1 may both"),
     ({"$ref": "other.json"}, r"\$\.\$ref: 'other\.json' is outside this schema"),
     ({"$ref": "#/$defs/a"}, r"\$\.\$ref: '#/\$defs/a' leads nowhere"),
-    ({"properties": {"a": {"$id": "x", "type": "null"}}}, r"\$\.properties\.a\.\$id"),
-    ({"$schema": "http://json-schema.org/draft-03/schema#"}, r"\$\.\$schema: .* is not a known draft"),
+    ({"$schema": "http://json-schema.org/draft-03/schema#"}, r"\$\.\$schema: .* is older than draft 4"),
     ({"type": "thing"}, r"\$\.type: 'thing' is no type"),
     ({"type": "string", "minLength": -1}, r"\$\.minLength: is -1"),
-    ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength is 3 but maxLength is 2"),
     ({"enum": []}, r"\$\.enum: needs a list"),
-    ({"const": 2**60}, r"\$\.const: is 1152921504606846976; constants have at most"),
-    ({"enum": [3.3105645838093682]}, r"\$\.enum\[0\]: is 3\.3105645838093682; constants have at most 15 digits"),
-    ({"enum": ["a", {"k": "\x01"}]}, r"\$\.enum\[1\]\.k: holds U\+0001"),
+    ({"const": 2**1024}, r"\$\.const: is too large for a number"),
     ({"properties": 3}, r"\$\.properties: is 3; an object is needed"),
-    ({"items": [{}]}, r"\$\.items: is a list; this draft calls that prefixItems"),
     ({"items": 3}, r"\$\.items: is 3; a schema is an object or a boolean"),
-    (False, r"\$: accepts nothing"),
+    ({"prefixItems": [{}], "items": [{}]}, r"\$\.items: is a list beside prefixItems"),
+    ({"required": True}, r"\$\.required: needs a list of names"),
+    (False, r"\$: no value satisfies"),
+    ({"not": {}}, r"\$: no value satisfies"),
+    ({"type": "string", "minLength": 3, "maxLength": 2}, r"\$: no value satisfies"),
+    ({"oneOf": [{"type": "string"}, {"type": "string"}]}, r"\$: no value satisfies"),
+    ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, r"\$: no string satisfies pattern"),
+    ({"type": "object", "required": ["a"], "properties": {"a": False}}, r"\$: no value satisfies"),
+    (
+        {"type": "object", "required": ["a"], "properties": {"a": {"enum": [1], "type": "null"}}},
+        r"\$\.properties\.a: no",
+    ),
     ("{", "the schema is not JSON"),
     ('{"type": "string", "type": "null"}', "the key 'type' comes twice"),
     ({"const": float("nan")}, "the schema is not JSON"),
     ({"const": "\ud800"}, "half a surrogate pair"),
     ({"x-unspool": {"spaces": 3}}, r"\$\.x-unspool: takes an object with 'whitespace'"),
-    ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, r"\$: no string satisfies pattern"),
-    ({"patternProperties": {"a": {}, "b": {}}}, r"\$: patternProperties that overlap"),
-    ({"type": "object", "required": ["a"], "properties": {"a": False}}, "required property 'a' is unsatisfiable"),
+    ({"x-unspool": {"additional_properties": 3}}, r"\$\.x-unspool\.additional_properties: is 3; true or false"),
 ]
 
 
@@ -144,7 +147,7 @@ def test_schemas_that_only_endless_documents_satisfy_are_refused() -> None:
     merged = {"allOf": [{"type": "object", "properties": {"n": {"$ref": "#"}}}, {"required": ["n"]}]}
     items = {"type": "array", "items": {"$ref": "#"}, "minItems": 1}
     options = {"anyOf": [node | {"properties": {"next": {"$ref": "#"}}}, items]}
-    for schema in (node, loop, merged, items, options):
+    for schema in (node, loop, merged, items, options, CIRCULAR):
         with pytest.raises(RequestError, match="endless"):
             made(schema)
 
@@ -153,16 +156,16 @@ def test_schemas_that_only_endless_documents_satisfy_are_refused() -> None:
 
 
 def test_a_name_has_one_spelling() -> None:
-    root = made({"type": "object", "properties": {"a": {"type": "integer"}}})
+    root = made({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True})
     assert accepts(root, '{"b":"x"}')
     assert not accepts(root, '{"\\u0061":"x"}')
 
 
 def test_a_name_on_which_validators_disagree_is_not_written() -> None:
     root = made({"type": "object", "patternProperties": {r"^\d+$": {"type": "integer"}}})
-    for text in ('{"12":3}', '{"a":"x"}', '{"12a":"x"}'):
+    for text in ('{"12":3}', '{"a":"x"}', '{"12a":"x"}', '{"é":"x"}'):
         assert accepts(root, text), text
-    for text in ('{"12":"x"}', '{"٣":"x"}', '{"é":1}'):
+    for text in ('{"12":"x"}', '{"٣":"x"}', '{"٣":1}'):
         assert not accepts(root, text), text
     anything = made({"type": "object", "patternProperties": {"^.*$": {"type": "integer"}}})
     assert accepts(anything, '{"a b":1}')
@@ -300,7 +303,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "endless minimum": ({"type": "string", "minLength": 10**9}, r"\$\.minLength: is 1,000,000,000"),
     "endless items": ({"type": "array", "minItems": 10**9}, r"\$\.minItems: is 1,000,000,000"),
     "large multiple": ({"type": "integer", "multipleOf": 4_294_967_291}, r"\$\.multipleOf"),
-    "product of unions": ({"allOf": [WIDE] * 8}, "schema too large"),
+    "product of unions": ({"allOf": [WIDE] * 8}, "more than 1,000 ways"),
     "many patterns": ({"patternProperties": {f"^a{n}$": {} for n in range(50)}}, "50 patterns; at most 32"),
     "deep constant": ({"const": json.loads("[" * 800 + "]" * 800)}, "a constant nests deeper than 40"),
     "intricate union": (
@@ -310,8 +313,8 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         },
         "too intricate|may both accept|endless",
     ),
-    "many options": ({"oneOf": [{"const": n} for n in range(3000)]}, "too intricate"),
-    "many dependents": ({"dependentRequired": {f"p{n}": ["q"] for n in range(30)}}, "30 dependent properties"),
+    "many options": ({"oneOf": [{"const": n} for n in range(3000)]}, "more than 1,000 ways"),
+    "many dependents": ({"dependentRequired": {f"p{n}": ["q"] for n in range(30)}}, "more than 1,000 ways"),
     "circular": (CIRCULAR, "endless"),
 }
 

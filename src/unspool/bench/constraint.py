@@ -166,7 +166,7 @@ def _random_steps(tokenizer: Tokenizer, dice: Dice) -> list[float]:
     return times
 
 
-def _tokenizer(source: str) -> Tokenizer:
+def load_tokenizer(source: str) -> Tokenizer:
     from unspool.weights.gguf import open_gguf
     from unspool.weights.store import resolve
 
@@ -182,7 +182,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     report: dict[str, Any] = {}
     for source in options.model:
-        found = report[Path(source).name] = measure(_tokenizer(source))
+        found = report[Path(source).name] = measure(load_tokenizer(source))
         print(f"{source}: {found['tokens']:,} tokens, built in {found['build_s']} s; µs a step (mean, p99)")
         for name, row in found["workloads"].items():
             cost = row["mask_us"]["mean"] / DECODE_STEP_US

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
-import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from unspool.errors import RequestError
-from unspool.sampling.constraint.grammar import Source, schema_text, source
-from unspool.sampling.constraint.limits import DEFAULT, Limits, Refused, path
-from unspool.sampling.constraint.matcher import Matcher, short_reason
-from unspool.sampling.constraint.vocabulary import Tokenizer, Vocabulary, vocabulary
+from unspool.sampling.constraint import native
+from unspool.sampling.constraint.grammar import source
+from unspool.sampling.constraint.limits import DEFAULT, Limits, Refused
+from unspool.sampling.constraint.matcher import Matcher
+from unspool.sampling.constraint.vocabulary import Tokenizer, vocabulary
 
 _MAX_KEPT = 32  # a lexer at its limit of states holds some 25 MB
-_STACK_BYTES = 256 * 2**20  # reserved, not used: some 5 kB for each definition within another
-_stack_lock = threading.Lock()
-_PATIENCE = 1.0  # seconds for finding the place of a failure
-
-
-# Messages that speak of the rewritten schema, which nobody wrote.
-_CLEARER = {
-    "patternProperty regexes": "patternProperties that overlap, or may, are not supported",
-    "if regex is empty": "pattern, format and lengths are too intricate together",
-    "Regex is empty": "no string satisfies pattern, format and lengths together",
-}
 
 
 class Compiled(NamedTuple):
@@ -61,7 +49,10 @@ def compile_constraint(
     if compiled is None:
         try:
             made = source(constraint.kind, constraint.value, limits, words.special)
-            compiled = Compiled(_compile(made, words, limits), made.text, made.special)
+            root = native.build(made.text, words, limits)
+            if problem := native.problem(root):
+                raise Refused(problem)
+            compiled = Compiled(root, made.text, made.special)
         except Refused as refused:
             raise RequestError(f"the {constraint.kind} constraint: {refused}", param, "constraint_refused") from None
         except RecursionError:
@@ -72,7 +63,7 @@ def compile_constraint(
 
     def rebuild() -> Any:
         _kept.drop(key)  # its lexer is full; the next request starts with another
-        return _native(text, words, limits)
+        return native.build(text, words, limits)
 
     return Matcher(compiled.root, rebuild, words.allowing(compiled.special), param)
 
@@ -106,97 +97,6 @@ def _text(value: Any) -> str:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError):
         return f"{type(value).__name__} {id(value)}"
-
-
-def _native(text: str, words: Vocabulary, limits: Limits) -> Any:
-    """llguidance's matcher. It recurses into definitions, one within another, and a stack that overflows takes the
-    whole process along: it is given a stack that holds as many as a constraint can have."""
-    import llguidance
-
-    bounds = llguidance.LLParserLimits(
-        max_items_in_row=limits.row_items,
-        initial_lexer_fuel=limits.lexer_fuel,
-        step_lexer_fuel=limits.step_fuel,
-        step_max_items=limits.step_items,
-        max_lexer_states=limits.lexer_states,
-        max_grammar_size=limits.grammar_size,
-        verbose_errors=False,
-    )
-    made: Future[Any] = Future()
-
-    def build() -> None:
-        try:
-            made.set_result(llguidance.LLMatcher(words.native, text, log_level=0, limits=bounds))
-        except BaseException as error:
-            made.set_exception(error)
-
-    with _stack_lock:
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            threading.Thread(target=build, name="constraint-build").start()
-        finally:
-            threading.stack_size(before)
-    return made.result()
-
-
-def _compile(made: Source, words: Vocabulary, limits: Limits) -> Any:
-    root = _native(made.text, words, limits)
-    problem = _problem(root)
-    if not problem:
-        return root
-    if made.schema is None or made.places is None:
-        raise Refused(problem)
-    raise Refused(*_culprit(made, problem, words, limits))
-
-
-def _problem(root: Any) -> str:
-    """Why this grammar cannot be used; empty if it can: it compiles, and something can follow from its start."""
-    if root.is_error():
-        return short_reason(root.get_error())
-    first = root.deep_copy()
-    first.compute_bitmask()
-    if first.is_error():
-        return short_reason(first.get_error())
-    return "nothing matches" if first.is_stopped() and not first.is_accepting() else ""
-
-
-def _culprit(made: Source, problem: str, words: Vocabulary, limits: Limits) -> tuple[str, str]:
-    """The smallest part of a schema that fails by itself, and how. llguidance says what is wrong, never where."""
-    assert made.schema is not None
-    assert made.places is not None
-    definitions = made.schema.get("$defs", {})
-    node, patience = made.schema, time.monotonic() + _PATIENCE
-    found = True
-    while found:
-        found = False
-        for child in _children(node):
-            if time.monotonic() > patience:
-                break
-            whole = {**child, "$defs": definitions} if definitions else child
-            failed = _problem(_native(schema_text(whole, made.whitespace), words, limits))
-            if failed:
-                node, problem, found = child, failed, True
-                break
-    for mark, reason in _CLEARER.items():
-        if mark in problem:
-            problem = reason
-    named = re.sub(r"json-schema:///#/\$defs/(d\d+)", lambda m: _place(made, definitions[m.group(1)]), problem)
-    return named, _place(made, node)
-
-
-def _place(made: Source, node: Any) -> str:
-    assert made.places is not None
-    return path(made.places.get(id(node), ()))
-
-
-def _children(node: dict[str, Any]) -> list[dict[str, Any]]:
-    children: list[Any] = []
-    for key in ("properties", "patternProperties", "$defs"):
-        children += node.get(key, {}).values()
-    for key in ("prefixItems", "allOf", "anyOf"):
-        children += node.get(key, [])
-    children += [node[key] for key in ("items", "additionalProperties") if key in node]
-    return [child for child in children if isinstance(child, dict)]
 
 
 class _Kept:

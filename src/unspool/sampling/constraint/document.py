@@ -1,59 +1,62 @@
-"""A JSON Schema as it was given: read strictly, its draft known, its local references followed."""
+"""A JSON Schema as it was given: read strictly, its references followed within it."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 from unspool import strict_json
 from unspool.sampling.constraint.limits import Limits, Place, Refused
 
-_DRAFTS = {
-    "http://json-schema.org/draft-04/schema": 4,
-    "http://json-schema.org/draft-06/schema": 6,
-    "http://json-schema.org/draft-07/schema": 7,
-    "https://json-schema.org/draft/2019-09/schema": 2019,
-    "https://json-schema.org/draft/2020-12/schema": 2020,
-}
-LATEST = 2020
+_DRAFT_4 = "http://json-schema.org/draft-04/"
+_TOO_OLD = tuple(f"http://json-schema.org/draft-0{number}/" for number in (0, 1, 2, 3))
+_CONSTANTS = ("enum", "const", "default", "example", "examples")  # what looks like a schema in them is none
+
+Found = tuple[Any, Place]
 
 
 class Document:
-    """`draft` is a number that grows: 4, 6, 7, 2019, 2020."""
+    """A schema's values, each with the address that its references are relative to (`$id`, in draft 4 `id`)."""
 
     def __init__(self, value: Any, limits: Limits) -> None:
         self.root = _read(value, limits)
-        self.draft = LATEST
-        if isinstance(self.root, dict) and "$schema" in self.root:
-            uri = self.root["$schema"]
-            known = _DRAFTS.get(uri.removesuffix("#")) if isinstance(uri, str) else None
-            if known is None:
-                raise Refused(f"{uri!r} is not a known draft; known: {', '.join(_DRAFTS)}", ("$schema",))
-            self.draft = known
-        self._anchors: dict[str, list[tuple[Any, Place]]] | None = None
-        self._id_keyword = "id" if self.draft == 4 else "$id"
-        self._base = ""
-        if isinstance(self.root, dict) and isinstance(self.root.get(self._id_keyword), str):
-            self._base = self.root[self._id_keyword].partition("#")[0]
+        dialect = self.root.get("$schema") if isinstance(self.root, dict) else None
+        dialect = dialect if isinstance(dialect, str) else ""
+        if dialect.startswith(_TOO_OLD):
+            raise Refused(f"{dialect!r} is older than draft 4, the oldest that is supported", ("$schema",))
+        self._id_keyword = "id" if dialect.startswith(_DRAFT_4) else "$id"
+        self._resources: dict[str, Found] = {"": (self.root, ())}
+        self._anchors: dict[tuple[str, str], list[Found]] = {}
+        self._addresses: dict[int, str] = {}  # by the identity of an object in the document
+        self._index()
 
-    def check_identity(self, node: dict[str, Any], place: Place) -> None:
-        """A subschema with an address of its own would change what references inside it mean."""
-        if place and isinstance(node.get(self._id_keyword), str):
-            raise Refused("a subschema with an address of its own is not supported", (*place, self._id_keyword))
+    def holds(self, node: dict[str, Any]) -> bool:
+        """Whether this very object stands in the document."""
+        return id(node) in self._addresses
 
-    def resolve(self, reference: Any, place: Place) -> tuple[Any, Place]:
-        """The schema that a `$ref` means, and where it stands."""
+    def resolve(self, node: dict[str, Any], place: Place) -> Found:
+        """The schema that the `$ref` of a node means, and where it stands."""
+        reference, place = node["$ref"], (*place, "$ref")
         if not isinstance(reference, str):
             raise Refused(f"is {reference!r}; a string is needed", place)
         address, _, fragment = reference.partition("#")
-        if address and address != self._base:
+        home = self._addresses.get(id(node), "")
+        address = _joined(home, address, place) if address else home
+        if address not in self._resources:
             raise Refused(f"{reference!r} is outside this schema; only references within it are supported", place)
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            return self._anchored(fragment, reference, place)
-        node, target = self.root, ()  # type: tuple[Any, Place]
-        for part in fragment.split("/")[1:]:
+            found = self._anchors.get((address, fragment), [])
+            if len(found) != 1:
+                raise Refused(f"{reference!r} leads to {len(found) or 'no'} places", place)
+            return found[0]
+        return self._pointed(self._resources[address], fragment, reference, place)
+
+    @staticmethod
+    def _pointed(start: Found, pointer: str, reference: str, place: Place) -> Found:
+        node, target = start
+        for part in pointer.split("/")[1:]:
             key: str | int = part.replace("~1", "/").replace("~0", "~")
             if isinstance(node, list) and part.isascii() and part.isdigit() and int(part) < len(node):
                 key = int(part)
@@ -61,33 +64,41 @@ class Document:
                 raise Refused(f"{reference!r} leads nowhere", place)
             node = node[key]
             target = (*target, key)
-            if isinstance(node, dict):
-                self.check_identity(node, target)
         return node, target
 
-    def _anchored(self, name: str, reference: str, place: Place) -> tuple[Any, Place]:
-        if self.draft < 2019:
-            raise Refused(f"{reference!r} names an anchor; draft {self.draft} references are supported by path", place)
-        if self._anchors is None:
-            self._anchors = {}
-            _collect(self.root, (), self._anchors)
-        found = self._anchors.get(name, [])
-        if len(found) != 1:
-            raise Refused(f"{reference!r} leads to {len(found) or 'no'} places", place)
-        return found[0]
+    def _index(self) -> None:
+        pending: list[tuple[Any, Place, str]] = [(self.root, (), "")]
+        while pending:
+            node, place, address = pending.pop()
+            if isinstance(node, dict):
+                address = self._address(node, place, address)
+                self._addresses[id(node)] = address
+                pending += [(child, (*place, key), address) for key, child in node.items() if key not in _CONSTANTS]
+            elif isinstance(node, list):
+                pending += [(child, (*place, number), address) for number, child in enumerate(node)]
+
+    def _address(self, node: dict[str, Any], place: Place, address: str) -> str:
+        """The address of what is inside this object; its names are noted."""
+        own = node.get(self._id_keyword)
+        names = [node.get("$anchor"), node.get("$dynamicAnchor")]
+        if isinstance(own, str):
+            whole, _, name = own.partition("#")
+            if whole:
+                address = _joined(address, whole, (*place, self._id_keyword))
+                self._resources.setdefault(address, (node, place))
+            names.append(name)
+        if not place:  # the document is found without its address too
+            self._resources[address] = (node, place)
+        for name in dict.fromkeys(name for name in names if isinstance(name, str) and name):
+            self._anchors.setdefault((address, name), []).append((node, place))
+        return address
 
 
-def _collect(node: Any, place: Place, found: dict[str, list[tuple[Any, Place]]]) -> None:
-    """Every `$anchor`, by name."""
-    if isinstance(node, dict):
-        if isinstance(node.get("$anchor"), str):
-            found.setdefault(node["$anchor"], []).append((node, place))
-        for key, child in node.items():
-            if key not in ("enum", "const", "default", "examples"):
-                _collect(child, (*place, key), found)
-    elif isinstance(node, list):
-        for number, child in enumerate(node):
-            _collect(child, (*place, number), found)
+def _joined(address: str, own: str, place: Place) -> str:
+    try:
+        return urljoin(address, own)
+    except ValueError as error:
+        raise Refused(f"is no address: {error}", place) from error
 
 
 def _read(value: Any, limits: Limits) -> Any:

@@ -1,10 +1,9 @@
 """Regular expressions: one dialect for `regex` constraints, `pattern` and `patternProperties`.
 
 ECMAScript (what JSON Schema asks for) and Python (what `jsonschema` checks with) agree on most of the language and
-differ on the rest: `\\d` and `\\w` beyond ASCII, `\\s`, what `.` skips. Where they differ, a translation keeps to
-what both accept, so that no validator can object; what only one of them has is refused by name. An expression is
-rewritten to match a whole text and handed on in the syntax of Rust's regex crate, with every odd character spelled
-as a number.
+differ on the rest: `\\d` and `\\w` beyond ASCII, `\\s`, what `.` skips. Where they differ, a set of characters has two
+readings: `narrow` holds what both accept, `wide` what either accepts. What only one of them has is refused by name.
+`rendering` writes what is parsed here as a terminal of a grammar.
 """
 
 from __future__ import annotations
@@ -12,84 +11,93 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from unspool.sampling.constraint.limits import DEFAULT, Limits, Refused
+from unspool.sampling.constraint.limits import Limits, Refused
 
 _SURROGATES = 0xD800, 0xDFFF
-# What a JSON string cannot carry without \u escapes, which are not produced: one text, one spelling (see schema.py).
-_UNWRITTEN = r"\x00-\x07\x0B\x0E-\x1F\x7F"
+JSON_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r"}
+_ESCAPED = frozenset(JSON_ESCAPES)
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _SPACES = r" \t\n\r\x0B\x0C\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}"
-# For each class: what every validator takes, what some validator takes.
 _CLASSES = {
     "d": ("0-9", r"0-9\p{Nd}\p{Cn}"),
     "w": ("0-9A-Za-z_", r"0-9A-Za-z_\p{L}\p{M}\p{N}\p{Pc}\p{Cn}"),
     "s": (_SPACES, _SPACES + r"\x1C-\x1F\u{85}\u{180E}\u{FEFF}"),
 }
-_ANYTHING = "(?s:.*)"
-PRINTABLE = r"[\x20-\x7E]"
+_ESCAPED_IN = {"d": frozenset[str](), "w": frozenset[str](), "s": frozenset("\t\n\f\r")}
 _COUNTED = re.compile(r"\{([0-9]*)(?:(,)([0-9]*))?\}")
 
 
 @dataclass(frozen=True)
-class Translation:
-    regex: str  # matches whole texts
-    exact: bool  # no validator matches a text that this does not
+class Body:
+    """A set of characters: what stands between the brackets of a set in the syntax of Rust's regex crate."""
+
+    text: str
+    escaped: frozenset[str]  # those of its characters that JSON writes with a backslash
 
 
 @dataclass(frozen=True)
-class _Char:
-    regex: str
-    exact: bool = True
+class Char:
+    """One character of a set, by both readings."""
+
+    narrow: Body
+    wide: Body
 
 
 @dataclass(frozen=True)
-class _Anchor:
+class Anchor:
     sign: str  # ^ or $
 
 
 @dataclass(frozen=True)
-class _Group:
-    options: tuple[tuple[_Node, ...], ...]
+class Group:
+    options: tuple[tuple[Node, ...], ...]
 
 
 @dataclass(frozen=True)
-class _Repeat:
-    item: _Node
+class Repeat:
+    item: Node
     low: int
     high: int | None
 
 
-_Node = _Char | _Anchor | _Group | _Repeat
+@dataclass(frozen=True)
+class Look:
+    """What must, or must not, stand at the beginning of the text."""
+
+    group: Group
+    holds: bool
 
 
-def translate(pattern: str, *, whole: bool, json: bool, ascii: bool = False, limits: Limits = DEFAULT) -> Translation:
-    """`whole`: the expression must match all of a text; else anywhere in it. `json`: the text is a JSON string's.
-    `ascii`: only texts of printable ASCII count, on which all dialects agree."""
-    group = _Parser(pattern, json, ascii, limits).parse()
+Node = Char | Anchor | Group | Repeat | Look
+
+
+def parse(pattern: str, *, json: bool, limits: Limits) -> Group:
+    """`json`: the text that the expression is about stands in a JSON string."""
+    group = _Parser(pattern, json, limits).parse()
     size = _size(group)
     if size > limits.max_repeat:
         raise Refused(f"the expression has {size:,} parts with repetitions written out; at most {limits.max_repeat:,}")
-    renderer = _Renderer(f"{PRINTABLE}*" if ascii else _ANYTHING)
-    edge = _AT if whole else _FREE
-    return Translation(renderer.options(group, edge, edge), renderer.exact or ascii)
+    return group
 
 
 def literal(text: str) -> str:
     """An expression, in Rust's syntax, for exactly this text."""
-    return "".join(_spell(ord(char)) for char in text)
+    return "".join(spell(ord(char)) for char in text)
 
 
-def _spell(code: int) -> str:
+def spell(code: int) -> str:
     char = chr(code)
     return char if char.isascii() and (char.isalnum() or char in " _,:;=@'\"%!") else f"\\u{{{code:X}}}"
 
 
-def _size(node: _Node) -> int:
+def _size(node: Node) -> int:
     match node:
-        case _Group(options):
+        case Group(options):
             return max(1, sum(_size(item) for option in options for item in option))
-        case _Repeat(item, low, high):
+        case Repeat(item, low, high):
             return _size(item) * max(1, low if high is None else high)
+        case Look(group):
+            return _size(group)
         case _:
             return 1
 
@@ -97,14 +105,13 @@ def _size(node: _Node) -> int:
 class _Parser:
     """Reads the dialect; what it does not know, it refuses with the offset."""
 
-    def __init__(self, text: str, json: bool, ascii: bool, limits: Limits) -> None:
+    def __init__(self, text: str, json: bool, limits: Limits) -> None:
         self._text = text
         self._json = json
-        self._ascii = ascii
         self._limits = limits
         self._at = 0
 
-    def parse(self) -> _Group:
+    def parse(self) -> Group:
         group = self._group(0)
         if self._at < len(self._text):
             raise self._refused("a parenthesis is closed that was never opened")
@@ -123,11 +130,11 @@ class _Parser:
         self._at += count
         return taken
 
-    def _group(self, depth: int) -> _Group:
+    def _group(self, depth: int) -> Group:
         if depth > self._limits.max_depth:
             raise self._refused(f"groups nest deeper than {self._limits.max_depth}")
-        options: list[tuple[_Node, ...]] = []
-        items: list[_Node] = []
+        options: list[tuple[Node, ...]] = []
+        items: list[Node] = []
         while self._peek() not in ("", ")"):
             if self._peek() == "|":
                 self._take()
@@ -135,42 +142,49 @@ class _Parser:
                 items = []
             else:
                 items.append(self._repeated(self._item(depth)))
-        return _Group((*options, tuple(items)))
+        return Group((*options, tuple(items)))
 
-    def _item(self, depth: int) -> _Node:
+    def _item(self, depth: int) -> Node:
         at, char = self._at, self._take()
         if char == "(":
-            if self._peek() == "?":
-                if self._peek(2) != "?:":
-                    raise self._refused(f"({self._peek(2)} is not supported: no lookaround, flags or named groups", at)
-                self._take(2)
-            group = self._group(depth + 1)
-            if self._peek() != ")":
-                raise self._refused("a parenthesis is never closed", at)
-            self._take()
-            return group
+            return self._bracketed(depth, at)
         if char in "^$":
-            return _Anchor(char)
+            return Anchor(char)
         if char == "[":
             return self._set()
         if char == ".":
-            return self._bounded(r"^\n\r\u{2028}\u{2029}", exact=False)
+            separators = r"\u{2028}\u{2029}"
+            return Char(Body(rf"^\n\r{separators}", _ESCAPED - {"\n", "\r"}), Body(r"^\n", _ESCAPED - {"\n"}))
         if char == "\\":
             name = self._peek()
             if name and name in "dwsDWS":
                 self._take()
-                return self._bounded(_class(name, negated=False), exact=False)
+                return _class(name)
             return self._character(self._escaped(at), at)
         if char in "*+?" or (char == "{" and _COUNTED.match(self._text, at)):
             raise self._refused(f"nothing to repeat before {char}", at)
         return self._character(ord(char), at)
 
-    def _character(self, code: int, at: int) -> _Char:
+    def _bracketed(self, depth: int, at: int) -> Group | Look:
+        kind = ""
+        if self._peek() == "?":
+            kind = self._peek(2)
+            if kind not in ("?:", "?=", "?!"):
+                raise self._refused(f"({kind} is not supported: no lookbehind, flags or named groups", at)
+            self._take(2)
+        group = self._group(depth + 1)
+        if self._peek() != ")":
+            raise self._refused("a parenthesis is never closed", at)
+        self._take()
+        return Look(group, kind == "?=") if kind in ("?=", "?!") else group
+
+    def _character(self, code: int, at: int) -> Char:
         if _SURROGATES[0] <= code <= _SURROGATES[1]:
             raise self._refused("half a surrogate pair is no character", at)
-        if self._json and ((code < 32 and chr(code) not in "\b\t\n\f\r") or code == 127):
+        if self._json and chr(code) not in _ESCAPED and (code < 32 or code == 127):
             raise self._refused(f"U+{code:04X} is not written in JSON strings here", at)
-        return self._bounded(_spell(code), exact=True) if self._ascii else _Char(_spell(code))
+        body = Body(spell(code), _ESCAPED & {chr(code)})
+        return Char(body, body)
 
     def _escaped(self, at: int) -> int:
         """The code point of an escape that stands for one character."""
@@ -190,12 +204,12 @@ class _Parser:
             raise self._refused(f"{what} not supported", at)
         return ord(char)
 
-    def _repeated(self, item: _Node) -> _Node:
+    def _repeated(self, item: Node) -> Node:
         at = self._at
         bounds = self._quantifier()
         if bounds is None:
             return item
-        if isinstance(item, _Anchor):
+        if isinstance(item, Anchor):
             raise self._refused(f"{item.sign} cannot be repeated", at)
         if self._peek() == "?":  # lazy: which match is found first does not matter to which texts match
             self._take()
@@ -204,7 +218,7 @@ class _Parser:
         low, high = bounds
         if high is not None and low > high:
             raise self._refused(f"the repetition {{{low},{high}}} is backwards", at)
-        return _Repeat(item, low, high)
+        return Repeat(item, low, high)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         char = self._peek()
@@ -220,18 +234,17 @@ class _Parser:
         self._at = found.end()
         return int(low), (int(high) if high else None if comma else int(low))
 
-    def _set(self) -> _Char:
+    def _set(self) -> Char:
         at = self._at - 1
         negated = self._peek() == "^"
         if negated:
             self._take()
         if self._peek() == "]":
             raise self._refused("a set that starts with ] means two things; escape the ]", at)
-        body, exact = "", True
+        items: list[Char] = []
         while (char := self._take()) != "]":
             if char == "\\" and self._peek() in tuple("dwsDWS"):
-                body += _class(self._take(), negated)
-                exact = False
+                items.append(_class(self._take()))
                 if self._peek() == "-" and self._peek(2) != "-]":
                     raise self._refused("a class of characters cannot start a range")
                 continue
@@ -244,8 +257,10 @@ class _Parser:
                 high = self._member(self._take())
             if low > high:
                 raise self._refused("a range is backwards")
-            body += _range(low, high)
-        return self._bounded(("^" if negated else "") + body, exact)
+            body = Body(_range(low, high), frozenset(char for char in _ESCAPED if low <= ord(char) <= high))
+            items.append(Char(body, body))
+        narrow, wide = _union([item.narrow for item in items]), _union([item.wide for item in items])
+        return Char(_without(wide), _without(narrow)) if negated else Char(narrow, wide)
 
     def _member(self, char: str) -> int:
         if char != "\\":
@@ -254,74 +269,28 @@ class _Parser:
             raise self._refused("\\b is not supported")
         return self._escaped(self._at - 1)
 
-    def _bounded(self, body: str, exact: bool) -> _Char:
-        if self._ascii:
-            return _Char(f"[[{body}]&&{PRINTABLE}]", exact)
-        return _Char(f"[[{body}]&&[^{_UNWRITTEN}]]" if self._json else f"[{body}]", exact)
+
+def _class(name: str) -> Char:
+    """`\\d`, `\\w`, `\\s` and their complements, of which the wide reading is the complement of the narrow one."""
+    narrow, wide = (Body(text, _ESCAPED_IN[name.lower()]) for text in _CLASSES[name.lower()])
+    return Char(narrow, wide) if name.islower() else Char(_nested(_without(wide)), _nested(_without(narrow)))
 
 
-def _class(name: str, negated: bool) -> str:
-    """The body of a class inside a set. In a negated set the wider reading is the safe one, in \\D the other."""
-    surely, perhaps = _CLASSES[name.lower()]
-    if name.islower():
-        return perhaps if negated else surely
-    return f"[^{surely}]" if negated else f"[^{perhaps}]"
+def _union(bodies: list[Body]) -> Body:
+    return Body("".join(body.text for body in bodies), frozenset().union(*(body.escaped for body in bodies)))
+
+
+def _without(body: Body) -> Body:
+    return Body(f"^{body.text}", _ESCAPED - body.escaped)
+
+
+def _nested(body: Body) -> Body:
+    return Body(f"[{body.text}]", body.escaped)
 
 
 def _range(low: int, high: int) -> str:
     parts = []
     for start, end in ((low, min(high, _SURROGATES[0] - 1)), (max(low, _SURROGATES[1] + 1), high)):
         if start <= end:
-            parts.append(_spell(start) if start == end else f"{_spell(start)}-{_spell(end)}")
+            parts.append(spell(start) if start == end else f"{spell(start)}-{spell(end)}")
     return "".join(parts)
-
-
-# What lies beyond an end of a sequence: anything at all, nothing (the end of the text), or more of the expression.
-_FREE, _AT, _INSIDE = "free", "at", "inside"
-
-
-class _Renderer:
-    """Writes an expression that matches whole texts; anchors become the absence of `.*` at that end."""
-
-    def __init__(self, anything: str) -> None:
-        self.exact = True
-        self._anything = anything
-
-    def options(self, group: _Group, before: str, after: str) -> str:
-        options = [self._sequence(list(option), before, after) for option in group.options]
-        return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
-
-    def _sequence(self, items: list[_Node], before: str, after: str) -> str:
-        while items and items[0] == _Anchor("^") and before != _INSIDE:
-            before = _AT
-            items.pop(0)
-        while items and items[-1] == _Anchor("$") and after != _INSIDE:
-            after = _AT
-            items.pop()
-        # `x*` beside "anything" adds nothing
-        while items and before == _FREE and isinstance(items[0], _Repeat) and items[0].low == 0:
-            items.pop(0)
-        while items and after == _FREE and isinstance(items[-1], _Repeat) and items[-1].low == 0:
-            items.pop()
-        if not items:
-            return self._anything if _FREE in (before, after) else ""
-        text = ""
-        for number, item in enumerate(items):
-            left = before if number == 0 else _INSIDE
-            right = after if number == len(items) - 1 else _INSIDE
-            text += self._item(item, left, right)
-        return text
-
-    def _item(self, item: _Node, before: str, after: str) -> str:
-        match item:
-            case _Group():  # its ends are the sequence's ends, so anchors may stand in it
-                return f"(?:{self.options(item, before, after)})"
-            case _Anchor(sign):
-                raise Refused(f"{sign} is only supported at the ends of the expression or of an alternative")
-            case _Char(regex, exact):
-                self.exact &= exact
-                text = regex
-            case _Repeat(inner, low, high):
-                times = f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
-                text = f"(?:{self._item(inner, _INSIDE, _INSIDE)}){times}"
-        return (self._anything if before == _FREE else "") + text + (self._anything if after == _FREE else "")

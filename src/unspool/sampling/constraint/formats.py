@@ -39,10 +39,21 @@ def _ipv6() -> str:
 
 _PCHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
 _PORT = "(?::[0-9]{1,5})?"
+_QUERY = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
 _URI = (
     rf"[A-Za-z][A-Za-z0-9+.-]*:(?://(?:{_HOST}|{_IPV4}){_PORT}(?:/{_PCHAR}*)*|{_PCHAR}+(?:/{_PCHAR}*)*)"
-    rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
+    rf"{_QUERY}"
 )
+_WITHOUT_COLON = r"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"  # a relative path's first part
+_RELATIVE = rf"(?:/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?|{_WITHOUT_COLON}+(?:/{_PCHAR}*)*)?{_QUERY}"
+_STEP = "/(?:[^~/]|~0|~1)*"
+_VARIABLES = r"\{[+#./;?&]?[A-Za-z0-9_]{1,30}(?:,[A-Za-z0-9_]{1,30}){0,9}\}"
+# Expressions that all dialects read alike, with groups one deep.
+_ITEM = (
+    r"(?:[A-Za-z0-9 _,:;=@%!~#&'<>/-]|\\[dwsDWS.\\+*?(){}|^$\[\]/-]|\[\^?(?:a-z|A-Z|0-9|[A-Za-z0-9_ .,:;@%+*?])+\]|\.)"
+)
+_TIMES = r"(?:[*+?]|\{[0-9]{1,2},?\})?"
+_GROUP = rf"\((?:\?:)?(?:{_ITEM}{_TIMES})+(?:\|(?:{_ITEM}{_TIMES})+)*\)"
 
 STRINGS: dict[str, str] = {
     "date": _DATE,
@@ -55,9 +66,19 @@ STRINGS: dict[str, str] = {
     "ipv6": _ipv6(),
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "uri": _URI,
+    "uri-reference": f"(?:{_URI}|{_RELATIVE})",
+    "uri-template": rf"(?:[A-Za-z0-9._~!$&()*+,;=:@/?-]|%[0-9A-Fa-f]{{2}}|{_VARIABLES})*",
+    "json-pointer": f"(?:{_STEP})*",
+    "relative-json-pointer": f"(?:0|[1-9]{{1,3}})(?:#|(?:{_STEP})+)",
+    "regex": rf"\^?(?:(?:{_ITEM}|{_GROUP}){_TIMES})*\$?",
     "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+}
+# Those that allow more; what the others allow is a part of it.
+STRINGS |= {
+    "iri": STRINGS["uri"],
+    "iri-reference": STRINGS["uri-reference"],
+    "idn-email": STRINGS["email"],
+    "idn-hostname": STRINGS["hostname"],
 }
 # OpenAPI's names for how wide an integer is.
 INTEGERS = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
-# They say how a value is stored or shown, not what it may be.
-HINTS = frozenset({"float", "double", "password"})

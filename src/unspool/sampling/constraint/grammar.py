@@ -7,84 +7,58 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unspool.sampling.constraint.document import Document
-from unspool.sampling.constraint.expression import literal, translate
-from unspool.sampling.constraint.finite import endless
 from unspool.sampling.constraint.lark import Lark
-from unspool.sampling.constraint.limits import Budget, Limits, Place, Refused
-from unspool.sampling.constraint.schema import Lowering
-
-WHITESPACE = ("model", "compact", "flexible")
-# \u escapes are left out: a name has one spelling, so "\u0061" cannot pass for a name other than "a".
-_ESCAPES = 'nrbtf\\"'
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
+from unspool.sampling.constraint.limits import Limits, Refused
+from unspool.sampling.constraint.rendering import literals, text_terminal
+from unspool.sampling.constraint.schema import JsonOptions, grammar_of
 
 
 @dataclass(frozen=True)
 class Source:
-    """`text` is what llguidance compiles. `schema` and `places` let a failure be traced to a part of the schema."""
+    """`text` is what llguidance compiles; `special` are the special tokens that a grammar names."""
 
     text: str
-    special: frozenset[int] = frozenset()  # special tokens that a grammar names
-    schema: dict[str, Any] | None = None
-    places: dict[int, Place] | None = None
-    whitespace: str = WHITESPACE[0]
+    special: frozenset[int] = frozenset()
 
 
-def source(kind: str, value: Any, limits: Limits, special: Mapping[str, int]) -> Source:
+def source(
+    kind: str, value: Any, limits: Limits, special: Mapping[str, int], options: JsonOptions | None = None
+) -> Source:
     """Checked and rewritten; `special` has the special tokens by name. Raises Refused."""
     match kind:
         case "json_schema":
-            return _json_schema(value, limits)
+            return _source(grammar_of(value, limits, options))
         case "json_object":
-            options = {"x-unspool": value} if value else {}
-            return _json_schema({"type": "object", **options}, limits)
+            own = {"x-unspool": value} if value else {}
+            return _source(grammar_of({"type": "object", **own}, limits, options))
         case "regex":
             _check_size(value, limits, "expression")
-            return Source(_whole(translate(value, whole=True, json=False, limits=limits).regex))
+            return _source(_whole(text_terminal(value, limits).narrow))
         case "choice":
             return _choice(value, limits)
         case "grammar":
-            _check_size(value, limits, "grammar")
-            lark = Lark(value, limits, special, lambda schema: _inline(schema, limits))
-            return Source(_lark(lark.rewritten()), lark.named)
+            return _grammar(value, limits, special, options)
         case _:
             raise Refused(f"{kind!r} is no kind of constraint")
 
 
-def schema_text(schema: dict[str, Any], whitespace: str) -> str:
-    """A rewritten schema as llguidance takes it."""
-    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": _guidance(whitespace)}}]})
+def _source(*grammars: str, special: frozenset[int] = frozenset()) -> Source:
+    """The first grammar is the whole answer's; it refers to the others as `@json_0`, `@json_1`, …"""
+    named = [{"name": f"json_{number}", "lark_grammar": text} for number, text in enumerate(grammars[1:])]
+    return Source(json.dumps({"grammars": [{"lark_grammar": grammars[0]}, *named]}), special)
 
 
-def _guidance(whitespace: str) -> dict[str, Any]:
-    options: dict[str, Any] = {"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
-    if whitespace == "flexible":
-        return options | {"whitespace_pattern": _BLANKS}
-    return options | ({"item_separator": ", ?", "key_separator": ": ?"} if whitespace == "model" else {})
+def _grammar(value: str, limits: Limits, special: Mapping[str, int], options: JsonOptions | None) -> Source:
+    """A Lark grammar. Each schema in it becomes a grammar of its own, in which what the first one ignores counts."""
+    _check_size(value, limits, "grammar")
+    inner: list[str] = []
 
+    def add(schema: Any) -> str:
+        inner.append(grammar_of(schema, limits, options))
+        return f"@json_{len(inner) - 1}"
 
-def _json_schema(value: Any, limits: Limits) -> Source:
-    document = Document(value, limits)
-    whitespace = _whitespace(document.root)
-    budget = Budget(limits)
-    lowering = Lowering(document, limits, budget)
-    schema = lowering.run()
-    lowering.places[id(schema)] = ()
-    unending = endless(schema, budget)
-    if unending is not None:
-        raise Refused("every document that satisfies this is endless", lowering.places.get(id(unending), ()))
-    return Source(schema_text(schema, whitespace), frozenset(), schema, lowering.places, whitespace)
-
-
-def _whitespace(root: Any) -> str:
-    options = root.get("x-unspool", {}) if isinstance(root, dict) else {}
-    if not isinstance(options, dict) or set(options) - {"whitespace"}:
-        raise Refused("takes an object with 'whitespace'", ("x-unspool",))
-    whitespace = options.get("whitespace", WHITESPACE[0])
-    if whitespace not in WHITESPACE:
-        raise Refused(f"is {whitespace!r}; allowed: {', '.join(WHITESPACE)}", ("x-unspool", "whitespace"))
-    return str(whitespace)
+    lark = Lark(value, limits, special, add)
+    return _source(lark.rewritten(), *inner, special=lark.named)
 
 
 def _choice(value: Any, limits: Limits) -> Source:
@@ -95,22 +69,11 @@ def _choice(value: Any, limits: Limits) -> Source:
         raise Refused(f"there are {len(value):,} choices; at most {limits.max_values:,} are accepted")
     if any(len(text) > limits.max_constant for text in value):
         raise Refused(f"a choice has more than {limits.max_constant:,} characters")
-    return Source(_whole("|".join(literal(text) for text in sorted(set(value)))))
+    return _source(_whole(literals(list(value))))
 
 
-def _whole(regex: str) -> str:
-    """A grammar for one expression. Backslashes and slashes are already spelled as numbers."""
-    return _lark(f"start: /(?:{regex})/")
-
-
-def _lark(text: str) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": text}]})
-
-
-def _inline(value: Any, limits: Limits) -> str:
-    """A schema within a grammar."""
-    made = _json_schema(value, limits)
-    return json.dumps({**(made.schema or {}), "x-guidance": _guidance(made.whitespace)})
+def _whole(terminal: str) -> str:
+    return f"start: T\nT: {terminal}"
 
 
 def _check_size(text: str, limits: Limits, noun: str) -> None:

@@ -92,7 +92,7 @@ class Lark:
         if directive != "%json":
             return f"{directive} {json.dumps(value)}", end
         try:
-            return f"{directive} {self._rewrite_schema(value)}", end
+            return self._rewrite_schema(value), end
         except Refused as refused:
             raise self._refused(str(refused), start) from None
 

@@ -24,7 +24,10 @@ class Limits:
     max_constant: int = 4_096  # characters of one constant string
     max_properties: int = 1_000  # named properties of one object
     max_patterns: int = 32  # patternProperties of one object: each pair must be proved apart
-    max_work: int = 1_000_000  # steps of the proofs about a schema: about a microsecond each
+    max_ways: int = 1_000  # conjunctions that one schema's anyOf, oneOf, if and dependent keywords multiply to
+    max_goals: int = 10_000  # values that a schema describes, each by the claims it must satisfy
+    max_definitions: int = 30_000  # rules of the grammar that a schema becomes
+    max_work: int = 1_000_000  # steps of reading and proving: about a microsecond each
     max_repeat: int = 10_000  # parts of an expression once its repetitions are written out
     max_multiple: int = 10_000  # multipleOf
     max_count: int = 1_000_000  # minLength, minItems, minProperties

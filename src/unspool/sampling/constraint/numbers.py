@@ -1,4 +1,4 @@
-"""Bounds of numbers, moved inwards to where text, binary floating point and native integers agree.
+"""Numbers: their bounds moved inwards to where text, binary floating point and native integers agree, and divisors.
 
 A number is generated as text and validated as a double: 0.1000000000000000000001 is text above 0.1 and the double 0.1,
 so `exclusiveMinimum: 0.1` must start at the next double. Inclusive bounds are safe: reading text is monotonic.
@@ -7,7 +7,9 @@ so `exclusiveMinimum: 0.1` must start at the next double. Inclusive bounds are s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
 from typing import Any
 
 from unspool.sampling.constraint.formats import INTEGERS
@@ -17,6 +19,10 @@ WIDEST = 10**17  # bounds beyond it are narrowed to it: native integers have 64 
 EXACT = 2**53  # every integer up to it is a double
 MAX_DIGITS = 15  # every decimal of so many digits is told apart by doubles
 _FINEST = Decimal("1e-12")  # bounds closer to zero than this are moved away from what they exclude
+_MAX_U32 = 2**32 - 1
+_MAX_LISTED = 10_000
+
+Bound = Decimal | None
 
 
 def number(value: Any, place: Place) -> int | float:
@@ -25,35 +31,23 @@ def number(value: Any, place: Place) -> int | float:
     return value
 
 
-def bounds(schema: dict[str, Any], place: Place, *, booleans: bool) -> dict[str, Any]:
-    """`minimum` and `maximum` that say at least what the schema's four keywords say. `booleans`: as in draft 4."""
-    low: Decimal | None = None
-    high: Decimal | None = None
+def bounds(schema: dict[str, Any], place: Place) -> tuple[Bound, Bound]:
+    """The least and the greatest number that satisfy the schema's bounds, if it has any. A bound is exclusive by its
+    name or, as in draft 4, by a flag beside it."""
+    found: list[Bound] = []
     for name, sign in (("minimum", 1), ("maximum", -1)):
         exclusive = f"exclusive{name.capitalize()}"
+        flag = schema.get(exclusive)
         values = []
         if name in schema:
-            strict = booleans and schema.get(exclusive, False) is True
-            values.append(_inward(number(schema[name], (*place, name)), sign, strict))
-        if exclusive in schema and not booleans:
-            values.append(_inward(number(schema[exclusive], (*place, exclusive)), sign, strict=True))
-        elif exclusive in schema and not isinstance(schema[exclusive], bool):
-            raise Refused(f"is {schema[exclusive]!r}; draft 4 has true or false here", (*place, exclusive))
+            values.append(_inward(number(schema[name], (*place, name)), sign, flag is True))
+        if exclusive in schema and not isinstance(flag, bool):
+            values.append(_inward(number(flag, (*place, exclusive)), sign, True))
         width = schema.get("format")
         if isinstance(width, str) and width in INTEGERS:
             values.append(Decimal(INTEGERS[width][0 if sign > 0 else 1]))
-        if sign > 0:
-            low = max(values, default=None)
-        else:
-            high = min(values, default=None)
-    if (low is not None and low > WIDEST) or (high is not None and high < -WIDEST):
-        raise Refused(f"numbers beyond ±{WIDEST:,} are not supported", place)
-    result: dict[str, Any] = {}
-    if low is not None:
-        result["minimum"] = _plain(max(low, Decimal(-WIDEST)), ROUND_CEILING)
-    if high is not None:
-        result["maximum"] = _plain(min(high, Decimal(WIDEST)), ROUND_FLOOR)
-    return result
+        found.append((max if sign > 0 else min)(values, default=None))
+    return found[0], found[1]
 
 
 def _inward(value: int | float, sign: int, strict: bool) -> Decimal:
@@ -69,7 +63,19 @@ def _inward(value: int | float, sign: int, strict: bool) -> Decimal:
     return max(beyond, exact + _FINEST) if sign > 0 else min(beyond, exact - _FINEST)
 
 
-def _plain(value: Decimal, rounding: str) -> int | float:
+def limits_of(low: Bound, high: Bound, place: Place) -> dict[str, int | float]:
+    """`minimum` and `maximum` as llguidance reads them exactly."""
+    if (low is not None and low > WIDEST) or (high is not None and high < -WIDEST):
+        raise Refused(f"numbers beyond ±{WIDEST:,} are not supported", place)
+    result: dict[str, int | float] = {}
+    if low is not None:
+        result["minimum"] = _rounded(max(low, Decimal(-WIDEST)), ROUND_CEILING)
+    if high is not None:
+        result["maximum"] = _rounded(min(high, Decimal(WIDEST)), ROUND_FLOOR)
+    return result
+
+
+def _rounded(value: Decimal, rounding: str) -> int | float:
     """As JSON that llguidance reads exactly: an integer that is a double, or fifteen digits; never beyond the bound."""
     if value == value.to_integral_value():
         nearest = float(value)
@@ -80,7 +86,7 @@ def _plain(value: Decimal, rounding: str) -> int | float:
     return int(inside) if inside == inside.to_integral_value() else float(inside)
 
 
-def shorter(limits: dict[str, Any]) -> list[float]:
+def shorter(limits: dict[str, int | float]) -> list[float]:
     """Numbers within the bounds that llguidance leaves out: what the digits of a bound start with (3.7 below 3.75)."""
     low, high = limits.get("minimum", -WIDEST), limits.get("maximum", WIDEST)
     found = []
@@ -91,27 +97,79 @@ def shorter(limits: dict[str, Any]) -> list[float]:
     return [value for value in found if low <= value <= high]
 
 
-def is_exact(value: int | float) -> bool:
-    """Whether a constant is read by llguidance as it is by everyone: its reader rounds twice beyond fifteen digits."""
-    if isinstance(value, int) or value.is_integer():
-        return abs(value) <= EXACT
-    _, digits, exponent = Decimal(repr(value)).as_tuple()
-    return len(digits) <= MAX_DIGITS and abs(int(exponent)) <= 22
+def is_among(value: Any, values: Iterable[Any]) -> bool:
+    """Whether a constant is one of these, as JSON compares: 1 is 1.0 and not true."""
+    return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in values)
 
 
-def multiple_of(value: Any, place: Place, limits: Limits) -> int | float:
-    """Divisors on which decimal text and binary doubles agree: whole numbers and a half."""
-    divisor = number(value, place)
-    if divisor <= 0:
+# Divisors ------------------------------------------------------------------------------------------------------------
+
+
+def divisor(value: Any, place: Place, limits: Limits) -> Fraction:
+    number(value, place)
+    if value <= 0:
         raise Refused(f"is {value!r}; it must be above 0", place)
-    if divisor > limits.max_multiple:
+    if value > limits.max_multiple:
         raise Refused(f"is {value!r}; at most {limits.max_multiple:,} is supported", place)
-    if isinstance(divisor, float) and math.frexp(divisor)[0] == 0.5 and divisor >= 1:
-        divisor = int(divisor)  # a power of two divides without rounding
-    if not isinstance(divisor, int) and divisor != 0.5:
-        raise Refused(
-            f"is {value!r}; whole numbers (written without a point) and 0.5 are supported: validators compute others "
-            "in binary and disagree about 0.29 being a multiple of 0.01",
-            place,
-        )
-    return divisor
+    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+
+
+def common(divisors: Iterable[Fraction], place: Place) -> Fraction | None:
+    """What all of them divide, and nothing smaller."""
+    result: Fraction | None = None
+    for value in divisors:
+        if result is None:
+            result = value
+        else:
+            whole = math.lcm(result.numerator * value.denominator, value.numerator * result.denominator)
+            result = Fraction(whole, result.denominator * value.denominator)
+        if result.numerator * 10**12 // result.denominator > _MAX_U32 * 10**12:
+            raise Refused("several different multipleOf are too large together", place)
+    return result
+
+
+def is_exact_divisor(value: Fraction) -> bool:
+    """Whether decimal text and binary doubles agree on the multiples: whole numbers, halves, quarters, …"""
+    return value.denominator & (value.denominator - 1) == 0 and value.denominator <= 2**10
+
+
+def multiples(value: Fraction, low: Bound, high: Bound, place: Place) -> list[float]:
+    """The multiples within bounds on which validators, which divide in binary, agree: they say that 0.29 is none of
+    0.01."""
+    if low is not None and high is not None:
+        first = math.ceil(Fraction(low) / value)
+        last = math.floor(Fraction(high) / value)
+        if last - first <= _MAX_LISTED:
+            found = [float(value * count) for count in range(first, last + 1)]
+            return [one for one in found if (one / float(value)).is_integer()]
+    raise Refused(
+        f"is {float(value)!r}; whole numbers, halves, quarters and so on are supported, and others between a minimum "
+        f"and a maximum with at most {_MAX_LISTED:,} multiples: validators divide in binary and say that 0.29 is no "
+        "multiple of 0.01",
+        place,
+    )
+
+
+def holds_multiple(value: Fraction, low: Bound, high: Bound) -> bool:
+    """Whether there is a multiple within the bounds."""
+    if low is None or high is None:
+        return True
+    return math.ceil(Fraction(low) / value) <= math.floor(Fraction(high) / value)
+
+
+def apart_from(low: Bound, high: Bound, excluded: Iterable[Any]) -> list[tuple[Bound, Bound]]:
+    """The intervals that are left between two bounds once these numbers are taken out."""
+    left: list[tuple[Bound, Bound]] = [(low, high)]
+    for value in sorted(excluded):
+        start, end = left.pop()
+        point = Decimal(repr(value))
+        if (start is not None and point < start) or (end is not None and point > end):
+            left.append((start, end))
+        else:
+            left += [(start, _inward(value, -1, True)), (_inward(value, 1, True), end)]
+    return [(start, end) for start, end in left if start is None or end is None or start <= end]
+
+
+def text(value: int | float) -> str:
+    """A constant as it is written: whole numbers without a point."""
+    return str(int(value)) if isinstance(value, int) or (value.is_integer() and abs(value) < WIDEST) else repr(value)

@@ -34,13 +34,24 @@ class Unions:
         self._budget = budget
         self._known: dict[int, _Known] = {}  # by the identity of a part of the document
 
-    def overlapping(self, options: list[Any], place: Place) -> tuple[int, int] | None:
-        """Two options that may both accept one value; None if every pair is proved apart."""
-        for first in range(len(options)):
-            for second in range(first + 1, len(options)):
+    def overlaps(self, options: list[Any], place: Place) -> list[set[int]]:
+        """For each option the others that may accept a value which it accepts too."""
+        found: list[set[int]] = [set() for _ in options]
+        constants = [self._look(option, place).values for option in options]
+        known: dict[str, list[int]] = {}
+        for second, values in enumerate(constants):
+            for first in range(second):
+                if values is not None and constants[first] is not None:
+                    continue
                 if not self._apart(options[first], options[second], place, 0):
-                    return first, second
-        return None
+                    found[first].add(second)
+                    found[second].add(first)
+            for value in values or ():
+                for first in known.setdefault(value, []):
+                    found[first].add(second)
+                    found[second].add(first)
+                known[value].append(second)
+        return found
 
     def _look(self, node: Any, place: Place) -> _Known:
         if id(node) not in self._known:
@@ -93,9 +104,7 @@ def _parts(node: Any, document: Document, place: Place) -> Iterator[dict[str, An
         if not isinstance(part, dict):
             continue
         if "$ref" in part:
-            pending.append(document.resolve(part["$ref"], place)[0])
-            if document.draft <= 7:  # where nothing beside a reference counts
-                continue
+            pending.append(document.resolve(part, place)[0])
         yield part
         if isinstance(part.get("allOf"), list):
             pending += part["allOf"]
