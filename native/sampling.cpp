@@ -19,6 +19,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace nb = nanobind;
@@ -31,7 +32,18 @@ constexpr float LOWEST = std::numeric_limits<float>::lowest();
 constexpr float MAX_GUMBEL = 16.64f;  // no noise is larger: draw.MAX_GUMBEL, rounded up
 constexpr int SLACK_BITS = 20;
 
-enum Stage : int { TEMPERATURE, TOP_K, TOP_K_TIES, TOP_P, MIN_P, TYPICAL_P, TOP_N_SIGMA, XTC };
+enum class Stage { TEMPERATURE, TOP_K, TOP_K_TIES, TOP_P, MIN_P, TYPICAL_P, TOP_N_SIGMA, XTC };
+
+Stage stage_named(const std::string& name) {
+    static const std::pair<const char*, Stage> stages[] = {
+        {"temperature", Stage::TEMPERATURE}, {"top_k", Stage::TOP_K},         {"top_k_ties", Stage::TOP_K_TIES},
+        {"top_p", Stage::TOP_P},             {"min_p", Stage::MIN_P},         {"typical_p", Stage::TYPICAL_P},
+        {"top_n_sigma", Stage::TOP_N_SIGMA}, {"xtc", Stage::XTC},
+    };
+    for (const auto& [known, stage] : stages)
+        if (name == known) return stage;
+    throw std::invalid_argument("the sampling kernels have no stage " + name);
+}
 
 // What `choose` answers instead of a token.
 constexpr int64_t HAS_NAN = -1, HAS_INFINITY = -2, NONE_LEFT = -3;
@@ -116,14 +128,14 @@ class Row {
 
     void apply(Stage stage, double value) {
         switch (stage) {
-            case TEMPERATURE: return temperature(static_cast<float>(value));
-            case TOP_K: return top_k(static_cast<int64_t>(value), false);
-            case TOP_K_TIES: return top_k(static_cast<int64_t>(value), true);
-            case TOP_P: return top_p(value);
-            case MIN_P: return keep_near(static_cast<float>(value));
-            case TYPICAL_P: return typical_p(value);
-            case TOP_N_SIGMA: return keep_near(sigma_floor(value));
-            case XTC: return xtc(value);
+            case Stage::TEMPERATURE: return temperature(static_cast<float>(value));
+            case Stage::TOP_K: return top_k(static_cast<int64_t>(value), false);
+            case Stage::TOP_K_TIES: return top_k(static_cast<int64_t>(value), true);
+            case Stage::TOP_P: return top_p(value);
+            case Stage::MIN_P: return keep_near(static_cast<float>(value));
+            case Stage::TYPICAL_P: return typical_p(value);
+            case Stage::TOP_N_SIGMA: return keep_near(sigma_floor(value));
+            case Stage::XTC: return xtc(value);
         }
     }
 
@@ -374,8 +386,10 @@ Row& row_of(const SamplingKernels& kernels, int64_t n) {
 
 class Sampling {
   public:
-    explicit Sampling(const std::string& isa) : kernels(kernels_named(isa)) {
+    // `names`: the stages that `choose` may be given, each by its place in this list.
+    Sampling(const std::string& isa, const std::vector<std::string>& names) : kernels(kernels_named(isa)) {
         if (!kernels) throw std::invalid_argument("this processor cannot run the sampling kernels for " + isa);
+        for (const auto& name : names) stages_by_code.push_back(stage_named(name));
     }
 
     std::string isa() const { return kernels->name; }
@@ -397,13 +411,14 @@ class Sampling {
             if (room.shape(0) != logits.shape(0)) throw std::invalid_argument("the output is not as long as the row");
             final = room.data();
         }
+        size_t count = stages.shape(0), first = count && stage_of(stages.data()[0]) == Stage::TEMPERATURE;
+        for (size_t i = 0; i < count; i++) stage_of(stages.data()[i]);  // throws before the row is touched
         nb::gil_scoped_release release;
         Row& row = row_of(*kernels, n);
-        size_t count = stages.shape(0), first = count && stages.data()[0] == TEMPERATURE;
         if (!row.load(logits.data(), first ? static_cast<float>(values.data()[0]) : 1.0f)) return HAS_NAN;
         if (row.max == MINUS_INFINITY) return NONE_LEFT;
         if (row.max == -MINUS_INFINITY) return HAS_INFINITY;
-        for (size_t i = first; i < count; i++) row.apply(static_cast<Stage>(stages.data()[i]), values.data()[i]);
+        for (size_t i = first; i < count; i++) row.apply(stage_of(stages.data()[i]), values.data()[i]);
         if (row.max == -MINUS_INFINITY) return HAS_INFINITY;
         if (final) row.write(final);
         return row.draw(seed, position);
@@ -438,14 +453,18 @@ class Sampling {
         return static_cast<int64_t>(n);
     }
 
+    Stage stage_of(int32_t code) const { return stages_by_code.at(static_cast<size_t>(code)); }
+
     const SamplingKernels* kernels;
+    std::vector<Stage> stages_by_code;
 };
 
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
     nb::class_<Sampling>(m, "Sampling", "Filters and draws over rows of logits; see unspool.sampling")
-        .def(nb::init<const std::string&>(), nb::arg("isa") = "auto")
+        .def(nb::init<const std::string&, const std::vector<std::string>&>(), nb::arg("isa") = "auto",
+             nb::arg("stages") = std::vector<std::string>())
         .def_prop_ro("isa", &Sampling::isa)
         .def("greedy", &Sampling::greedy)
         .def("choose", &Sampling::choose, nb::arg("logits"), nb::arg("stages"), nb::arg("values"), nb::arg("seed"),

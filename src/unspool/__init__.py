@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     )
     from unspool.events import Event, Failed, Finished, Text, Timings, Token, Usage
     from unspool.llm import LLM
-    from unspool.options import EngineOptions, SamplingOptions
-    from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+    from unspool.options import EngineOptions
+    from unspool.params.declared import SamplingOptions
+    from unspool.params.sampling import SamplingParams
+    from unspool.params.values import BeamParams, Constraint, RepetitionDetector
     from unspool.results import Completion, Receipt, Result
 
 _HOMES = {
@@ -49,8 +51,10 @@ _HOMES = {
     "unspool.llm": ("LLM",),
     "unspool.async_llm": ("AsyncLLM",),
     "unspool.engine.streams": ("AsyncStream", "Stream"),
-    "unspool.options": ("EngineOptions", "SamplingOptions"),
-    "unspool.params": ("BeamParams", "Constraint", "RepetitionDetector", "SamplingParams"),
+    "unspool.options": ("EngineOptions",),
+    "unspool.params.declared": ("SamplingOptions",),
+    "unspool.params.sampling": ("SamplingParams",),
+    "unspool.params.values": ("BeamParams", "Constraint", "RepetitionDetector"),
     "unspool.results": ("Completion", "Receipt", "Result"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

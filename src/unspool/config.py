@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from unspool.errors import RequestError
-from unspool.sampling import validate as check
+from unspool.params import checks
 from unspool.sampling.speculate import Drafter
 
 RopeStyle = Literal["interleaved", "half"]
@@ -103,13 +103,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
-            check.word(name, getattr(self, name), words)
+            checks.word(name, getattr(self, name), words)
         for name, (low, high) in _INTEGERS.items():
             value = getattr(self, name)
             if value is not None or name not in ("threads", "kv_tokens"):
-                object.__setattr__(self, name, check.integer(name, value, low, high))
-        check.number("gpu_memory", self.gpu_memory, 0, 1, above=True)
-        check.flag("prefix_cache", self.prefix_cache)
+                object.__setattr__(self, name, checks.integer(name, value, low, high))
+        checks.number("gpu_memory", self.gpu_memory, 0, 1, above=True)
+        checks.flag("prefix_cache", self.prefix_cache)
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise RequestError(
                 f"kv_tokens is {self.kv_tokens:,}; allowed: at least one block, which is {self.block_size:,} tokens "
@@ -119,7 +119,7 @@ class EngineConfig:
         if isinstance(self.speculate, str):
             _check_speculate(self.speculate)
         elif self.speculate is not None and not isinstance(self.speculate, Drafter):
-            raise check.refuse("speculate", self.speculate, f"{SPECULATE}, or an object with a drafter's methods")
+            raise checks.refuse("speculate", self.speculate, f"{SPECULATE}, or an object with a drafter's methods")
 
     def suited(self, body: str) -> EngineConfig:
         """The same, with what suits a body of `ops` wherever nothing was said."""
@@ -155,4 +155,4 @@ def _check_speculate(how: str) -> None:
         or (kind == "early-exit" and detail.isdecimal())
     )
     if not is_good:
-        raise check.refuse("speculate", how, SPECULATE)
+        raise checks.refuse("speculate", how, SPECULATE)

@@ -1,18 +1,18 @@
 """Keyword arguments of the library, with types that a type checker sees, and what becomes of them.
 
-Each class has the fields of a dataclass, all optional; a test compares the two.
+EngineOptions has the fields of EngineConfig, all optional; a test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
 from unspool.config import Device, EngineConfig, Isa, KVDtype, Quantize
 from unspool.errors import RequestError
-from unspool.params import BeamParams, Constraint, LogprobsStage, RepetitionDetector, SamplingParams
-from unspool.sampling.order import Scope, Stage
+from unspool.params import SamplingParams
+from unspool.params.declared import SamplingOptions
 from unspool.sampling.speculate import Drafter
 
 
@@ -33,54 +33,6 @@ class EngineOptions(TypedDict, total=False):
     max_waiting: int
     prefix_cache: bool
     speculate: str | Drafter | None
-
-
-class SamplingOptions(TypedDict, total=False):
-    """Sampling parameters as keyword arguments: those of SamplingParams."""
-
-    max_tokens: int | None
-    min_tokens: int | None
-    stop: Sequence[str] | str | None
-    stop_token_ids: Sequence[int] | None
-    include_stop_str: bool
-    ignore_eos: bool
-    bad_words: Sequence[str] | str | None
-    deadline_ms: float | None
-    repetition_detector: RepetitionDetector | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    typical_p: float | None
-    top_n_sigma: float | None
-    xtc_probability: float | None
-    xtc_threshold: float | None
-    repetition_penalty: float | None
-    frequency_penalty: float | None
-    presence_penalty: float | None
-    penalty_window: int | None
-    penalty_scope: Scope | None
-    dry_multiplier: float | None
-    dry_base: float | None
-    dry_allowed_length: int | None
-    dry_sequence_breakers: Sequence[str] | None
-    dry_window: int | None
-    no_repeat_ngram: int | None
-    logit_bias: Mapping[int, float] | None
-    allowed_token_ids: Sequence[int] | None
-    constraint: Constraint | None
-    seed: int | None
-    n: int
-    best_of: int | None
-    beam: BeamParams | None
-    logprobs: int | None
-    logprobs_stage: LogprobsStage | None
-    prompt_logprobs: int | None
-    trace: bool
-    order: str | Sequence[Stage] | None
-    priority: int
-    cache_salt: str | None
-    speculate: str | None
 
 
 Params = SamplingParams | SamplingOptions | None  # how an answer is asked for

@@ -38,12 +38,12 @@ def test_every_sampling_parameter_is_a_field() -> None:
         assert params - set(BODIES[body]["properties"]) <= renamed, body
 
 
-@pytest.mark.parametrize("name", sorted(fields.SAMPLING))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, field in fields.SAMPLING.items() if field.get("type") in ("integer", "number"))
+)
 def test_bounds_agree_with_the_engines(name: str) -> None:
     """What a table takes at its edges, SamplingParams takes; what lies just beyond, neither."""
     field = fields.SAMPLING[name]
-    if field.get("type") not in ("integer", "number"):
-        return
     step = 1 if field["type"] == "integer" else 1e-3
     low, high, above = field.get("minimum"), field.get("maximum"), field.get("exclusiveMinimum")
     if name == "seed":  # whatever the engine does not take is mapped into its range

@@ -15,6 +15,7 @@ from unspool.cli.parser import Parser, UsageError
 from unspool.config import EngineConfig
 from unspool.errors import RequestError
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.params.registry import PARAMETERS
 
 
 def parse(*arguments: str) -> SamplingParams:
@@ -26,8 +27,9 @@ def parse(*arguments: str) -> SamplingParams:
 def test_every_field_of_sampling_params_has_a_flag_or_a_reason() -> None:
     covered = {flag.key.partition(".")[0] for flag in flags.FLAGS}
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert covered | set(flags.NOT_FLAGS) == fields
-    assert not covered & set(flags.NOT_FLAGS)
+    without = {parameter.name for parameter in PARAMETERS if parameter.no_flag}
+    assert covered | without == fields
+    assert not covered & without
 
 
 def test_every_field_of_beam_params_has_a_flag() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from unspool.errors import ModelError, RequestError
 from unspool.params import BeamParams, Constraint, RepetitionDetector, ResolvedParams, SamplingParams
-from unspool.sampling.order import ORDER, PRESETS, STAGES
+from unspool.params.order import ORDER, PRESETS, STAGES
 
 NAN, INF = math.nan, math.inf
 

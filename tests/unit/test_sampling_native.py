@@ -28,10 +28,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 @pytest.fixture(params=ISAS)
 def body(request: pytest.FixtureRequest) -> Any:
-    from unspool._native import Sampling
-
     try:
-        return Sampling(request.param)
+        return native.body(request.param)
     except ValueError:
         pytest.skip(f"this processor has no {request.param}")
 

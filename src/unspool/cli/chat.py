@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     group.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     group.add_argument("-q", "--quiet", action="store_true", help="no greeting, no summary lines")
     flags.add_engine_flags(parser)
-    flags.add_sampling_flags(parser, alone=True)
+    flags.add_sampling_flags(parser, is_interactive=True)
     parser.add_common()
     namespace = parser.parse_args(argv)
     values = flags.sampling_values(namespace)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     output.add_argument("--alternatives", type=int, default=3, metavar="N", help="others to show, at most 8 (3)")
     output.add_argument("-q", "--quiet", action="store_true", help="no summary line")
     flags.add_engine_flags(parser)
-    flags.add_sampling_flags(parser, alone=True)
+    flags.add_sampling_flags(parser, is_interactive=True)
     parser.add_common()
     namespace = parser.parse_args(argv)
     values = flags.sampling_values(namespace)
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
 def as_object(llm: LLM, answer: Answer, load_seconds: float) -> dict[str, Any]:
     """The answer as `run --json` gives it, and under `steps` each token's trace with the texts of its tokens."""
     from unspool.cli import report
-    from unspool.sampling.resolve import jsonable
+    from unspool.params.resolve import jsonable
 
     steps = []
     for token in answer.result.tokens:

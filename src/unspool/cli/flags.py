@@ -1,4 +1,4 @@
-"""SamplingParams and EngineConfig as flags: one table each, from which run, chat, explain and `/set` are made."""
+"""Sampling parameters and EngineConfig as flags of run, chat, explain and `/set`; the former come from the registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 
 from unspool.cli.parser import NUMBERS, UsageError
 from unspool.config import EngineConfig
-from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams, kinds, registry
+from unspool.params.kinds import Bias, Integer, Number, Order, Text, Texts, TokenIds, Word
+from unspool.params.registry import BY_NAME, PARAMETERS, Parameter
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.|$)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
@@ -106,7 +108,7 @@ class Flag:
     many: bool = False  # may be given again; the values are collected
     short: str | None = None
     name: str | None = None  # where the key does not give it
-    alone: bool = True  # sensible in a chat as well, where an answer is one text on a terminal
+    is_interactive: bool = True  # sensible in a chat as well, where an answer is one text on a terminal
 
     @property
     def flag(self) -> str:
@@ -117,81 +119,68 @@ class Flag:
         return "sampling." + self.key
 
 
-GROUPS: Mapping[str, tuple[Flag, ...]] = {
-    "length and stops": (
-        Flag("max_tokens", int, "N", "at most N tokens; without it, until the model ends it or the context is full",
-             short="-n"),
-        Flag("min_tokens", int, "N", "the answer cannot end by itself before N tokens"),
-        Flag("stop", text, "TEXT", r"end before TEXT; repeatable. \n \t \\ \xHH \uHHHH are understood", many=True),
-        Flag("stop_token_ids", token_ids, "ID,…", "end at one of these tokens; repeatable", many=True),
-        Flag("include_stop_str", None, "", "keep the stop text in the answer"),
-        Flag("ignore_eos", None, "", "go on past the model's end tokens"),
-        Flag("repetition_detector", detector, "P[,R]", "end when at most P tokens came R (8) times in a row",
-             name="--stop-on-repetition"),
-        Flag("deadline_ms", float, "MS", "end after this many milliseconds, with what there is"),
-    ),
-    "choosing a token (model's own defaults apply; 1 or 0 turns a filter off)": (
-        Flag("temperature", float, "T", "divides the logits: below 1 bolder, above 1 more varied, 0 always the best"),
-        Flag("top_k", int, "K", "only the K likeliest; 0: off"),
-        Flag("top_p", float, "P", "the fewest tokens that hold P of the probability; 1: off"),
-        Flag("min_p", float, "P", "only tokens at least P times as likely as the likeliest; 0: off"),
-        Flag("typical_p", float, "P", "the most typical tokens that hold P of the probability; 1: off"),
-        Flag("top_n_sigma", float, "N", "only logits within N standard deviations of the best; 0: off"),
-        Flag("xtc_probability", float, "P", "how often to leave out the likeliest choices; 0: off"),
-        Flag("xtc_threshold", float, "P", "which those are: all likelier than P but the least likely of them"),
-        Flag("order", order, "ORDER", "unspool, transformers, vllm, llama.cpp, mlx, or a list of stages"),
-    ),
-    "penalties": (
-        Flag("repetition_penalty", float, "R", "tokens that were there: positive logits / R, others · R; 1: off"),
-        Flag("frequency_penalty", float, "F", "minus F for each time a token was there; 0: off"),
-        Flag("presence_penalty", float, "F", "minus F if a token was there at all; 0: off"),
-        Flag("penalty_window", int, "N", "look back on N tokens; -1: all"),
-        Flag("penalty_scope", str, "SCOPE", "count in all, output, or mixed (repetition in all, others in output)"),
-        Flag("dry_multiplier", float, "M", "DRY: against repeating long stretches; 0: off"),
-        Flag("dry_base", float, "B", "DRY: the penalty is M · B^(length - allowed)"),
-        Flag("dry_allowed_length", int, "N", "DRY: repeats up to this long are free"),
-        Flag("dry_sequence_breakers", text, "TEXT", r"DRY: a repeat ends at TEXT; repeatable, with escapes", many=True),
-        Flag("dry_window", int, "N", "DRY: look back on N tokens; -1: all"),
-        Flag("no_repeat_ngram", int, "N", "no run of N tokens comes twice; 0: off"),
-    ),
-    "which tokens, and what shape": (
-        Flag("logit_bias", bias, "ID=X", "add X to a token's logit, -inf bans it; repeatable", many=True),
-        Flag("allowed_token_ids", token_ids, "ID,…", "only these tokens; repeatable", many=True),
-        Flag("bad_words", text, "TEXT", "TEXT never appears; repeatable, with escapes", many=True),
+# How the command line writes a value of each kind: what reads it, and whether the flag may be repeated.
+SYNTAX: Mapping[type, tuple[Callable[[str], Any] | None, bool]] = {
+    Integer: (int, False),
+    Number: (float, False),
+    kinds.Flag: (None, False),
+    Word: (str, False),
+    Text: (str, False),
+    Texts: (text, True),
+    TokenIds: (token_ids, True),
+    Bias: (bias, True),
+    Order: (order, False),
+}
+# Objects have flags of their own.
+OBJECTS: Mapping[str, tuple[Flag, ...]] = {
+    "constraint": (
         Flag("constraint.json_schema", schema, "SCHEMA", "JSON that this schema accepts: a file, or the schema itself"),
         Flag("constraint.json_object", None, "", "any JSON object"),
         Flag("constraint.regex", str, "REGEX", "text that this regular expression matches as a whole"),
         Flag("constraint.choice", text, "TEXT", "one of these texts; repeatable", many=True),
         Flag("constraint.grammar", grammar, "FILE", "text that a Lark grammar produces"),
     ),
-    "how many, from which noise": (
-        Flag("seed", int, "SEED", "the same seed gives the same answer; without it one is drawn and told"),
-        Flag("n", int, "N", "N answers", alone=False),
-        Flag("best_of", int, "N", "draw N answers, keep those with the best mean logprob"),
+    "repetition_detector": (
+        Flag(
+            "repetition_detector", detector, "P[,R]", "end when at most P tokens came R (8) times in a row",
+            name="--stop-on-repetition",
+        ),
+    ),
+    "beam": (
         Flag("beam.width", int, "W", "beam search over W prefixes instead of a draw", name="--beam"),
         Flag("beam.length_penalty", float, "X", "beam scores are divided by length^X (1)"),
         Flag("beam.early_stopping", early_stopping, "WHEN", "yes: end at W complete answers; no (the default); never"),
     ),
-    "what is told (with --json)": (
-        Flag("logprobs", int, "K", "each token's logprob and those of the K likeliest", alone=False),
-        Flag("logprobs_stage", str, "STAGE", "logprobs of the raw or of the final distribution", alone=False),
-        Flag("prompt_logprobs", int, "K", "the same for the prompt's tokens", alone=False),
-    ),
+}
+
+
+def flags_of(parameter: Parameter) -> tuple[Flag, ...]:
+    """The flags that set a parameter; none where the registry says why."""
+    if parameter.no_flag:
+        return ()
+    if parameter.name in OBJECTS:
+        return OBJECTS[parameter.name]
+    parse, many = SYNTAX[type(parameter.kind)]
+    about = parameter.help.removesuffix(".")
+    about = about if about[1].isupper() else about[0].lower() + about[1:]  # DRY, XTC
+    if many:
+        about += r"; repeatable, with the escapes \n \t \\ \xHH \uHHHH" if parse is text else "; repeatable"
+    short, is_interactive = parameter.short or None, parameter.is_interactive
+    flag = Flag(parameter.name, parse, parameter.metavar, about, many, short, is_interactive=is_interactive)
+    return (flag,)
+
+
+GROUPS: Mapping[str, tuple[Flag, ...]] = {
+    group: tuple(flag for parameter in PARAMETERS if parameter.group == group for flag in flags_of(parameter))
+    for group in registry.GROUPS
 }
 FLAGS = tuple(flag for flags in GROUPS.values() for flag in flags)
-# Fields that have no flag, and why.
-NOT_FLAGS = {
-    "trace": "`unspool explain` sets it",
-    "priority": "a command runs one request",
-    "cache_salt": "a command has one user",
-    "speculate": "the engine's --speculate holds for its one request",
-}
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, *, alone: bool = False) -> None:
-    """All of them, or those that make sense for one answer shown on a terminal (`alone`)."""
+def add_sampling_flags(parser: argparse.ArgumentParser, *, is_interactive: bool = False) -> None:
+    """All of them, or those that make sense for one answer shown on a terminal."""
     for title, flags in GROUPS.items():
-        wanted = [flag for flag in flags if flag.alone or not alone]
+        wanted = [flag for flag in flags if flag.is_interactive or not is_interactive]
         group = parser.add_argument_group(title) if wanted else None
         for flag in wanted:
             assert group is not None
@@ -221,11 +210,12 @@ def sampling_params(values: Mapping[str, Any], **fixed: Any) -> SamplingParams:
             nested[outer][inner] = value
         else:
             fields[key] = value
-    for key in ("stop_token_ids", "allowed_token_ids"):
-        if key in fields:
-            fields[key] = [token for ids in fields[key] for token in ids]
-    if "logit_bias" in fields:
-        fields["logit_bias"] = dict(fields["logit_bias"])
+    for key, value in fields.items():
+        kind = BY_NAME[key].kind
+        if isinstance(kind, TokenIds):
+            fields[key] = [token for ids in value for token in ids]
+        elif isinstance(kind, Bias):
+            fields[key] = dict(value)
     fields |= {"constraint": _constraint(nested["constraint"]), "beam": _beam(nested["beam"])}
     return SamplingParams(**fields, **fixed)
 

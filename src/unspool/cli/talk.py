@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 class Talk:
     def __init__(self, llm: LLM, conversation: Conversation, values: dict[str, Any], *, quiet: bool) -> None:
         self.llm, self.conversation = llm, conversation
-        self.flags = tuple(flag for flag in flags.FLAGS if flag.alone)
+        self.flags = tuple(flag for flag in flags.FLAGS if flag.is_interactive)
         self._values, self._quiet = values, quiet
         self._shown_warnings: set[str] = set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from unspool.lazy import lazy, np
@@ -16,17 +17,19 @@ if TYPE_CHECKING:
 else:
     draw, filters, logprobs = (lazy(f"unspool.sampling.{name}") for name in ("draw", "filters", "logprobs"))
 
-# As native/sampling.cpp numbers them.
-CODES = {
-    "temperature": 0,
-    "top_k": 1,
-    "top_k_ties": 2,
-    "top_p": 3,
-    "min_p": 4,
-    "typical_p": 5,
-    "top_n_sigma": 6,
-    "xtc": 7,
+# The stages that the native body has, and the number that each runs with. A stage's code is its place in this table,
+# which the body learns when it is made; a stage that is not here runs in numpy.
+NATIVE_STAGES: Mapping[str, Callable[[ResolvedParams], float]] = {
+    "temperature": lambda params: params.temperature,
+    "top_k": lambda params: params.top_k,
+    "top_k_ties": lambda params: params.top_k,
+    "top_p": lambda params: params.top_p,
+    "min_p": lambda params: float(filters.min_p_floor(params.min_p)),
+    "typical_p": lambda params: params.typical_p,
+    "top_n_sigma": lambda params: params.top_n_sigma,
+    "xtc": lambda params: params.xtc_threshold,
 }
+CODES = {stage: code for code, stage in enumerate(NATIVE_STAGES)}
 HAS_NAN, HAS_INFINITY, NONE_LEFT = -1, -2, -3
 
 
@@ -37,7 +40,7 @@ def body(isa: str = "auto") -> Any | None:
         from unspool._native import Sampling
     except ImportError:
         return None
-    return Sampling(isa)
+    return Sampling(isa, list(NATIVE_STAGES))
 
 
 class Tail:
@@ -47,19 +50,9 @@ class Tail:
         self._native = native
         self._greedy = params.greedy
         self._xtc_probability = params.xtc_probability
-        values = {
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_k_ties": params.top_k,
-            "top_p": params.top_p,
-            "min_p": float(filters.min_p_floor(params.min_p)) if params.min_p else 0.0,
-            "typical_p": params.typical_p,
-            "top_n_sigma": params.top_n_sigma,
-            "xtc": params.xtc_threshold,
-        }
-        self._acting = _encoded(stages, values)
+        self._acting = _encoded(stages, params)
         # XTC decides anew at every position whether it acts.
-        self._resting = _encoded(tuple(stage for stage in stages if stage != "xtc"), values)
+        self._resting = _encoded(tuple(stage for stage in stages if stage != "xtc"), params)
         self._has_xtc = "xtc" in stages
 
     def pick(self, row: Any, seed: int, position: int, want_final: bool) -> tuple[int, F32 | None]:
@@ -80,5 +73,6 @@ def describe(row: F32, token: int, count: int, native: Any | None) -> tuple[RowS
     return logprobs.RowStats(largest, total), rank, top
 
 
-def _encoded(stages: tuple[str, ...], values: dict[str, float]) -> tuple[Any, Any]:
-    return array("i", [CODES[stage] for stage in stages]), array("d", [values[stage] for stage in stages])
+def _encoded(stages: tuple[str, ...], params: ResolvedParams) -> tuple[Any, Any]:
+    values = [NATIVE_STAGES[stage](params) for stage in stages]
+    return array("i", [CODES[stage] for stage in stages]), array("d", values)

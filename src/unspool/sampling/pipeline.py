@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from unspool.errors import RequestError, SamplingError
 from unspool.lazy import lazy, np
 from unspool.params import ResolvedParams
+from unspool.params.order import DRAW_STAGES, SPECS, STAGES, Stage
+from unspool.params.resolve import is_on
 from unspool.sampling import native as fast
-from unspool.sampling.order import DRAW_STAGES, STAGES, Stage
-from unspool.sampling.resolve import is_on
 from unspool.sampling.state import History, StageState
 
 if TYPE_CHECKING:
@@ -245,8 +245,9 @@ class Sampler:
                 acts = draw.xtc_uniform(self.seed, position) < params.xtc_probability
                 return filters.xtc(row, params.xtc_threshold) if acts else row
             case _:
-                filtered: F32 = getattr(filters, stage)(row, getattr(params, STAGES[stage][0]))
-                return filtered
+                function = SPECS[stage].function or getattr(filters, stage)
+                changed: F32 = function(row, getattr(params, STAGES[stage][0]))
+                return changed
 
     def _dry(self, row: F32, mine: bool) -> F32:
         params = self.params
@@ -326,10 +327,11 @@ def stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage
 
 
 def _split(stages: tuple[Stage, ...]) -> tuple[tuple[Stage, ...], tuple[str, ...] | None]:
-    """What comes before the temperature and the filters, and those; None where an order of one's own mixes them."""
+    """What comes before the temperature and the filters, and those; None where numpy must do it all."""
     start = next((i for i, stage in enumerate(stages) if _shapes_draw(stage)), len(stages))
     tail = tuple(stage for stage in stages[start:] if isinstance(stage, str) and _shapes_draw(stage))
-    return stages[:start], tail if len(tail) == len(stages) - start else None
+    is_native = len(tail) == len(stages) - start and all(stage in fast.CODES for stage in tail)
+    return stages[:start], tail if is_native else None
 
 
 def _shapes_draw(stage: Stage) -> bool:

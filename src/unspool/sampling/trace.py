@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from unspool.params.resolve import jsonable
 from unspool.sampling.draw import F32, gumbel
 from unspool.sampling.filters import ranking, weights
 from unspool.sampling.logprobs import entropy, rank_of, row_stats, top_ids
-from unspool.sampling.resolve import jsonable
 
 NUM_ALTERNATIVES = 8  # top raw tokens that are followed through the stages
 NUM_CANDIDATES = 32  # best scores of the draw that are told

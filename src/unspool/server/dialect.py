@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unspool.chat.tools import Toolbox, check_schema_size
 from unspool.errors import RequestError
 from unspool.events import Token
-from unspool.params import MAX_SEED, BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.params import MAX_SEED, Constraint, SamplingParams
+from unspool.params.kinds import Record
+from unspool.params.registry import BY_NAME
 from unspool.results import Choice, Delta
-from unspool.server.fields import EXTRA, MAX_PROMPTS, MAX_STRING_CHARS
+from unspool.server.fields import MAX_PROMPTS, MAX_STRING_CHARS, SAMPLING
 from unspool.server.job import Job, Run
 from unspool.server.service import Service
 
@@ -22,18 +24,6 @@ if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
 Body = dict[str, Any]
-# Parameters that the endpoints have under SamplingParams' own names.
-SHARED_PARAMS = (
-    "temperature",
-    "top_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "seed",
-    "n",
-    "best_of",
-    "logit_bias",
-    "stop",
-)
 CUT_SHORT = ("length", "deadline", "repetition", "abort")  # endings that are not the model's own
 NEVER = -9999.0  # JSON has no minus infinity; OpenAI writes this for the logprob of an impossible token
 
@@ -72,17 +62,15 @@ class Writer(WholeWriter):
 # From a body to a job -----------------------------------------------------------------------------------------------
 def sampling_params(body: Body, **more: Any) -> SamplingParams:
     """Parameters from a checked body; `more` are those that an endpoint has under other names."""
-    values = {name: body[name] for name in (*SHARED_PARAMS, *EXTRA) if name in body}
+    values = {name: body[name] for name in SAMPLING if name in body}
     if not 0 <= values.get("seed", 0) <= MAX_SEED:
         values["seed"] %= MAX_SEED + 1
     if "constraint" in values:
-        given = values["constraint"]
-        check_schema_size(given.get("value"), "constraint.value")
-        values["constraint"] = Constraint(given["kind"], given.get("value"))
-    if "beam" in values:
-        values["beam"] = BeamParams(**values["beam"])
-    if "repetition_detector" in values:
-        values["repetition_detector"] = RepetitionDetector(**values["repetition_detector"])
+        check_schema_size(values["constraint"].get("value"), "constraint.value")
+    for name in values:
+        kind = BY_NAME[name].kind
+        if isinstance(kind, Record):
+            values[name] = kind.cls(**values[name])
     values |= {name: value for name, value in more.items() if value is not None}
     for name in ("stop", "bad_words"):
         check_strings(values.get(name, ()), name)

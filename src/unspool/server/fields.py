@@ -1,9 +1,9 @@
-"""Fields that several endpoints share: ours for sampling, OpenAI's for tools. Bounds agree with SamplingParams."""
+"""Fields that several endpoints share: sampling parameters, derived from their registry, and OpenAI's for tools."""
 
 from __future__ import annotations
 
-from unspool.params import CONSTRAINT_KINDS
-from unspool.sampling.order import PRESETS, STAGES
+from unspool.params.checks import MAX_BIAS
+from unspool.params.registry import BY_NAME, PARAMETERS, Parameter
 from unspool.server.kinds import (
     Schema,
     any_of,
@@ -33,95 +33,52 @@ MAX_BIASES = 4096
 
 TOKEN_ID = integer(0)
 STRING = string(minLength=1, maxLength=MAX_STRING_LENGTH)
-STOPS = any_of(
-    STRING,
-    array(STRING, most=MAX_STOPS),
-    description="Strings that end the answer; they are not part of it.",
-)
 
-# Sampling parameters that OpenAI does not have, by SamplingParams' names: extra fields of every generating endpoint.
-EXTRA: dict[str, Schema] = {
-    "top_k": integer(-1, 2**31 - 1, description="Draw from the k likeliest tokens; 0 or -1 is off."),
-    "min_p": number(0, 1, description="Drop tokens below this share of the likeliest one's probability."),
-    "typical_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": "Locally typical sampling."},
-    "top_n_sigma": number(0, 1e6, description="Keep logits within n standard deviations of the best; 0 is off."),
-    "xtc_probability": number(0, 1, description="How often the likeliest tokens are excluded (XTC)."),
-    "xtc_threshold": {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": "XTC's threshold."},
-    "repetition_penalty": number(1e-3, 100, description="Divides (or multiplies) logits of tokens seen; 1 is off."),
-    "penalty_window": integer(-1, description="Tokens that penalties look back on; -1 is all."),
-    "penalty_scope": word("all", "output", "mixed", description="Whether penalties count the prompt."),
-    "dry_multiplier": number(0, 100, description="Strength of the DRY penalty; 0 is off."),
-    "dry_base": number(1, 100, description="DRY's base."),
-    "dry_allowed_length": integer(1, description="Repeats up to this length go unpunished by DRY."),
-    "dry_sequence_breakers": array(
-        string(minLength=1, maxLength=64), most=MAX_BREAKERS, description="Where DRY's sequences end."
-    ),
-    "dry_window": integer(-1, description="Tokens that DRY looks back on; -1 is all."),
-    "no_repeat_ngram": integer(0, description="No n-gram of this length comes twice; 0 is off."),
-    "allowed_token_ids": array(TOKEN_ID, least=1, description="No other tokens can be chosen."),
-    "min_tokens": integer(0, description="No end token before this many tokens."),
-    "stop_token_ids": array(TOKEN_ID, description="Tokens that end the answer."),
-    "include_stop_str": flag(description="Keep the stop string that matched in the answer."),
-    "ignore_eos": flag(description="End tokens do not end the answer."),
-    "bad_words": any_of(
-        STRING,
-        array(STRING, most=1024),
-        description="Strings that never appear; the engine goes back where one would.",
-    ),
-    "deadline_ms": {
-        "type": "number",
-        "exclusiveMinimum": 0,
-        "maximum": 1e12,
-        "description": "End the answer this long after the request arrived, with finish reason `deadline`.",
-    },
-    "repetition_detector": record(
-        {"period": integer(1, 4096), "repeats": integer(2, 4096)},
-        description="End the answer, reason `repetition`, when it loops.",
-    ),
-    "constraint": record(
-        {"kind": word(*CONSTRAINT_KINDS), "value": {"description": "A schema, expression, list or grammar, by kind."}},
-        required=("kind",),
-        description="What the answer must look like.",
-    ),
-    "beam": record(
-        {
-            "width": integer(1, 256),
-            "length_penalty": number(-100, 100),
-            "early_stopping": any_of(flag(), word("never")),
-        },
-        required=("width",),
-        description="Search with this many beams instead of drawing.",
-    ),
-    "logprobs_stage": word("raw", "final", description="Logprobs of the model, or after all sampling stages."),
-    "order": any_of(
-        word(*PRESETS),
-        array(word(*STAGES), most=len(STAGES)),
-        description="The order of sampling stages: a preset's name, or a list.",
-    ),
-    "priority": integer(-(2**31), 2**31 - 1, description="Lower goes first."),
-    "cache_salt": string(maxLength=1024, description="Cached prompts are shared only among requests of one salt."),
-    "speculate": string(maxLength=256, description="Which of the engine's drafters guesses ahead, or `off`."),
-    "trace": flag(description="Add to each token what every sampling stage did to it."),
-}
-
-# OpenAI's sampling fields, where an endpoint has them under these names.
-TEMPERATURE = {"temperature": number(0, 1e6, description="0 takes the best token; else 1e-6 at least.")}
-TOP_P: dict[str, Schema] = {"top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}}
-PENALTIES = {"frequency_penalty": number(-2, 2), "presence_penalty": number(-2, 2)}
-SEED = {
+# What the server limits more than the library, since its callers are strangers; and what JSON cannot say.
+LIMITED: dict[str, Schema] = {
+    "stop": any_of(STRING, array(STRING, most=MAX_STOPS)),
+    "bad_words": any_of(STRING, array(STRING, most=1024)),
+    "dry_sequence_breakers": array(string(minLength=1, maxLength=64), most=MAX_BREAKERS),
+    "cache_salt": string(maxLength=1024),
+    "speculate": string(maxLength=256),
+    "n": integer(1, MAX_CHOICES),
+    "best_of": integer(1, MAX_CHOICES),
+    "logit_bias": mapping(number(-MAX_BIAS, MAX_BIAS), maxProperties=MAX_BIASES),
     "seed": integer(
         -(2**63),
         2**64 - 1,
         description="The same seed, the same answer; without one it is drawn and reported. One below 0 or from 2^53 up "
         "is taken modulo 2^53.",
-    )
+    ),
 }
-COUNT = {
-    "n": integer(1, MAX_CHOICES, description="How many answers."),
-    "best_of": integer(1, MAX_CHOICES, description="Draw this many, give the n of the best mean logprob."),
+# The APIs have other names or types for these; schema.py gives them.
+NAMED_BY_API = ("max_tokens", "logprobs", "prompt_logprobs")
+# OpenAI has these under SamplingParams' names.
+OPENAI = (
+    "temperature",
+    "top_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+    "n",
+    "best_of",
+    "logit_bias",
+    "stop",
+)
+
+
+def field(parameter: Parameter) -> Schema:
+    """A sampling parameter as a field of a body."""
+    return {"description": parameter.help, **(LIMITED.get(parameter.name) or parameter.kind.schema())}
+
+
+# Sampling parameters that OpenAI does not have, by SamplingParams' names: extra fields of every generating endpoint.
+EXTRA: dict[str, Schema] = {
+    parameter.name: field(parameter)
+    for parameter in PARAMETERS
+    if parameter.name not in (*NAMED_BY_API, *OPENAI)
 }
-BIAS = {"logit_bias": mapping(number(-100, 100), maxProperties=MAX_BIASES, description="Token id to what is added.")}
-SAMPLING: dict[str, Schema] = TEMPERATURE | TOP_P | PENALTIES | SEED | COUNT | BIAS | {"stop": STOPS} | EXTRA
+SAMPLING: dict[str, Schema] = {name: field(BY_NAME[name]) for name in OPENAI} | EXTRA
 
 MODEL: dict[str, Schema] = {
     "model": string(maxLength=512, description="The served model's name; without one, the model that is served.")

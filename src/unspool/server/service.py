@@ -18,7 +18,7 @@ from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Finished
 from unspool.llm import LLM
 from unspool.params import Constraint
-from unspool.sampling.resolve import jsonable
+from unspool.params.resolve import jsonable
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.job import Job, Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -30,12 +30,10 @@ from unspool.sampling.pipeline import stages_on
 
 if TYPE_CHECKING:
     from unspool.params import ResolvedParams
+    from unspool.params.order import Stage
 
 WORDS = 16  # int32 words of a row's parameters
 BIASED, TELLS = 1, 4  # flags
-# The stages that the device has, in the one order that it has them in.
-STAGES = ("bias", "allowed", "repetition", "frequency", "presence", "temperature", "top_k", "top_p", "min_p")
-PENALTIES = ("repetition", "frequency", "presence")
 
 
 @dataclass(frozen=True)
@@ -170,33 +168,54 @@ class Rows:
         return found
 
 
+def _fill(field: str, value: Callable[[ResolvedParams], Any]) -> Callable[[SampleRows, ResolvedParams], None]:
+    """Writes a parameter into the field of a row that a stage reads."""
+
+    def fill(row: SampleRows, params: ResolvedParams) -> None:
+        getattr(row, field)[:] = value(params)
+
+    return fill
+
+
+def _fill_bias(row: SampleRows, params: ResolvedParams) -> None:
+    row.flags[:] |= BIASED
+
+
+# The stages that the device has, in the one order that it has them in, and how each gets its parameters. A request with
+# another stage, or in another order, is sampled by the host.
+STAGES: Mapping[str, Callable[[SampleRows, ResolvedParams], None]] = {
+    "bias": _fill_bias,
+    "allowed": _fill_bias,
+    "repetition": _fill("repetition", lambda params: params.repetition_penalty),
+    "frequency": _fill("frequency", lambda params: params.frequency_penalty),
+    "presence": _fill("presence", lambda params: params.presence_penalty),
+    "temperature": _fill("temperature", lambda params: params.temperature),
+    "top_k": _fill("top_k", lambda params: params.top_k),
+    "top_p": _fill("top_p", lambda params: params.top_p),
+    "min_p": _fill("min_p", lambda params: min_p_floor(params.min_p)),
+}
+PENALTIES = ("repetition", "frequency", "presence")
+
+
 def row_of(params: ResolvedParams, seed: int) -> SampleRows:
     """One row for a request whose stages are all in STAGES; its slot and position are to be filled in."""
     row = SampleRows.greedy(1)
     row.seed[:] = seed
-    on = stages_on(params, None)
-    if "bias" in on or "allowed" in on:
-        row.flags[:] |= BIASED
+    row.temperature[:] = params.temperature  # 1 has no stage, and 0 is greedy
     if params.logprobs is not None or params.best_of > params.n:
         row.flags[:] |= TELLS
         row.tops[:] = params.logprobs or 0
-    row.repetition[:] = params.repetition_penalty if "repetition" in on else 1
-    row.frequency[:] = params.frequency_penalty if "frequency" in on else 0
-    row.presence[:] = params.presence_penalty if "presence" in on else 0
-    if params.greedy:
-        return row
-    row.temperature[:] = params.temperature
-    row.top_k[:] = params.top_k if "top_k" in on else 0
-    row.top_p[:] = params.top_p if "top_p" in on else 1
-    if "min_p" in on:
-        row.min_p[:] = min_p_floor(params.min_p)
+    for stage in stages_on(params, None):
+        assert isinstance(stage, str)
+        STAGES[stage](row, params)
     return row
 
 
 def can_draw(params: ResolvedParams) -> bool:
     """Whether the device does all that these parameters ask of a draw, in their order."""
     stages = stages_on(params, None)
-    at = [STAGES.index(stage) if stage in STAGES else -1 for stage in stages]
+    order: tuple[Stage, ...] = tuple(STAGES)
+    at = [order.index(stage) if stage in STAGES else -1 for stage in stages]
     if -1 in at or at != sorted(at):
         return False
     if params.penalty_window >= 0 and any(stage in PENALTIES for stage in stages):

@@ -7,36 +7,18 @@ honoured; docs/sampling.md says which ones those are. The draw always comes last
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from unspool.errors import RequestError
+from unspool.params.registry import PARAMETERS
 
 Scope = Literal["all", "output", "mixed"]
 Stage = str | Callable[..., Any]
 
-# Each stage and the parameters that turn it on. `top_k_ties` is top-k that keeps every token tied with the k-th.
-STAGES: dict[str, tuple[str, ...]] = {
-    "bias": ("logit_bias",),
-    "allowed": ("allowed_token_ids", "min_tokens"),
-    "constraint": ("constraint",),
-    "repetition": ("repetition_penalty",),
-    "frequency": ("frequency_penalty",),
-    "presence": ("presence_penalty",),
-    "dry": ("dry_multiplier",),
-    "no_repeat_ngram": ("no_repeat_ngram",),
-    "temperature": ("temperature",),
-    "top_k": ("top_k",),
-    "top_k_ties": ("top_k",),
-    "top_p": ("top_p",),
-    "min_p": ("min_p",),
-    "typical_p": ("typical_p",),
-    "top_n_sigma": ("top_n_sigma",),
-    "xtc": ("xtc_probability",),
-}
-
+SPECS = {spec.name: spec for parameter in PARAMETERS for spec in parameter.stages}
 # Stages that only shape a draw: at temperature 0 there is none, and they are absent.
-DRAW_STAGES = frozenset({"temperature", "top_k", "top_k_ties", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc"})
+DRAW_STAGES = frozenset(name for name, spec in SPECS.items() if spec.shapes_draw)
 
 _MASKS = ("bias", "allowed", "constraint")
 _PENALTIES = ("repetition", "frequency", "presence", "dry", "no_repeat_ngram")
@@ -49,6 +31,15 @@ class Preset:
     stages: tuple[str, ...]
     penalty_window: int
     penalty_scope: Scope  # mixed: repetition counts prompt and output; frequency and presence the output alone
+
+
+def _completed(preset: Preset) -> Preset:
+    """With the stages that the preset does not place: those that shape a draw last, others after the penalties."""
+    first = next(index for index, name in enumerate(preset.stages) if name in DRAW_STAGES)
+    rest = [name for name in SPECS if name not in {*preset.stages, "top_k", "top_k_ties"}]
+    masks = [name for name in rest if name not in DRAW_STAGES]
+    draws = [name for name in rest if name in DRAW_STAGES]
+    return replace(preset, stages=(*preset.stages[:first], *masks, *preset.stages[first:], *draws))
 
 
 PRESETS: dict[str, Preset] = {
@@ -78,8 +69,14 @@ PRESETS: dict[str, Preset] = {
         penalty_scope="all",
     ),
 }
+PRESETS = {name: _completed(preset) for name, preset in PRESETS.items()}
 DEFAULT_PRESET = "unspool"
 ORDER = PRESETS[DEFAULT_PRESET].stages
+# Each stage and the parameters that turn it on. `top_k_ties` is top-k that keeps every token tied with the k-th.
+STAGES: dict[str, tuple[str, ...]] = {
+    name: tuple(parameter.name for parameter in PARAMETERS if SPECS[name] in parameter.stages)
+    for name in (*ORDER, *(name for name in SPECS if name not in ORDER))
+}
 
 
 def check_order(order: object) -> str | tuple[Stage, ...] | None:

@@ -9,77 +9,36 @@ from types import MappingProxyType
 from typing import Any
 
 from unspool.errors import ModelError, RequestError
-from unspool.params import Origin, ResolvedParams, SamplingParams
-from unspool.sampling import validate as check
-from unspool.sampling.order import DRAW_STAGES, PRESETS, STAGES, Stage, preset_of
+from unspool.params import checks
+from unspool.params.order import DRAW_STAGES, PRESETS, STAGES, Stage, preset_of
+from unspool.params.registry import PARAMETERS
+from unspool.params.sampling import Origin, ResolvedParams, SamplingParams
 
 # What holds when neither the request nor the model says anything: the model's own distribution.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "min_tokens": 0,
-        "stop": (),
-        "stop_token_ids": (),
-        "bad_words": (),
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "typical_p": 1.0,
-        "top_n_sigma": 0.0,
-        "xtc_probability": 0.0,
-        "xtc_threshold": 0.1,
-        "repetition_penalty": 1.0,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "dry_multiplier": 0.0,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
-        "dry_sequence_breakers": ("\n", ":", '"', "*"),
-        "dry_window": -1,
-        "no_repeat_ngram": 0,
-        "logit_bias": {},
-        "logprobs_stage": "raw",
-    }
-)
-# Our field <- the key of a model's generation config (or our own name). How long an answer is, is not a model's to say.
+DEFAULTS: Mapping[str, Any] = MappingProxyType({parameter.name: parameter.default for parameter in PARAMETERS})
+# Our name -> the key of a model's generation config. How long an answer is, is not a model's to say.
 GENERATION_KEYS: Mapping[str, str] = MappingProxyType(
-    {
-        "temperature": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "typical_p": "typical_p",
-        "repetition_penalty": "repetition_penalty",
-        "no_repeat_ngram": "no_repeat_ngram_size",
-        "min_tokens": "min_tokens",
-        "logit_bias": "logit_bias",
-        "stop": "stop",
-        "penalty_window": "penalty_window",
-        "xtc_probability": "xtc_probability",
-        "xtc_threshold": "xtc_threshold",
-    }
+    {parameter.name: parameter.model_key for parameter in PARAMETERS if parameter.model_key}
 )
-FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 
 def resolve(
     params: SamplingParams, generation: Mapping[str, Any], *, vocab_size: int, draw_seed: Callable[[], int]
 ) -> ResolvedParams:
     model = _from_model(generation)
-    preset = preset_of(params.order)  # type: ignore[arg-type]
+    preset = preset_of(params.order)  # type: ignore[arg-type]  # in its normal form
     defaults = {**DEFAULTS, "penalty_window": preset.penalty_window, "penalty_scope": preset.penalty_scope}
     defaults |= {"order": preset.stages, "best_of": params.n}
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
-    plain = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
-    for name in FIELDS:
-        asked = getattr(params, name)
-        if asked is not None and asked != plain[name]:
+    for parameter in PARAMETERS:
+        name, asked = parameter.name, getattr(params, parameter.name)
+        if asked is not None and asked != parameter.unset:
             values[name], origins[name] = asked, "request"
         elif name in model:
             values[name], origins[name] = model[name], "model"
         else:
-            values[name], origins[name] = defaults.get(name, plain[name]), "default"
+            values[name], origins[name] = defaults[name], "default"
     if origins["logit_bias"] == "request" and "logit_bias" in model:  # the model's bans hold for other tokens
         values["logit_bias"] = {**model["logit_bias"], **values["logit_bias"]}
     if values["seed"] is None:
@@ -106,7 +65,7 @@ def _from_model(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_vocab(values: Mapping[str, Any], vocab_size: int) -> None:
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-        check.within_vocab(name, tuple(values[name] or ()), vocab_size)
+        checks.within_vocab(name, tuple(values[name] or ()), vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         if values[name] is not None and values[name] > vocab_size:
             raise RequestError(f"{name} is {values[name]:,}; the vocabulary has {vocab_size:,} tokens", name)

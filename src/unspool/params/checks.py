@@ -9,6 +9,8 @@ from typing import Any
 
 from unspool.errors import RequestError
 
+MAX_BIAS = 100
+
 
 def refuse(name: str, value: object, allowed: str) -> RequestError:
     return RequestError(f"{name} is {value!r}; allowed: {allowed}", name)
@@ -88,8 +90,9 @@ def bias(name: str, value: object) -> dict[int, float]:
         if isinstance(token, bool) or not isinstance(token, Integral) or token < 0:
             raise RequestError(f"{name} has the key {key!r}; a token id is an integer from 0 up", name)
         good = isinstance(amount, Real) and not isinstance(amount, bool)
-        if not good or not (-100 <= amount <= 100 or amount == -math.inf):
-            raise RequestError(f"{name}[{token}] is {amount!r}; allowed: from -100 to 100, or -inf to ban", name)
+        if not good or not (-MAX_BIAS <= amount <= MAX_BIAS or amount == -math.inf):
+            allowed = f"from {-MAX_BIAS} to {MAX_BIAS}, or -inf to ban"
+            raise RequestError(f"{name}[{token}] is {amount!r}; allowed: {allowed}", name)
         biases[int(token)] = float(amount)
     return dict(sorted(biases.items()))
 

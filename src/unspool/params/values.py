@@ -1,0 +1,73 @@
+"""Parameters that are objects: constraints, beam search, the detector of repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from unspool.errors import RequestError
+from unspool.params import checks
+from unspool.params.kinds import MAX_STRINGS, Anything, Either, Flag, Integer, Kind, Number, Word
+
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = get_args(ConstraintKind)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer must look like: `value` is a schema, an expression, the choices or a grammar, by `kind`."""
+
+    FIELDS: ClassVar[Mapping[str, Kind]] = {
+        "kind": Word(CONSTRAINT_KINDS),
+        "value": Anything("A schema, expression, list or grammar, by kind."),
+    }
+
+    kind: ConstraintKind
+    value: Any = None  # json_object needs none
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONSTRAINT_KINDS:
+            raise RequestError(f"constraint is {self.kind!r}; allowed: {', '.join(CONSTRAINT_KINDS)}", "constraint")
+        if self.kind in ("regex", "grammar") and (not isinstance(self.value, str) or not self.value):
+            raise RequestError(f"a {self.kind} constraint needs a non-empty string, not {self.value!r}", "constraint")
+        if self.kind == "json_schema" and not isinstance(self.value, dict | bool | str):
+            raise RequestError(f"a json_schema constraint needs a schema, not {self.value!r}", "constraint")
+        if self.kind == "choice":
+            choices = checks.strings("constraint", self.value, MAX_STRINGS)
+            if not choices:
+                raise RequestError("a choice constraint needs at least one choice", "constraint")
+            object.__setattr__(self, "value", choices)
+
+
+@dataclass(frozen=True)
+class BeamParams:
+    """Beam search instead of a draw: the `width` best prefixes, by their logprobs' sum over length**length_penalty."""
+
+    FIELDS: ClassVar[Mapping[str, Kind]] = {
+        "width": Integer(1, 256),
+        "length_penalty": Number(-100, 100),
+        "early_stopping": Either((Flag(), Word(("never",))), range="true, false or 'never'"),
+    }
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False  # as in transformers
+
+    def __post_init__(self) -> None:
+        for name, kind in self.FIELDS.items():
+            kind.check(f"beam.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class RepetitionDetector:
+    """Finish (reason `repetition`) when the output ends in one run of at most `period` tokens, `repeats` times over."""
+
+    FIELDS: ClassVar[Mapping[str, Kind]] = {"period": Integer(1, 4096), "repeats": Integer(2, 4096)}
+
+    period: int = 32
+    repeats: int = 8
+
+    def __post_init__(self) -> None:
+        for name, kind in self.FIELDS.items():
+            kind.check(f"repetition_detector.{name}", getattr(self, name))
