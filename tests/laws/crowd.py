@@ -11,6 +11,7 @@ from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.events import Failed, Finished, Text
 from unspool.models.checkpoint import Checkpoint
+from unspool.ops import Ops
 from unspool.params import SamplingParams
 
 
@@ -80,10 +81,17 @@ class Collector:
 
 class Crowd:
     def __init__(
-        self, checkpoint: Checkpoint, *, device: str = "cpu", with_text: bool = True, **config: object
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: str = "cpu",
+        with_text: bool = True,
+        ops: Ops | None = None,
+        **config: object,
     ) -> None:
         tokenizer = checkpoint.tokenizer() if with_text else None
-        self.engine = Engine(checkpoint, EngineConfig(device=device, **config), tokenizer=tokenizer)  # type: ignore[arg-type]
+        engine = EngineConfig(device=device, **config)  # type: ignore[arg-type]
+        self.engine = Engine(checkpoint, engine, tokenizer=tokenizer, ops=ops)
         self.collector = Collector()
 
     def step(self) -> None:

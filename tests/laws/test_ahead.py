@@ -4,82 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import pytest
 
 from tests.laws.crowd import Crowd
+from tests.laws.emulated_device import device_crowd
 from tests.laws.test_speculation import Oracle, eager
-from unspool.engine.ahead import PENDING, Ahead, Draws, draws_in_turn, on_device
-from unspool.engine.plan import Plan
 from unspool.events import Finished, Text
 from unspool.params import SamplingParams
-from unspool.sampling.pipeline import Choice, Sampler
-
-
-class Withheld:
-    def __init__(self, choices: list[Choice]) -> None:
-        self._choices = choices
-
-    def tokens(self) -> list[int]:
-        return [choice.token for choice in self._choices]
-
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
-        choice = self._choices[draw]
-        assert len(choice.top) == count
-        assert choice.rank is not None
-        return choice.logprob, choice.top, choice.rank
-
-
-class EmulatedDevice:
-    """Computes at once with the real runner, but takes PENDING tokens only from its own last launch, and knows no more
-    of what was written than it counted itself."""
-
-    def __init__(self, runner) -> None:
-        self._runner, self._last, self.launches, self.used = runner, [], 0, 0
-        self._samplers: WeakKeyDictionary[Sampler, Sampler] = WeakKeyDictionary()
-        self.model, self.kv = runner.model, runner.kv
-
-    def run(self, plan: Plan):
-        assert all(PENDING not in work.tokens for work in plan.works), "a plain step with an unknown token"
-        return self._runner.run(plan)
-
-    def can_draw(self, params) -> bool:
-        return not params.dry_multiplier
-
-    def launch(self, plan: Plan, draws: Draws, sources) -> Withheld:
-        works, row = [], 0
-        for work in plan.works:
-            tokens = list(work.tokens)
-            for place, token in enumerate(tokens):
-                if token == PENDING:
-                    tokens[place] = self._last[sources[row + place]]
-                    self.used += 1
-                else:
-                    assert sources[row + place] == -1
-            row += len(tokens)
-            works.append(work._replace(tokens=tuple(tokens)))
-        logits = self._runner.run(replace(plan, works=tuple(works)))
-        assert len(logits) == len(draws)
-        choices = [self._choose(*of) for of in zip(draws.samplers, logits, draws.positions, strict=True)]
-        self._last = [choice.token for choice in choices]
-        self.launches += 1
-        return Withheld(choices)
-
-    def _choose(self, sampler: Sampler, row, position: int) -> Choice:
-        own = self._samplers.get(sampler)
-        if own is None or own.history.tokens.size != position:
-            own = self._samplers[sampler] = sampler.fork()
-            assert not draws_in_turn(sampler.params) or own.history.tokens.size == position
-        choice = own.choose(row, position)
-        own.accept(choice.token)
-        return choice
-
-
-def go_ahead(crowd: Crowd) -> EmulatedDevice:
-    device = crowd.engine.runner = EmulatedDevice(crowd.engine.runner)
-    crowd.engine.ahead = Ahead(crowd.engine)
-    return device
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -94,7 +26,7 @@ def test_ahead_is_plain(seed, tiny, make_job) -> None:
     ]
     calm = Crowd(checkpoint, kv_tokens=256)
     expected = [calm.alone(job) for job in jobs]
-    crowd = Crowd(
+    crowd, (device,) = device_crowd(
         checkpoint,
         kv_tokens=rng.choice([64, 96, 256]),
         block_size=rng.choice([4, 8, 32]),
@@ -102,7 +34,6 @@ def test_ahead_is_plain(seed, tiny, make_job) -> None:
         chunk_tokens=rng.choice([3, 64]),
         max_running=rng.choice([3, 16]),
     )
-    device = go_ahead(crowd)
     answers = crowd.together(jobs, rng, abort_share=0.15)
     assert [a for a in answers if a] == [e for e, a in zip(expected, answers, strict=True) if a]
     assert host or device.used > 10, "tokens must have fed the next step without the host"
@@ -125,8 +56,7 @@ def test_n_answers_and_stops_ahead(tiny) -> None:
         ends = sorted((e.choice, e.reason, e.stop) for e in events if isinstance(e, Finished))
         return [texts, ends]
 
-    plain, ahead = Crowd(checkpoint, kv_tokens=256), Crowd(checkpoint, kv_tokens=256)
-    go_ahead(ahead)
+    plain, (ahead, _) = Crowd(checkpoint, kv_tokens=256), device_crowd(checkpoint, kv_tokens=256)
     assert answers(ahead) == answers(plain)
 
 
@@ -136,8 +66,7 @@ def test_drafts_are_checked_on_the_device(tiny, make_job) -> None:
     jobs = [replace(job, params=replace(job.params, repetition_penalty=None)) for job in jobs]
     plain = Crowd(checkpoint, kv_tokens=256)
     expected = [plain.alone(job) for job in jobs]
-    crowd = Crowd(checkpoint, kv_tokens=256, speculate="lookup")
-    go_ahead(crowd)
+    crowd, _ = device_crowd(checkpoint, kv_tokens=256, speculate="lookup")
     eager(crowd.engine)
     known = {job.prompt: list(answer.ids) for job, answer in zip(jobs, expected, strict=True)}
     crowd.engine.speculation.drafters = {"oracle": Oracle(known, rng, 0.7)}
@@ -146,8 +75,7 @@ def test_drafts_are_checked_on_the_device(tiny, make_job) -> None:
 
 
 def test_who_needs_the_host(tiny) -> None:
-    crowd = Crowd(tiny(), kv_tokens=64)
-    device = go_ahead(crowd)
+    crowd, _ = device_crowd(tiny(), kv_tokens=64)
     for params, expected in (
         (SamplingParams(temperature=1), True),
         (SamplingParams(logprobs=1), True),
@@ -159,5 +87,5 @@ def test_who_needs_the_host(tiny) -> None:
     ):
         id = crowd.engine.add([1, 2], params)
         branch = crowd.engine._groups[id].branches[0]
-        assert on_device(device, branch) is expected, params
+        assert branch.on_device is expected, params
         crowd.engine.abort(id)

@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.laws.crowd import Crowd
-from tests.laws.test_ahead import EmulatedDevice, go_ahead
+from tests.laws.emulated_device import device_crowd
 from tests.laws.test_speculation import Oracle, eager
 from unspool.events import Finished
 from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import BeamParams, Constraint, SamplingParams
 from unspool.sampling.speculate import BaseDrafter
-from unspool.sampling.speculate.model import ModelDrafter
 from unspool.sampling.speculate.pace import Costs
 
 PROMPT = (70, 71, 72)
@@ -30,12 +29,6 @@ class Knowing(BaseDrafter):
 
     def propose(self, sights, counts):
         return [self.tokens[len(s.tokens) - s.num_prompt :][:count] for s, count in zip(sights, counts, strict=True)]
-
-    def seconds(self, count):
-        return 0.0
-
-    def forget(self, number):
-        pass
 
 
 def ended(crowd: Crowd, params: SamplingParams) -> tuple[list[int], str, Finished]:
@@ -159,8 +152,8 @@ def test_a_device_is_run_ahead_of_while_no_draft_pays(seed, tiny, make_job) -> N
     ]
     plain = Crowd(checkpoint, kv_tokens=512)
     expected = [plain.alone(job) for job in jobs]
-    crowd = Crowd(checkpoint, kv_tokens=rng.choice([160, 512]), block_size=8, max_running=2, speculate="lookup")
-    device = go_ahead(crowd)
+    kv_tokens = rng.choice([160, 512])
+    crowd, (device,) = device_crowd(checkpoint, kv_tokens=kv_tokens, block_size=8, max_running=2, speculate="lookup")
     known = {job.prompt: list(answer.ids) for job, answer in zip(jobs, expected, strict=True)}
     oracle = Oracle(known, rng, rng.choice([0.5, 1.0]))
     propose = oracle.propose
@@ -185,11 +178,9 @@ def test_a_draft_model_on_a_device(seed, tiny, tmp_path, make_job) -> None:
         jobs = [replace(job, params=replace(job.params, logprobs=None, repetition_penalty=None)) for job in jobs]
     plain = Crowd(checkpoint, kv_tokens=256)
     expected = [plain.alone(job) for job in jobs]
-    crowd = Crowd(checkpoint, kv_tokens=256, block_size=8, speculate=f"model:{tmp_path / 'draft.gguf'}")
-    go_ahead(crowd)
-    device = EmulatedDevice(crowd.engine.speculation.drafters["model"]._runner)
-    drafter = ModelDrafter("model", device)
-    crowd.engine.speculation.drafters = {"model": drafter}
+    how = f"model:{tmp_path / 'draft.gguf'}"
+    crowd, (_, device) = device_crowd(checkpoint, kv_tokens=256, block_size=8, speculate=how)
+    drafter = crowd.engine.speculation.drafters["model"]
     crowd.engine.speculation.fixed_length = rng.randrange(1, 7)
     assert crowd.together(jobs, rng) == expected
     assert crowd.engine.speculation.total.accepted > 0
@@ -199,10 +190,8 @@ def test_a_draft_model_on_a_device(seed, tiny, tmp_path, make_job) -> None:
 
 def test_a_whole_draft_on_a_device_is_right_if_the_model_is_its_own(tiny, make_job) -> None:
     checkpoint, rng = tiny("tiny", "q4_1"), random.Random(9)
-    crowd = Crowd(checkpoint, kv_tokens=256, speculate=f"early-exit:{checkpoint.config.num_layers}")
-    go_ahead(crowd)
-    device = EmulatedDevice(crowd.engine.speculation.drafters["early-exit"]._runner)
-    crowd.engine.speculation.drafters = {"early-exit": ModelDrafter("early-exit", device)}
+    how = f"early-exit:{checkpoint.config.num_layers}"
+    crowd, (_, device) = device_crowd(checkpoint, kv_tokens=256, speculate=how)
     crowd.engine.speculation.fixed_length = 5
     jobs = [make_job(rng, checkpoint.config.vocab_size, [], 30) for _ in range(6)]
     crowd.together([replace(j, params=replace(j.params, logprobs=None, repetition_penalty=None)) for j in jobs], rng)

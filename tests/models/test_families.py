@@ -52,7 +52,7 @@ def logits_of(checkpoint: Checkpoint, ops: Ops, ids: np.ndarray, pieces: Sequenc
             tables=np.arange(4, dtype=np.int32)[None],
             logit_rows=np.arange(count, dtype=np.int32),
         )
-        found.append(np.array(step(batch)))
+        found.append(np.array(step.run(batch)))
         start += count
     return np.concatenate(found)
 

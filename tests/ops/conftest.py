@@ -69,7 +69,7 @@ class Bench:
         """forward(rows), where the rows of the batch are those of the array that its ids name."""
         table = self.ops.matrix([encode_weight("rows", rows, "f32")])
         step = self.ops.compile(lambda b, kv: forward(self.ops, self.ops.embed(b, table), b, kv), self.kv)
-        return np.array(step(batch or plain_batch(len(rows))))
+        return np.array(step.run(batch or plain_batch(len(rows))))
 
 
 @pytest.fixture(params=ISAS)

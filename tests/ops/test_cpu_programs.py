@@ -17,7 +17,7 @@ from unspool.models.expert_config import ExpertConfig
 from unspool.models.random import random_checkpoint
 from unspool.models.registry import architecture_of, build
 from unspool.models.shapes import EVERY_FAMILY, SHAPES
-from unspool.ops import Batch, Ops
+from unspool.ops import Batch, Ops, Step
 from unspool.ops.cpu import CpuOps
 from unspool.ops.reference import ReferenceOps
 
@@ -25,7 +25,7 @@ FAMILIES = ["tiny-untied", *EVERY_FAMILY]
 WITH_EXPERTS = [name for name in EVERY_FAMILY if isinstance(SHAPES[name], ExpertConfig)]
 
 
-def compiled(ops: Ops, checkpoint: Checkpoint, engine: EngineConfig) -> Callable[[Batch], np.ndarray]:
+def compiled(ops: Ops, checkpoint: Checkpoint, engine: EngineConfig) -> Step:
     model = build(checkpoint.config, checkpoint.weights, ops)
     return ops.compile(model, ops.kv_cache(architecture_of(checkpoint.config).storage, engine, 40))
 
@@ -48,7 +48,7 @@ def test_families_agree_with_the_reference(
     theirs = compiled(ReferenceOps(), checkpoint, engine)
     for start, end in ((0, 45), (45, 46), (46, 60)):
         batch = with_ids(make_batch([(start, end - start, [3, 7])], 32), ids[start:end])
-        assert distance(np.array(ours(batch)), theirs(batch)) < (1e-5 if format == "f32" else 0.03)
+        assert distance(np.array(ours.run(batch)), theirs.run(batch)) < (1e-5 if format == "f32" else 0.03)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "tiny-wide"])
@@ -59,14 +59,14 @@ def test_bits_do_not_depend_on_company_or_pieces(isa: str, family: str, tiny: Ca
     whole = None
     for threads in (1, 2):
         step = compiled(CpuOps(threads=threads, isa=isa), checkpoint, EngineConfig(block_size=16))
-        y = np.array(step(with_ids(make_batch([(0, 100, range(7))], 16), ids)))
+        y = np.array(step.run(with_ids(make_batch([(0, 100, range(7))], 16), ids)))
         whole = y if whole is None else whole
         assert np.array_equal(y, whole)
         start = 0
         for count in (30, 1, 1, 3, 50, 15):
             others = rng.integers(0, 256, 9)
             batch = make_batch([(0, 4, [20]), (start, count, range(7, 14)), (0, 5, [30])], 16, range(4, 4 + count))
-            y = step(with_ids(batch, np.concatenate([others[:4], ids[start : start + count], others[4:]])))
+            y = step.run(with_ids(batch, np.concatenate([others[:4], ids[start : start + count], others[4:]])))
             assert np.array_equal(y, whole[start : start + count])
             start += count
 
@@ -85,7 +85,7 @@ def test_threads_that_come_late_do_no_harm(shape: ModelConfig, threads: int) -> 
     crowd = compiled(CpuOps(threads=threads), checkpoint, EngineConfig().suited("cpu"))
     for position in range(64):
         batch = with_ids(make_batch([(position, 1, [1, 2])], 32), ids[position : position + 1])
-        assert np.array_equal(crowd(batch), alone(batch))
+        assert np.array_equal(crowd.run(batch), alone.run(batch))
 
 
 MANY_WEIGHTS = replace(SHAPES["tiny"], num_layers=1, intermediate_size=12288)  # more than stay in the cache at once
@@ -111,8 +111,8 @@ def test_parts_of_many_rows_make_no_difference(isa: str, shape: ModelConfig, for
     whole = None
     for threads in (1, 2, 3, 4):
         step = compiled(CpuOps(threads=threads, isa=isa), checkpoint, EngineConfig().suited("cpu"))
-        step(seen)
-        y = np.array(step(with_ids(rows, ids)))
+        step.run(seen)
+        y = np.array(step.run(with_ids(rows, ids)))
         whole = y if whole is None else whole
         assert np.array_equal(y, whole)
 
@@ -121,9 +121,9 @@ def test_only_wanted_rows_have_logits(isa: str, tiny: Callable[[str, str], Check
     checkpoint = tiny("tiny", "q8_0")
     step = compiled(CpuOps(threads=2, isa=isa), checkpoint, EngineConfig().suited("cpu"))
     ids = np.arange(50)
-    everything = np.array(step(with_ids(make_batch([(0, 50, [0, 1])], 32), ids)))
+    everything = np.array(step.run(with_ids(make_batch([(0, 50, [0, 1])], 32), ids)))
     for rows in ([49], [3, 2, 49], []):
-        some = step(with_ids(make_batch([(0, 50, [0, 1])], 32, rows), ids))
+        some = step.run(with_ids(make_batch([(0, 50, [0, 1])], 32, rows), ids))
         assert np.array_equal(some, everything[rows])
 
 
@@ -156,9 +156,9 @@ def test_steps_that_cannot_be_run_are_refused(
 ) -> None:
     step = compiled(CpuOps(threads=1), tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))
     batch = make_batch([(0, 2, [0])], 32)
-    step(batch)
+    step.run(batch)
     with pytest.raises(EngineError, match=message):
-        step(replace(batch, **changes))
+        step.run(replace(batch, **changes))
 
 
 def test_an_instruction_set_that_is_not_there() -> None:
@@ -171,16 +171,16 @@ def test_engines_share_threads(tiny: Callable[[str, str], Checkpoint]) -> None:
     many = [CpuOps(threads=3) for _ in range(5)]
     assert len(os.listdir("/proc/self/task")) <= before + 2
     batch = make_batch([(0, 20, [0])], 32)
-    answers = [np.array(compiled(ops, tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))(batch)) for ops in many]
+    answers = [np.array(compiled(ops, tiny("tiny", "q8_0"), EngineConfig().suited("cpu")).run(batch)) for ops in many]
     assert all(np.array_equal(answer, answers[0]) for answer in answers)
 
 
 def test_a_forked_child_has_threads_of_its_own(tiny: Callable[[str, str], Checkpoint]) -> None:
     step = compiled(CpuOps(threads=2), tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))
     batch = make_batch([(0, 20, [0])], 32)
-    wanted = np.array(step(batch))
+    wanted = np.array(step.run(batch))
     child = os.fork()
     if child == 0:
-        os._exit(0 if np.array_equal(step(batch), wanted) else 1)
+        os._exit(0 if np.array_equal(step.run(batch), wanted) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert np.array_equal(step(batch), wanted)
+    assert np.array_equal(step.run(batch), wanted)

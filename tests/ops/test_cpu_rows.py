@@ -29,7 +29,7 @@ def test_embedding_rows_are_the_formats_own_values(bench: Bench, format: str, ti
     batch = plain_batch(6)
     batch = Batch(ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows)
     step = bench.ops.compile(lambda b, kv: bench.ops.embed(b, table, 0.5), bench.kv)
-    assert np.array_equal(step(batch), widened(weight).dequantize()[ids] * np.float32(0.5))
+    assert np.array_equal(step.run(batch), widened(weight).dequantize()[ids] * np.float32(0.5))
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 33, 64, 576, 1000])

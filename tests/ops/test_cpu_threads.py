@@ -63,23 +63,23 @@ def test_a_child_forked_amid_a_step_is_refused_and_may_load_the_model_itself() -
     checkpoint = random_checkpoint(SHAPES["tiny"], format="q8_0")
     batch = with_ids(make_batch([(0, 1000, range(32))], 32), np.arange(1000) % 300)
     step = compiled(CpuOps(threads=2), checkpoint, EngineConfig().suited("cpu"))
-    wanted = np.array(step(batch))
+    wanted = np.array(step.run(batch))
     leave = threading.Event()
 
     def keep_stepping() -> None:
         while not leave.is_set():
-            step(batch)
+            step.run(batch)
 
     def try_step() -> int:
         try:
-            found = step(batch)
+            found = step.run(batch)
         except EngineError as error:
             return 1 if "forked while the model computed a step" in str(error) else 3
         return 0 if np.array_equal(found, wanted) else 2
 
     def load_anew() -> int:
         again = compiled(CpuOps(threads=2), checkpoint, EngineConfig().suited("cpu"))
-        return 0 if np.array_equal(again(batch), wanted) else 2
+        return 0 if np.array_equal(again.run(batch), wanted) else 2
 
     thread = threading.Thread(target=keep_stepping)
     thread.start()
@@ -97,7 +97,7 @@ def test_a_child_forked_amid_a_step_is_refused_and_may_load_the_model_itself() -
     finally:
         leave.set()
         thread.join()
-    assert np.array_equal(step(batch), wanted)
+    assert np.array_equal(step.run(batch), wanted)
 
 
 def test_two_models_take_turns_on_one_pool() -> None:
@@ -106,11 +106,11 @@ def test_two_models_take_turns_on_one_pool() -> None:
     checkpoints = [random_checkpoint(SHAPES["tiny"], format=format) for format in ("q8_0", "q4_1")]
     steps = [compiled(CpuOps(threads=5), each, EngineConfig().suited("cpu")) for each in checkpoints]
     batches = [make_batch([(position, 1, [0, 1])], 32) for position in range(40)]
-    wanted = [[np.array(step(batch)) for batch in batches] for step in steps]
+    wanted = [[np.array(step.run(batch)) for batch in batches] for step in steps]
     found: list[list[np.ndarray]] = [[], []]
 
     def run(index: int) -> None:
-        found[index] = [np.array(steps[index](batch)) for batch in batches]
+        found[index] = [np.array(steps[index].run(batch)) for batch in batches]
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
     for thread in threads:

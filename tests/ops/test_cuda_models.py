@@ -74,18 +74,23 @@ def test_a_model_is_near_the_reference(shape: str, format: str) -> None:
     outs = []
     for ops in (ReferenceOps(), CudaOps()):
         step = make_step(ops, shape, format, num_layers=1 if format != "bf16" else SHAPES[shape].num_layers)
-        first = step(make_batch([(0, tokens[:6], [3]), (0, tokens[6:9], [5])], 16, last=True)).copy()
-        second = step(make_batch([(6, tokens[9:10], [3]), (3, tokens[10:13], [5])], 16)).copy()
+        first = step.run(make_batch([(0, tokens[:6], [3]), (0, tokens[6:9], [5])], 16, last=True)).copy()
+        second = step.run(make_batch([(6, tokens[9:10], [3]), (3, tokens[10:13], [5])], 16)).copy()
         outs.append(np.concatenate([first, second]))
     expected, found = outs
     assert np.isfinite(found).all()
     assert np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
 
 
+def launch_rows(step: Any, batch: Batch, rows: Any, sources: np.ndarray | None = None) -> Any:
+    """A step and draws as `rows` say."""
+    return step.launch_words(batch.arrays(), rows.words(), (rows.is_filtered, rows.tells), sources)
+
+
 def feed(step: Any, tokens: np.ndarray, sizes: Sequence[int], blocks: Sequence[int], block_size: int) -> np.ndarray:
     out, at = [], 0
     for size in sizes:
-        out.append(step(make_batch([(at, tokens[at : at + size], blocks)], block_size)).copy())
+        out.append(step.run(make_batch([(at, tokens[at : at + size], blocks)], block_size)).copy())
         at += size
     return np.concatenate(out)
 
@@ -96,7 +101,7 @@ def test_a_split_ends_with_a_step_of_every_tile() -> None:
     step = make_step(CudaOps(), "tiny", "bf16", **wide)
     reference = make_step(ReferenceOps(), "tiny", "bf16", **wide)
     batch = make_batch([(0, tokens_of(1, 2) % 64, [1])], 16)
-    assert np.abs(step(batch) - reference(batch)).max() < 0.02 * np.abs(reference(batch)).max()
+    assert np.abs(step.run(batch) - reference.run(batch)).max() < 0.02 * np.abs(reference.run(batch)).max()
 
 
 @pytest.mark.parametrize(("shape", "block_size"), [("tiny", 16), ("tiny", 128), ("tiny-mistral", 32)])
@@ -130,7 +135,7 @@ def test_prompts_have_the_bits_of_decodes(window: int | None) -> None:
     family = {"architecture": "mistral", "rope_style": "half", "sliding_window": window} if window else {}
     step = make_step(CudaOps(), "tiny-wide", "bf16", 128, num_layers=2, **family)
     tokens = tokens_of(9, 264)
-    prompt = step(make_batch([(0, tokens, range(1, 4))], 128, last=True)).copy()
+    prompt = step.run(make_batch([(0, tokens, range(1, 4))], 128, last=True)).copy()
     assert "attention-prompt" in {launch.label for launch in step._graphs["body", 288, None][0].launches}
     pieces = feed(step, tokens, [250, 14], range(4, 7), 128)  # of all whose logits are wanted
     assert (prompt[0] == pieces[-1]).all()
@@ -148,8 +153,8 @@ def test_splits_that_are_kept_apart_give_the_bits_of_a_walk() -> None:
     ):
         batch, outs = make_batch(sequences, 128), []
         for step.shape in (replace(apart, capacity=0), apart):
-            outs.append(step(batch).copy())
-            for *_, end, place, last in steps.divide(batch, step.shape, take_all=True)[0].tolist():
+            outs.append(step.run(batch).copy())
+            for *_, end, place, last in steps.divide(batch.arrays(), step.shape, take_all=True)[0].tolist():
                 kinds.add("walked" if place < 0 else f"merged by {last}" if end == 0 else "kept")
         assert (outs[0] == outs[1]).all()
     assert kinds == {"walked", "kept", "merged by 1", "merged by 4"}
@@ -160,8 +165,8 @@ def test_splits_that_are_kept_apart_give_the_bits_of_a_walk() -> None:
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd(block_size: int) -> None:
     step = make_step(CudaOps(), "tiny", "q4_1", block_size, num_layers=1)
     tokens = tokens_of(3, 60)
-    alone = [step(make_batch([(0, tokens[i : i + 1], [i])], block_size))[0].copy() for i in range(3)]
-    crowd = step(make_batch([(0, tokens[i : i + 1], [10 + i]) for i in range(21)], block_size))
+    alone = [step.run(make_batch([(0, tokens[i : i + 1], [i])], block_size))[0].copy() for i in range(3)]
+    crowd = step.run(make_batch([(0, tokens[i : i + 1], [10 + i]) for i in range(21)], block_size))
     assert all((crowd[i] == row).all() for i, row in enumerate(alone))
 
 
@@ -172,13 +177,13 @@ def test_wanted_rows_have_the_bits_of_all(shape: str) -> None:
     prompts = [(0, tokens_of(3, 11), [1]), (0, tokens_of(4, 4), [2]), (0, tokens_of(5, 1), [3])]
     everything = make_batch(prompts, 16)
     follow = make_batch([(11, [7], [1]), (4, [9, 11], [2])], 16)
-    whole, after = step(everything).copy(), step(follow).copy()
+    whole, after = step.run(everything).copy(), step.run(follow).copy()
     for wanted in ([10, 14, 15], [0, 1, 8, 12]):
         for index in range(len(step.kv.storage)):
             step.kv.layer(index).zero_()
         some = replace(everything, logit_rows=np.array(wanted, np.int32))
-        assert (step(some) == whole[wanted]).all(), wanted
-    assert (step(follow) == after).all()
+        assert (step.run(some) == whole[wanted]).all(), wanted
+    assert (step.run(follow) == after).all()
     body, _ = step._graphs["body", 16, None]
     assert sum(launch.label == "gated" for launch in body.launches) == 1, "of two layers"
 
@@ -199,10 +204,10 @@ def test_tokens_feed_the_next_step_on_the_device() -> None:
         return rows
 
     start = make_batch([(0, p, b) for p, b in zip(prompts, blocks, strict=True)], 16, last=True)
-    flights = [ahead.launch_rows(start, rows_at(0))]
+    flights = [launch_rows(ahead, start, rows_at(0))]
     for step in range(1, 4):
         sequences = [(len(p) + step - 1, [-1], b) for p, b in zip(prompts, blocks, strict=True)]
-        flights.append(ahead.launch_rows(make_batch(sequences, 16), rows_at(step), np.array([0, 1], np.int32)))
+        flights.append(launch_rows(ahead, make_batch(sequences, 16), rows_at(step), np.array([0, 1], np.int32)))
         if step > 1:
             flights[step - 2].tokens()
     found = [flight.tokens() for flight in flights]
@@ -222,9 +227,9 @@ def test_a_step_in_the_air_outlives_larger_ones() -> None:
 
     step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
     step.kv.engine = replace(step.kv.engine, max_running=1)
-    small = step.launch_rows(make_batch([(0, [7], [1])], 16), SampleRows.greedy(1))
-    large = step.launch_rows(make_batch([(0, [7 + i], [2 + i]) for i in range(3)], 16), SampleRows.greedy(3))
-    alone = int(step(make_batch([(0, [7], [9])], 16))[0].argmax())
+    small = launch_rows(step, make_batch([(0, [7], [1])], 16), SampleRows.greedy(1))
+    large = launch_rows(step, make_batch([(0, [7 + i], [2 + i]) for i in range(3)], 16), SampleRows.greedy(3))
+    alone = int(step.run(make_batch([(0, [7], [9])], 16))[0].argmax())
     assert small.tokens() == [alone]
     assert large.tokens()[0] == alone
 
@@ -238,7 +243,7 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(
     from unspool.ops.cuda.sampler import TELLS, SampleRows
 
     step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
-    tokens = [int(step(make_batch([(0, [7 + i], [1 + i])], 16))[0].argmax()) for i in range(2)]
+    tokens = [int(step.run(make_batch([(0, [7 + i], [1 + i])], 16))[0].argmax()) for i in range(2)]
     assert tokens[0] != tokens[1]
     run = Launch.run
 
@@ -252,11 +257,11 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(
     telling = SampleRows.greedy(1)
     telling.flags[:] = TELLS
     with pytest.raises(failure, match="no such kernel"):
-        step.launch_rows(make_batch([(0, [7], [5])], 16), telling)
+        launch_rows(step, make_batch([(0, [7], [5])], 16), telling)
     assert (step._shared.attention_partial.view(torch.int32) == ABSENT.value).all()
     monkeypatch.setattr(Launch, "run", run)
     for i in (1, 0):
-        flight = step.launch_rows(make_batch([(0, [7 + i], [6 + i])], 16), SampleRows.greedy(1))
+        flight = launch_rows(step, make_batch([(0, [7 + i], [6 + i])], 16), SampleRows.greedy(1))
         assert flight.tokens() == [tokens[i]]
 
 
@@ -266,7 +271,7 @@ def test_a_server_that_fills_up_keeps_its_graphs() -> None:
     step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
     seen: list[Any] = []
     for rows in (1, 2, 3, 5, 9):
-        step.launch_rows(make_batch([(0, [7 + i], [1 + i]) for i in range(rows)], 16), SampleRows.greedy(rows))
+        launch_rows(step, make_batch([(0, [7 + i], [1 + i]) for i in range(rows)], 16), SampleRows.greedy(rows))
         graphs = [graph for graph, _ in step._graphs.values()]
         assert graphs[: len(seen)] == seen
         assert len(graphs) == len(seen) + 1
@@ -289,9 +294,9 @@ def test_many_rows_give_the_bits_of_few() -> None:
     """Past 256 rows programs go from tile to tile, and a row's squares are summed once for all of them."""
     step = make_step(CudaOps(), "tiny", "bf16", 64, num_layers=2)
     tokens = tokens_of(8, 8)
-    few = step(make_batch([(0, tokens, [1])], 64, last=True)).copy()
+    few = step.run(make_batch([(0, tokens, [1])], 64, last=True)).copy()
     crowd = [(0, tokens_of(seed, 50), [2 + seed]) for seed in range(6)]
-    assert (step(make_batch([*crowd, (0, tokens, [9])], 64, last=True))[-1] == few[0]).all()
+    assert (step.run(make_batch([*crowd, (0, tokens, [9])], 64, last=True))[-1] == few[0]).all()
 
 
 @pytest.mark.skipif(not ON_CARD, reason="the matrix unit's own order of addition is on a card alone")
@@ -309,4 +314,4 @@ def test_every_number_of_rows_gives_the_same_bits_at_real_widths(shape: str, for
         others = {int(piece) for piece in piece_of[(whole[: len(pieces)] != pieces).any(1)]}
         assert not others, f"{name}: other bits in pieces of {[sizes[piece] for piece in sorted(others)]} rows"
     crowd = [(0, tokens_of(7, 4096), range(20, 52)), (587, tokens[587:588], range(10, 15))]
-    assert (step(make_batch(crowd, 128, last=True))[1] == whole[587]).all()
+    assert (step.run(make_batch(crowd, 128, last=True))[1] == whole[587]).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,19 +137,21 @@ def test_whole_answers_are_the_hosts() -> None:
     ]
     twins = [sampler.fork() for sampler in samplers]  # the device's: nobody tells them what was chosen
     rows = Rows(VOCABULARY, DEVICE)
+    for number, twin in enumerate(twins):
+        rows.add(number, twin)
     order = list(range(len(samplers)))
     for step in range(5):
         position = len(prompt) + step
         logits = (2 * rng.standard_normal((len(samplers), VOCABULARY))).astype(np.float32)
         logits[:, :200] += 4  # so that what the prompt holds is likely
-        words, mode = rows.words([twins[r] for r in order], [position] * len(order))
+        words, mode = rows.words(order, [position] * len(order))
         found, _ = run(logits[order], words, mode, rows.slots.planes)
         for place, r in enumerate(order):
             expected = samplers[r].choose(logits[r], position)
             assert found.tokens[place] == expected.token, list(PARAMS)[r]
             params = samplers[r].params
             if params.logprobs is not None or params.best_of > params.n:
-                told = found.told(place, params.logprobs or 0)
+                told = found.logprobs(place, params.logprobs or 0)
                 assert told == (expected.logprob, expected.top, expected.rank)
                 assert found.rank(place) == expected.rank
             samplers[r].accept(expected.token)
@@ -162,11 +163,11 @@ def test_slots_are_set_anew_where_the_host_chose() -> None:
         resolved(temperature=0, frequency_penalty=1.0), prompt_ids=[1, 2], vocab_size=50, end_ids=frozenset()
     )
     slots = Slots(50, DEVICE)
-    index = slots.place(sampler, 2)
+    index = slots.place(5, sampler, 2)
     assert slots.planes[index, 1].sum() == 0
     sampler.accept(7)  # by the host: the device has not counted it
     sampler.accept(7)
-    assert slots.place(sampler, 4) == index
+    assert slots.place(5, sampler, 4) == index
     assert slots.planes[index, 1].nonzero().tolist() == [[7]]
     assert slots.planes[index, 1, 7] == 2
 
@@ -175,14 +176,28 @@ def test_slots_are_given_back_and_grow() -> None:
     slots = Slots(50, DEVICE)
     params = resolved(temperature=0, presence_penalty=1.0, logit_bias={3: 1})
     samplers = [Sampler(params, prompt_ids=[i], vocab_size=50, end_ids=frozenset()) for i in range(40)]
-    places = [slots.place(sampler, 1) for sampler in samplers]
+    places = [slots.place(number, sampler, 1) for number, sampler in enumerate(samplers)]
     assert sorted(places) == list(range(40))
     assert all(slots.planes[place, 2].view(torch.float32)[3] == 1 for place in places), "growing keeps what there was"
-    taken = places[7]
-    del samplers[7]
-    gc.collect()
+    slots.release(7)
+    slots.release(7)
     other = Sampler(params, prompt_ids=[9], vocab_size=50, end_ids=frozenset())
-    assert taken in [slots.place(other, 1), *slots._free]
+    assert slots.place(40, other, 1) == places[7]
+    assert slots.place(8, samplers[8], 2) == places[8]
+
+
+def test_a_number_may_come_to_mean_another_sampler() -> None:
+    rows = Rows(VOCABULARY, DEVICE)
+    words = []
+    for seed in (1, 2):
+        sampler = Sampler(resolved(seed=seed), prompt_ids=[1], vocab_size=VOCABULARY, end_ids=frozenset())
+        rows.add(3, sampler)
+        words.append(rows.words([3], [1])[0].copy())
+        rows.remove(3)
+    assert words[0][0, 5:7].view(np.uint64) == 1
+    assert words[1][0, 5:7].view(np.uint64) == 2
+    with pytest.raises(KeyError):
+        rows.words([3], [1])
 
 
 def test_rows_that_nothing_can_be_drawn_from_say_why() -> None:
@@ -227,19 +242,17 @@ def test_the_device_knows_what_it_can_draw(params: dict[str, object], can: bool)
 
 
 def test_draws_are_packed_like_rows() -> None:
-    class Stand(SimpleNamespace):
-        __hash__ = object.__hash__
-
     params = resolved(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=1)
-    samplers = [Stand(params=params, seed=2**64 - 1), Stand(params=resolved(temperature=0), seed=3)]
     packed = Rows(1000, DEVICE)
-    words, mode = packed.words(samplers, [2**33, 2**33 + 1])
+    packed.add(8, SimpleNamespace(params=params, seed=2**64 - 1))
+    packed.add(2, SimpleNamespace(params=resolved(temperature=0), seed=3))
+    words, mode = packed.words([8, 2], [2**33, 2**33 + 1])
     rows = SampleRows.greedy(2)
     rows.temperature[0], rows.top_k[0], rows.top_p[0], rows.min_p[0] = 0.7, 5, 0.9, filters.min_p_floor(0.1)
     rows.seed[:], rows.position[:] = [2**64 - 1, 3], [2**33, 2**33 + 1]
     assert mode == (True, False)
     assert (words == rows.words()).all()
-    assert packed.words(samplers, [2**33 + 1, 0])[0][0, 7] == 1, "a position is a draw's own"
+    assert packed.words([8, 2], [2**33 + 1, 0])[0][0, 7] == 1, "a position is a draw's own"
 
 
 def test_dependent_launch_is_for_cards_alone() -> None:

@@ -44,9 +44,9 @@ def test_drafts_are_checked_by_the_device(params, monkeypatch) -> None:
     launched: list[tuple[int, int]] = []
     launch = engine.runner.launch
 
-    def counted(plan, draws, sources):
-        launched.append((plan.num_tokens, len(draws)))
-        return launch(plan, draws, sources)
+    def counted(plan):
+        launched.append((plan.num_tokens, sum(work.num_samples for work in plan.works)))
+        return launch(plan)
 
     monkeypatch.setattr(engine.runner, "launch", counted)
     monkeypatch.setattr(engine.runner, "run", lambda plan: pytest.fail("logits left the device"))

@@ -120,7 +120,7 @@ def run(ops: Ops, model: Architecture, weights: dict[str, Weight], kv_dtype: Any
     for count in pieces:
         batch = make_batch([(0, 3, (6, 7)), (start, count, (0, 1, 2))], 16)
         batch = replace(batch, ids=np.concatenate([ids[:3], ids[start : start + count]]))
-        logits.append(np.array(step(batch))[3:])
+        logits.append(np.array(step.run(batch))[3:])
         start += count
     return np.concatenate(logits)
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from unspool.config import RopeScaling
 from unspool.digest import blake2b, sha256
+from unspool.engine.batch import BatchBuilder
 from unspool.engine.plan import Plan, Work
-from unspool.engine.runner import Batches, make_batch, plain_batch
 from unspool.lazy import lazy
 from unspool.models.checkpoint import SAMPLE_BYTES, SAMPLES, sample_places
 from unspool.models.random import SHAPES, write_random_gguf
@@ -92,33 +92,46 @@ except KeyboardInterrupt:
 
 @st.composite
 def works(draw: st.DrawFn) -> tuple[Plan, int]:
+    """Decodes and pieces of prompts of some requests, in blocks of their own."""
     size = draw(st.sampled_from([1, 4, 16, 32]))
-    start, rows = draw(st.integers(0, 100)), draw(st.integers(1, 100))
-    needed = -(-(start + rows) // size)
-    blocks = draw(st.permutations(range(needed + 3)))[: draw(st.integers(needed, needed + 3))]
-    tokens = tuple(draw(st.lists(st.integers(0, 1 << 20), min_size=rows, max_size=rows)))
-    num_logits = draw(st.sampled_from([0, 1, rows]))
-    return Plan((Work(0, start, tokens, tuple(blocks), num_logits, min(num_logits, 1)),)), size
+    made = []
+    for number in range(draw(st.integers(1, 4))):
+        start, rows = draw(st.integers(0, 100)), draw(st.sampled_from([1, 1, 2, 7, 50]))
+        needed = -(-(start + rows) // size)
+        blocks = draw(st.permutations(range(needed + 3)))[: draw(st.integers(needed, needed + 3))]
+        tokens = tuple(draw(st.lists(st.integers(0, 1 << 20), min_size=rows, max_size=rows)))
+        num_logits = draw(st.sampled_from([0, 1, rows]))
+        made.append(Work(number, start, tokens, tuple(blocks), num_logits, min(num_logits, 1)))
+    return Plan(tuple(made)), size
 
 
-@given(works())
-def test_a_batch_of_pythons_own_arrays_is_numpys(given: tuple[Plan, int]) -> None:
-    plan, size = given
-    expected, found = vars(make_batch(plan, size)), vars(plain_batch(plan, size))
-    for name, wanted in expected.items():
-        other = np.asarray(found[name])
-        assert other.dtype == wanted.dtype, name
-        assert other.shape == wanted.shape, name
-        assert (other == wanted).all(), name
+def expected_batch(plan: Plan, size: int) -> dict[str, list[int]]:
+    """As Batch says, row by row."""
+    rows = [(work, place) for work in plan.works for place in range(len(work.tokens))]
+    width = max(len(work.blocks) for work in plan.works)
+    positions = [work.start + place for work, place in rows]
+    return {
+        "ids": [work.tokens[place] for work, place in rows],
+        "positions": positions,
+        "slots": [w.blocks[at // size] * size + at % size for (w, _), at in zip(rows, positions, strict=True)],
+        "starts": [0, *np.cumsum([len(work.tokens) for work in plan.works]).tolist()],
+        "tables": [[*work.blocks, *[0] * (width - len(work.blocks))] for work in plan.works],
+        "logit_rows": [r for r, (work, at) in enumerate(rows) if at >= len(work.tokens) - work.num_logits],
+    }
 
 
-def test_decoding_goes_on_in_pythons_own_arrays() -> None:
-    plain, arrays = Batches(4, is_plain=True), Batches(4)
-    blocks = (7, 2, 9)
-    for start in range(12):
-        plan = Plan((Work(0, start, (start + 50,), blocks[: start // 4 + 1], 1, 1),))
-        found, expected = vars(plain.make(plan)), vars(arrays.make(plan))
-        assert all(np.asarray(found[name]).tolist() == wanted.tolist() for name, wanted in expected.items())
+@given(st.lists(works(), min_size=1, max_size=3))
+def test_a_batch_is_what_its_plan_says(given: list[tuple[Plan, int]]) -> None:
+    """One after the other, so that nothing of an earlier one is kept that is not true any more."""
+    size = given[0][1]
+    builder = BatchBuilder(size)
+    for plan in (plan for plan, other in given if other == size):
+        for _ in range(2):
+            batch = builder.build(plan).arrays()
+            assert {name: value.tolist() for name, value in vars(batch).items()} == expected_batch(plan, size)
+            assert batch.slots.dtype == np.int64
+            others = (batch.ids, batch.positions, batch.starts, batch.tables, batch.logit_rows)
+            assert {value.dtype for value in others} == {np.dtype(np.int32)}
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

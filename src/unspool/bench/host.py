@@ -24,7 +24,7 @@ import numpy as np
 from unspool.config import EngineConfig, ModelConfig
 from unspool.engine.engine import Engine
 from unspool.models.random import SHAPES, random_checkpoint
-from unspool.ops import Batch
+from unspool.ops import Batch, Draws
 from unspool.ops.cuda import steps
 from unspool.params import SamplingParams
 
@@ -44,14 +44,14 @@ class StubKV:
         """Nothing is there."""
 
 
-class StubFlight:
+class StubLaunched:
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
     def tokens(self) -> list[int]:
         return self._tokens
 
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
+    def logprobs(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
         return -1.0, tuple((token, -1.0 - token) for token in range(count)), 1
 
 
@@ -64,14 +64,30 @@ class StubStep:
         self._random = np.random.default_rng(0)
         self._rows = packed_rows(config.vocab_size)
 
+    @property
+    def sampling(self) -> StubStep:
+        return self
+
+    def run(self, batch: Batch) -> np.ndarray:
+        raise NotImplementedError("the stub draws every token itself")
+
     def can_draw(self, params: Any) -> bool:
         return True
 
-    def launch(self, batch: Batch, samplers: Sequence[Any], positions: Sequence[int], sources: Any) -> StubFlight:
-        words = None if self._rows is None else self._rows.words(samplers, positions)[0]
-        rows, logits = len(batch.ids), max(1, len(batch.logit_rows))
-        steps.describe(self._out, batch, rows, logits, self._shape, sources=sources, params=words)
-        return StubFlight(self._random.integers(100, COMMON, len(positions)).tolist())
+    def add_sampler(self, number: int, sampler: Any) -> None:
+        if self._rows is not None:
+            self._rows.add(number, sampler)
+
+    def remove_sampler(self, number: int) -> None:
+        if self._rows is not None:
+            self._rows.remove(number)
+
+    def launch(self, batch: Batch, draws: Draws) -> StubLaunched:
+        words = None if self._rows is None else self._rows.words(draws.samplers, draws.positions)[0]
+        arrays, sources = batch.arrays(), np.asarray(draws.sources)
+        rows, logits = len(arrays.ids), max(1, len(arrays.logit_rows))
+        steps.describe(self._out, arrays, rows, logits, self._shape, sources=sources, params=words)
+        return StubLaunched(self._random.integers(100, COMMON, len(draws)).tolist())
 
 
 def packed_rows(vocab_size: int) -> Any:
@@ -101,6 +117,9 @@ class StubOps:
 
     def kv_cache(self, layers: Any, engine: EngineConfig, num_blocks: int, num_states: int = 0) -> StubKV:
         return StubKV(engine.block_size)
+
+    def kv_room(self, widths: Any, engine: EngineConfig) -> None:
+        return None
 
     def compile(self, forward: Any, kv: StubKV) -> StubStep:
         return StubStep(self._config)

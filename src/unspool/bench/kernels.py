@@ -30,7 +30,7 @@ from unspool.ops.cuda import require_card
 
 if TYPE_CHECKING:
     from unspool.ops.cuda.launch import Launch
-    from unspool.ops.cuda.runner import CudaRunner
+    from unspool.ops.cuda.runner import CudaStep
 
 
 KV_TOKENS, STEP_TOKENS = 262_144, 8192  # what there is room for
@@ -44,7 +44,7 @@ def matrix_rate() -> float:
     return 2 * 8192**3 / min(event_seconds(lambda: a @ b) for _ in range(10))
 
 
-def make_step(checkpoint: Checkpoint) -> CudaRunner:
+def make_step(checkpoint: Checkpoint) -> CudaStep:
     from unspool.ops.cuda.body import CudaOps
 
     ops = CudaOps()
@@ -86,7 +86,7 @@ def seconds_of(launches: Sequence[Launch], repeats: int) -> float:
     return statistics.median(event_seconds(graph.run) for _ in range(repeats))
 
 
-def attention_cost(step: CudaRunner, rows: int, context: int) -> tuple[int, int]:
+def attention_cost(step: CudaStep, rows: int, context: int) -> tuple[int, int]:
     """Bytes of keys and values that one layer reads, and operations."""
     seen = rows * context if rows <= 256 else rows * rows // 2
     read = rows * context if rows <= 256 else rows
@@ -95,9 +95,9 @@ def attention_cost(step: CudaRunner, rows: int, context: int) -> tuple[int, int]
     return read * per_token, 4 * seen * step.shape.num_heads * kv.key_dim
 
 
-def measure(step: CudaRunner, rows: int, context: int, limits: tuple[float, float]) -> list[dict[str, Any]]:
+def measure(step: CudaStep, rows: int, context: int, limits: tuple[float, float]) -> list[dict[str, Any]]:
     batch = batch_of(rows, context)
-    step(batch)  # lays the step out, compiles it and leaves its description on the device
+    step.run(batch)  # lays the step out, compiles it and leaves its description on the device
     launches = step.launches_of(rows)
     kinds: dict[tuple[str, int, int, int], list[Launch]] = {}
     for launch in launches:  # the last layer has fewer rows, those whose logits are wanted

@@ -19,65 +19,24 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING
 
-from unspool.engine.plan import Plan
+from unspool.engine.plan import PENDING, Plan
 from unspool.errors import SamplingError
 from unspool.events import Token
 from unspool.sampling.pipeline import Choice, why_none
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from unspool.engine.branch import Branch
     from unspool.engine.engine import Engine
+    from unspool.engine.runner import Runner
+    from unspool.ops import Launched
     from unspool.params import ResolvedParams
-    from unspool.sampling.pipeline import Sampler
-
-PENDING = -1  # stands for a token that the device knows and the host does not
-ONE_PENDING = (PENDING,)
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Tokens to be chosen on the device: whose, and for which positions."""
-
-    samplers: Sequence[Sampler]
-    positions: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-
-class Flight(Protocol):
-    def tokens(self) -> Sequence[int]:
-        """What was chosen, in the order of the draws; waits for the device."""
-
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
-        """The chosen token's logprob, the `count` best tokens with theirs, and the chosen one's rank, where the draw's
-        parameters ask."""
-
-
-@runtime_checkable
-class AheadRunner(Protocol):
-    """A runner that chooses tokens on its device."""
-
-    def run(self, plan: Plan) -> np.ndarray: ...
-
-    def can_draw(self, params: ResolvedParams) -> bool:
-        """Whether the device has every stage that these parameters turn on."""
-
-    def launch(self, plan: Plan, draws: Draws, sources: Sequence[int]) -> Flight:
-        """Queue a step and its draws. A PENDING token of the plan's row r is draw `sources[r]` of the last launch."""
-
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
     plan: Plan
-    flight: Flight
-    requests: tuple[int, ...]  # of the plan's works
-    index: dict[int, int]  # request: which of the draws is its first
-    draws: Draws
+    launched: Launched
     is_ahead: bool  # counted as done, with placeholders; else it has drafts, and its outcome decides
     begun: float
 
@@ -85,7 +44,7 @@ class InFlight:
 class Ahead:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._runner = cast("AheadRunner", engine.runner)
+        self._runner = engine.runner
         self._last: InFlight | None = None
         self._read: float | None = None  # when the last step was read, if it was run ahead of
 
@@ -105,7 +64,7 @@ class Ahead:
         last, self._last = self._last, None
         if plan:
             try:
-                self._last = self._launch(plan, last, is_ahead, begun)
+                self._last = self._launch(plan, is_ahead, begun)
             except Exception as error:
                 engine.fail_all(plan, error)
         if last is not None:
@@ -132,47 +91,19 @@ class Ahead:
         return engine.speculation.is_due([engine.branches[r.number][1] for r in running], max(1, rows))
 
     # Launching ------------------------------------------------------------------------------------------------------
-    def _launch(self, plan: Plan, last: InFlight | None, is_ahead: bool, begun: float) -> InFlight:
+    def _launch(self, plan: Plan, is_ahead: bool, begun: float) -> InFlight:
         engine = self._engine
-        requests, starts, tokens, *_ = zip(*plan.works, strict=True)
-        if last is not None and requests == last.requests and tokens.count(ONE_PENDING) == len(requests):
-            # As almost always, everyone goes on with the token that the last step gives.
-            index = last.index
-            sources: Sequence[int] = range(len(requests))
-            draws = Draws(last.draws.samplers, [start + 1 for start in starts])
-        else:
-            engine.mark_started(plan)
-            index, sources, draws = self._draws(plan, last)
-        flight = self._runner.launch(plan, draws, sources)
+        engine.mark_started(plan)
+        launched = self._runner.launch(plan)
         if is_ahead:  # a draft's outcome is not guessed: it is read before planning
             engine.scheduler.commit_ahead(plan, PENDING)
-        return InFlight(plan, flight, requests, index, draws, is_ahead, begun)
-
-    def _draws(self, plan: Plan, last: InFlight | None) -> tuple[dict[int, int], Sequence[int], Draws]:
-        """Where each request's draws are, where each row's token comes from, and the draws."""
-        samplers: list[Sampler] = []
-        positions: list[int] = []
-        index: dict[int, int] = {}
-        sources = [-1] * plan.num_tokens
-        row = 0
-        for work in plan.works:
-            if work.num_samples:
-                index[work.request] = len(positions)
-                sampler = self._engine.branches[work.request][1].sampler
-                first = work.start + len(work.tokens) - work.num_samples + 1
-                samplers += [sampler] * work.num_samples
-                positions += range(first, first + work.num_samples)
-            row += len(work.tokens)
-            if work.tokens[-1] == PENDING:  # only the last can be: the one before it was read since
-                assert last is not None
-                sources[row - 1] = last.index[work.request]
-        return index, sources, Draws(samplers, positions)
+        return InFlight(plan, launched, is_ahead, begun)
 
     # Reading --------------------------------------------------------------------------------------------------------
     def _settle(self, last: InFlight) -> None:
         engine = self._engine
         try:
-            tokens = last.flight.tokens()
+            tokens = last.launched.tokens()
         except Exception as error:
             engine.fail_all(last.plan, error)
             return
@@ -180,25 +111,27 @@ class Ahead:
         chosen: dict[int, list[int]] = {}
         after: list[Callable[[], None]] = []
         now = engine.speculation.now()
-        branches, index, settle = engine.branches, last.index, engine.scheduler.settle
+        branches, settle = engine.branches, engine.scheduler.settle
+        next_draw = 0
         for work in last.plan.works:
             request, first, rows, _, _, num_samples = work
+            draw, next_draw = next_draw, next_draw + num_samples
             if not num_samples or request not in branches:
                 continue
             group, branch = branches[request]
-            draw, position = index[request], first + len(rows) - num_samples + 1
+            position = first + len(rows) - num_samples + 1
             if not group.has_forked:
                 engine.note_first(group, branch, after)
             if last.is_ahead and branch.speculate is None and tokens[draw] >= 0:
                 if branch.is_told:
-                    logprob, top, rank = last.flight.told(draw, branch.params.logprobs or 0)
+                    logprob, top, rank = last.launched.logprobs(draw, branch.params.logprobs or 0)
                     token = Token(tokens[draw], logprob, top, rank=rank)
                     engine.take_in(group, branch, token, now, after)
                 else:
                     engine.take_plainly(group, branch, tokens[draw], now, after)
                 settle(branch.request, position, tokens[draw])
                 continue
-            choices = _checked(tokens[draw : draw + num_samples], position, draw, branch, last.flight)
+            choices = _checked(tokens[draw : draw + num_samples], position, draw, branch, last.launched)
             try:
                 chosen[request] = engine.accept(group, branch, work, choices, after)
             except SamplingError as error:  # one request's failure is its own
@@ -223,7 +156,7 @@ class Ahead:
             self._read = now if last.is_ahead else None
 
 
-def _checked(tokens: Sequence[int], first: int, draw: int, branch: Branch, flight: Flight) -> Iterator[Choice]:
+def _checked(tokens: Sequence[int], first: int, draw: int, branch: Branch, launched: Launched) -> Iterator[Choice]:
     """The device's tokens as choices; one that it could not choose says why."""
     for index, token in enumerate(tokens):
         if token < 0:
@@ -232,16 +165,15 @@ def _checked(tokens: Sequence[int], first: int, draw: int, branch: Branch, fligh
         top: tuple[tuple[int, float], ...] = ()
         rank: int | None = None
         if branch.is_told:
-            logprob, top, rank = flight.told(draw + index, branch.params.logprobs or 0)
+            logprob, top, rank = launched.logprobs(draw + index, branch.params.logprobs or 0)
         yield Choice(token, logprob, rank, top)
 
 
-def on_device(runner: object, branch: Branch) -> bool:
+def on_device(runner: Runner, branch: Branch) -> bool:
     """Whether a branch's tokens can be chosen by the device alone."""
     params = branch.params
     return (
-        isinstance(runner, AheadRunner)
-        and params.beam is None
+        params.beam is None
         and params.constraint is None
         and not params.bad_words
         and params.prompt_logprobs is None

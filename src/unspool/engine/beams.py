@@ -20,6 +20,7 @@ from unspool.text.assembler import Assembler, Piece, PlainAssembler
 if TYPE_CHECKING:
     from unspool.engine.request import Request
     from unspool.engine.scheduler import Scheduler
+    from unspool.ops.step import Row
 
 
 class BeamGroup(Group):
@@ -33,7 +34,7 @@ class BeamGroup(Group):
         self.has_forked = True  # there are no siblings to start: the search forks as it goes
         self.offers: dict[int, list[tuple[int, float]]] = {}
 
-    def offer(self, branch: Branch, row: np.ndarray) -> None:
+    def offer(self, branch: Branch, row: Row) -> None:
         """A beam's logits came: note its best continuations and let it wait for the others."""
         from unspool.sampling.logprobs import top_ids
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks
 from unspool.config import EngineConfig
-from unspool.engine.ahead import Ahead, AheadRunner
+from unspool.engine.ahead import Ahead
 from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock, Ending
 from unspool.engine.group import Group
@@ -23,7 +23,6 @@ from unspool.engine.sizing import num_kv_blocks
 from unspool.engine.speculation import Speculation, make_drafters
 from unspool.errors import EngineClosedError, EngineError, QueueFullError, RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
-from unspool.lazy import np
 from unspool.models.registry import build
 from unspool.params import ResolvedParams, SamplingParams
 from unspool.results import Receipt
@@ -32,7 +31,7 @@ from unspool.version import VERSION
 
 if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint
-    from unspool.ops import Ops
+    from unspool.ops import HostRows, Ops
     from unspool.sampling.pipeline import Choice
     from unspool.text.tokenizer import Tokenizer
 
@@ -59,9 +58,8 @@ class Engine:
 
             checkpoint = loaded_as(checkpoint, config.quantize)
         self.checkpoint = checkpoint
-        model, room = build(checkpoint.config, checkpoint.weights, self.ops), None
-        if config.kv_tokens is None and hasattr(self.ops, "kv_room"):
-            room = self.ops.kv_room(model.architecture.widths, config)
+        model = build(checkpoint.config, checkpoint.weights, self.ops)
+        room = self.ops.kv_room(model.architecture.widths, config) if config.kv_tokens is None else None
         num_blocks = num_kv_blocks(model.architecture.storage, checkpoint.config.context_length, config, room)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
@@ -82,7 +80,7 @@ class Engine:
         self._notes = (*checkpoint.notes, *(self.tokenizer.notes if self.tokenizer else ()))
         self.finished: Counter[str] = Counter()  # by reason
         self._now = clock
-        self.ahead = Ahead(self) if isinstance(self.runner, AheadRunner) else None
+        self.ahead = Ahead(self) if self.runner.can_launch else None
         self._groups: dict[str, Group] = {}
         self.branches: dict[int, tuple[Group, Branch]] = {}  # by the scheduler's number
         self._maker = Maker(self)
@@ -141,6 +139,8 @@ class Engine:
         """A branch enters the scheduler: the first at once, the others when its prompt is computed."""
         branch.has_begun = True
         self.branches[branch.request.number] = (group, branch)
+        if branch.on_device:
+            self.runner.add_sampler(branch.request.number, branch.sampler)
 
     def params_of(self, id: str) -> ResolvedParams:
         """The parameters in force for a request that has not ended."""
@@ -196,7 +196,7 @@ class Engine:
                 clock.started = now
         return now
 
-    def _take(self, plan: Plan, logits: np.ndarray) -> None:
+    def _take(self, plan: Plan, logits: HostRows) -> None:
         """Choose tokens where logits came, commit them, and deal with those who begin, go back or end by it."""
         chosen: dict[int, list[int]] = {}
         after: list[Callable[[], None]] = []
@@ -216,7 +216,7 @@ class Engine:
             act()
 
     def _choose(
-        self, group: Group, branch: Branch, work: Work, rows: np.ndarray, after: list[Callable[[], None]]
+        self, group: Group, branch: Branch, work: Work, rows: HostRows, after: list[Callable[[], None]]
     ) -> list[int]:
         """The tokens that a branch's rows of logits give: one, and one more for each drafted token that equals it."""
         self.note_first(group, branch, after)
@@ -318,6 +318,7 @@ class Engine:
 
     def _drop(self, branch: Branch) -> None:
         self.speculation.forget(branch)
+        self.runner.remove_sampler(branch.request.number)
         del self.branches[branch.request.number]
         self.scheduler.remove(branch.request)
 

@@ -10,6 +10,7 @@ from unspool.engine.branch import Branch
 from unspool.engine.plan import Work
 from unspool.events import Event, Failed, Finished, Text, Token
 from unspool.lazy import np
+from unspool.ops import HostRows
 from unspool.params import ResolvedParams
 from unspool.sampling.native import body, describe
 
@@ -85,7 +86,7 @@ class Group:
                 out.append(event._replace(choice=place) if isinstance(event, Text) else replace(event, choice=place))
         return out
 
-    def score(self, branch: Branch, work: Work, rows: np.ndarray) -> None:
+    def score(self, branch: Branch, work: Work, rows: HostRows) -> None:
         """Note the logprobs of the prompt tokens that these rows predict."""
         if branch.output:
             return
@@ -95,7 +96,7 @@ class Group:
             if position < len(self.prompt):
                 token = self.prompt[position]
                 if len(self.prompt_logprobs) == position:  # else a preempted prompt, computed again
-                    self.prompt_logprobs.append(_score(row, token, self.params.prompt_logprobs or 0))
+                    self.prompt_logprobs.append(_score(np.asarray(row), token, self.params.prompt_logprobs or 0))
 
 
 def _score(row: np.ndarray, token: int, num_top: int) -> Token:

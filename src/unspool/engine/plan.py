@@ -1,9 +1,11 @@
-"""The hinge between deciding and computing: what one step will do, as plain values."""
+"""What one step computes, as plain values: what the scheduler decides and a runner executes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+PENDING = -1  # stands for a token that the device has chosen and the host has not read
 
 
 class Work(NamedTuple):
@@ -24,11 +26,10 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step. Blocks are copied before anything is computed; `preempted` requests lost theirs to make room."""
+    """A step. Blocks are copied before anything is computed."""
 
     works: tuple[Work, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
-    preempted: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

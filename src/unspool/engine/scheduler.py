@@ -130,7 +130,7 @@ class Scheduler:
             if not self._admit(request, copies):
                 break
             budget -= schedule(request, budget)
-        return Plan(tuple(works.values()), tuple(copies), tuple(preempted))
+        return Plan(tuple(works.values()), tuple(copies))
 
     def _admit(self, request: Request, copies: list[tuple[int, int]]) -> bool:
         """Move the first waiting request to the running ones, with what the prefix cache has of it."""

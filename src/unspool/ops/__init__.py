@@ -20,36 +20,22 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from unspool.config import Activation, EngineConfig, RopeStyle
 from unspool.errors import BackendError
-from unspool.lazy import np
 from unspool.ops.routing import Routing
-from unspool.ops.storage import Storage
+from unspool.ops.step import ArrayBatch, Batch, DeviceSampling, Draws, HostRows, Launched, Step
+from unspool.ops.storage import Storage, Widths
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
+
+__all__ = [
+    "ArrayBatch", "AttentionSpec", "Batch", "DeviceSampling", "Draws", "ExpertWeights", "Experts", "HostRows",
+    "KVCache", "Launched", "Matrix", "Ops", "Part", "Rope", "Routing", "Rows", "Step", "Vector", "load", "uses_cuda",
+]  # fmt: skip
 
 Rows = Any  # a body's own kind of activations
 Matrix = Any  # a body's own kind of prepared weight, from Ops.matrix
 Vector = Any  # a body's own kind of prepared float32 vector, from Ops.vector
 Experts = Any  # a body's own kind of prepared experts, from Ops.experts
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one step computes: rows of tokens, packed sequence after sequence.
-
-    Row r holds the token `ids[r]` at `positions[r]`; its key and value go to slot `slots[r]` (block · block_size +
-    offset). Sequence s owns rows `starts[s] : starts[s + 1]` and the blocks `tables[s]`; a row sees every key of its
-    sequence at its own position or before. Logits are computed for `logit_rows` alone.
-
-    A body that says so (`plainly`, see `Runner`) is given other buffers of the same numbers where those cost less.
-    """
-
-    ids: np.ndarray  # int32 [rows]
-    positions: np.ndarray  # int32 [rows]
-    slots: np.ndarray  # int64 [rows]
-    starts: np.ndarray  # int32 [sequences + 1]
-    tables: np.ndarray  # int32 [sequences, most blocks of any]; unused places hold 0
-    logit_rows: np.ndarray  # int32 [logits]
 
 
 @dataclass(frozen=True)
@@ -163,11 +149,12 @@ class Ops(Protocol):
     ) -> KVCache:
         """Room for what these layers keep."""
 
-    def compile(self, forward: Callable[[Batch, KVCache], Rows], kv: KVCache) -> Callable[[Batch], np.ndarray]:
-        """Make a step of a model: batch in, float32 logits [len(logit_rows), vocabulary] out.
+    def kv_room(self, widths: Widths, engine: EngineConfig) -> int | None:
+        """Bytes that a device with memory of its own has left for keys and values, now that the weights are there.
+        None: they lie in the host's memory."""
 
-        The array may be a buffer that the next step overwrites.
-        """
+    def compile(self, forward: Callable[[Batch, KVCache], Rows], kv: KVCache) -> Step:
+        """A step of a model, over one cache."""
 
     # Computing -----------------------------------------------------------------------------------------------------
     def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0, positions: Matrix | None = None) -> Rows:

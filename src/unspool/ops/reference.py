@@ -16,7 +16,7 @@ from unspool.config import Activation, EngineConfig
 from unspool.errors import RequestError
 from unspool.ops import AttentionSpec, Batch, ExpertWeights, KVCache, Part, Rope
 from unspool.ops.routing import Routing, choose_experts
-from unspool.ops.storage import Storage, describe, state_bytes
+from unspool.ops.storage import Storage, Widths, describe, state_bytes
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -80,6 +80,16 @@ def _write(arrays: Iterable[Array], index: int, data: bytes) -> None:
         data = data[size:]
 
 
+class ReferenceStep:
+    sampling = None
+
+    def __init__(self, forward: Callable[[Batch, KVCache], Array], kv: KVCache) -> None:
+        self._forward, self._kv = forward, kv
+
+    def run(self, batch: Batch) -> Array:
+        return self._forward(batch.arrays(), self._kv)
+
+
 class ReferenceOps:
     name = "reference"
     kernel_set = "reference"
@@ -95,10 +105,14 @@ class ReferenceOps:
     ) -> ReferenceKV:
         return ReferenceKV(layers, engine, num_blocks, num_states)
 
-    def compile(self, forward: Callable[[Batch, KVCache], Array], kv: KVCache) -> Callable[[Batch], Array]:
-        return lambda batch: forward(batch, kv)
+    def kv_room(self, widths: Widths, engine: EngineConfig) -> None:
+        return None
+
+    def compile(self, forward: Callable[[Batch, KVCache], Array], kv: KVCache) -> ReferenceStep:
+        return ReferenceStep(forward, kv)
 
     def embed(self, batch: Batch, weight: Array, scale: float = 1.0, positions: Array | None = None) -> Array:
+        batch = batch.arrays()
         rows = weight[batch.ids] * np.float32(scale)
         return rows if positions is None else rows + positions[batch.positions]
 
@@ -185,6 +199,7 @@ class ReferenceOps:
             q = rms_norm(q, spec.q_norm, spec.norm_eps)
         if spec.k_norm is not None and spec.stores:
             k = rms_norm(k, spec.k_norm, spec.norm_eps)
+        batch = batch.arrays()
         if spec.rope is not None:
             q, k = (rotate(each, batch.positions, spec.rope) for each in (q, k))
         if spec.growth:
@@ -208,7 +223,7 @@ class ReferenceOps:
         return out.reshape(len(qkv), -1)
 
     def take(self, x: Array, batch: Batch) -> Array:
-        return x[batch.logit_rows]
+        return x[batch.arrays().logit_rows]
 
     def logits(
         self,

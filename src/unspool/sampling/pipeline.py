@@ -118,7 +118,7 @@ class Sampler:
     def _refused(self) -> NDArray[np.int32] | None:
         return _all_but(self.params.allowed_token_ids, self.vocab_size)
 
-    def choose(self, logits: F32 | memoryview, position: int) -> Choice:
+    def choose(self, logits: F32 | memoryview[float], position: int) -> Choice:
         """The token for this position of the sequence (prompt and output counted together); commits nothing."""
         if self._is_simple and self._fast is not None and not self._banned and len(logits) == self.vocab_size:
             token, _ = self._fast.pick(logits, self.seed, position, False)
@@ -132,7 +132,7 @@ class Sampler:
             token, final = self._pick(logits, position, recorded, masked=True)
         return self._tell(logits, final, token, position, recorded)
 
-    def scores(self, logits: F32 | memoryview, position: int) -> F32:
+    def scores(self, logits: F32 | memoryview[float], position: int) -> F32:
         """Every token's log-probability after the masks and penalties: what a search adds up instead of drawing.
 
         As in transformers' beam search, penalties act on log-probabilities, which are not made to sum to one again.

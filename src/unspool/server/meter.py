@@ -9,11 +9,10 @@ from unspool.engine.sizing import kv_bytes_per_token
 from unspool.models.registry import architecture_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from unspool.engine.engine import Engine
     from unspool.engine.plan import Plan
     from unspool.engine.runner import Runner
+    from unspool.ops import HostRows
 
 ARRAY_BYTES = 128 << 20  # read to learn the ceiling
 
@@ -41,7 +40,7 @@ class Meter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def run(self, plan: Plan) -> np.ndarray:
+    def run(self, plan: Plan) -> HostRows:
         start = time.perf_counter()
         logits = self._runner.run(plan)
         seconds = time.perf_counter() - start

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import unspool._native as _native
 from unspool.config import EngineConfig
 from unspool.errors import BackendError, EngineError, ModelError, RequestError
-from unspool.lazy import np
 from unspool.machine import num_cores
 from unspool.ops import Batch, KVCache
 from unspool.ops.cpu.experts import CpuExperts
+from unspool.ops.cpu.float_rows import FloatRows
 from unspool.ops.cpu.kv import CpuKV
-from unspool.ops.cpu.logits import Logits
 from unspool.ops.cpu.lower import Lowering, expand_experts, find_last, matrix_of, multiplied
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import Embed, Product, RecordingOps, only_wanted_rows, record
-from unspool.ops.storage import Storage
+from unspool.ops.storage import Storage, Widths
 from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
 if TYPE_CHECKING:
@@ -68,7 +67,10 @@ class CpuOps(RecordingOps):
             raise RequestError(f"a cache of {num_blocks} blocks; it must have at least 1", "kv_tokens")
         return CpuKV(layers, engine, num_blocks, num_states, self.isa)
 
-    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Step:
+    def kv_room(self, widths: Widths, engine: EngineConfig) -> None:
+        return None
+
+    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CpuStep:
         assert isinstance(kv, CpuKV)
         graph = expand_experts(only_wanted_rows(record(forward, kv)))
         last = find_last(graph)
@@ -80,7 +82,7 @@ class CpuOps(RecordingOps):
         self._pack([matrix for node in graph.nodes for matrix in multiplied(node)])
         program = _native.Program(self._pool, self.isa, kv.native)
         Lowering(graph).emit(program)
-        return Step(program, self.finish_packing)
+        return CpuStep(program, self.finish_packing)
 
     def _pack(self, matrices: Sequence[CpuMatrix]) -> None:
         """Begin to pack what is not packed yet. Another core does it while this one goes on with the start."""
@@ -108,18 +110,16 @@ class CpuOps(RecordingOps):
             release(sources)
 
 
-class Step:
-    """A compiled model: batch in, logits out. What it returns is the program's own, until the next step."""
+class CpuStep:
+    """A compiled model. What a run returns is the program's own, until the next one."""
+
+    sampling = None
 
     def __init__(self, program: Any, prepare: Callable[[], None]) -> None:
         self._program = program
         self._prepare: Callable[[], None] | None = prepare  # before the first step
 
-    def __call__(self, batch: Batch) -> np.ndarray:
-        return self.plainly(batch).array
-
-    def plainly(self, batch: Batch) -> Logits:
-        """The same without numpy, neither in nor out."""
+    def run(self, batch: Batch) -> FloatRows:
         if self._prepare is not None:
             self._prepare()
             self._prepare = None
@@ -130,4 +130,4 @@ class Step:
             )
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
-        return Logits(found, self._program.output_width)
+        return FloatRows(found, self._program.output_width)

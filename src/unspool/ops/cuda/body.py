@@ -14,7 +14,7 @@ from unspool.ops.cuda import memory
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
-from unspool.ops.cuda.runner import CudaRunner
+from unspool.ops.cuda.runner import CudaStep
 from unspool.ops.cuda.supported import check_supported
 from unspool.ops.graph import RecordingOps, only_wanted_rows, record
 from unspool.ops.storage import Storage, Widths
@@ -71,12 +71,12 @@ class CudaOps(RecordingOps):
     ) -> CudaKV:
         return CudaKV(layers, engine, num_blocks, num_states, self.device)
 
-    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaRunner:
+    def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaStep:
         """A step that gives logits when called, and tokens by its `launch`."""
         assert isinstance(kv, CudaKV)
         graph = only_wanted_rows(record(forward, kv))
         check_supported(graph)
-        return CudaRunner(graph, kv, self.device)
+        return CudaStep(graph, kv, self.device)
 
 
 def check_device() -> None:

@@ -1,8 +1,8 @@
 """Steps on the device: every number of rows has a bucket, every bucket one CUDA graph, made when first needed.
 
-    runner(batch)                                     one step, its logits on the host: what Ops.compile promises
-    flight = runner.launch(batch, samplers, positions, sources)   one step and the draws from its logits, queued
-    flight.tokens()                                   waits for it
+    step.run(batch)                        one step, its logits on the host
+    launched = step.launch(batch, draws)   one step and the draws from its logits, queued
+    launched.tokens()                      waits for it
 
 A row with a source takes that draw of the launch before. So a host plans one step ahead and reads one step behind, and
 a token never leaves the device between two steps.
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from unspool.errors import BackendError
-from unspool.ops import Batch
+from unspool.ops import ArrayBatch, Batch, Draws
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.handover import ABSENT, MORE
 from unspool.ops.cuda.launch import Arena, Launch, has_room_for_all, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.lower import Lowering, Shared, depth_of, programs_each, prompt_rows
-from unspool.ops.cuda.sampler import Rows, Sampled, SampleRows, SamplingRoom, can_draw, results_room
+from unspool.ops.cuda.sampler import Rows, Sampled, SamplingRoom, can_draw, results_room
 from unspool.ops.cuda.sampling import RESULT
 from unspool.ops.graph import Attention, Embed, Graph, Logits
 
@@ -92,7 +92,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class CudaFlight:
+class CudaLaunched:
     """A launched step. It must be read before RING further ones are launched."""
 
     def __init__(self, words: Tensor, done: torch.cuda.Event | None) -> None:
@@ -110,12 +110,12 @@ class CudaFlight:
     def tokens(self) -> list[int]:
         return self.result().tokens
 
-    def told(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
-        return self.result().told(draw, count)
+    def logprobs(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
+        return self.result().logprobs(draw, count)
 
 
-class CudaRunner:
-    """Runs one model over one KV cache. Not thread-safe, like the engine that drives it."""
+class CudaStep:
+    """One model over one KV cache. Not thread-safe, like the engine that drives it."""
 
     def __init__(self, graph: Graph, kv: CudaKV, device: torch.device) -> None:
         self.graph, self.kv, self.device = graph, kv, device
@@ -163,9 +163,13 @@ class CudaRunner:
         )
 
     # Steps -----------------------------------------------------------------------------------------------------------
-    def __call__(self, batch: Batch) -> np.ndarray:
-        """The step as Ops.compile promises it: float32 logits of the batch's logit rows, on the host."""
-        out = self._step(batch)
+    @property
+    def sampling(self) -> CudaStep:
+        return self
+
+    def run(self, batch: Batch) -> np.ndarray:
+        """Float32 logits of the batch's logit rows, on the host."""
+        out = self._step(batch.arrays())
         if len(batch.logit_rows) == 0:
             return np.zeros((0, self.vocab_size), np.float32)
         return out[: len(batch.logit_rows)].cpu().numpy()
@@ -173,43 +177,43 @@ class CudaRunner:
     def can_draw(self, params: ResolvedParams) -> bool:
         return can_draw(params)
 
-    def launch(
-        self, batch: Batch, samplers: Sequence[Sampler], positions: Sequence[int], sources: np.ndarray | None = None
-    ) -> CudaFlight:
-        """Queue a step and a draw from each row of its logits. Row r's token is `batch.ids[r]` or, where sources[r] is
-        not negative, that draw of the launch before this one."""
-        words, mode = self._rows.words(samplers, positions)
+    def add_sampler(self, number: int, sampler: Sampler) -> None:
+        self._rows.add(number, sampler)
+
+    def remove_sampler(self, number: int) -> None:
+        self._rows.remove(number)
+
+    def launch(self, batch: Batch, draws: Draws) -> CudaLaunched:
+        """Queue a step and its draws."""
+        words, mode = self._rows.words(draws.samplers, draws.positions)
         if self._rows.slots.planes is not self._planes:  # graphs know the old place
             if not is_interpreted():
                 torch.cuda.synchronize()
             self._planes = self._rows.slots.planes
             self._graphs.clear()
-        return self.launch_words(batch, words, mode, sources)
-
-    def launch_rows(self, batch: Batch, rows: SampleRows, sources: np.ndarray | None = None) -> CudaFlight:
-        """The same for rows without slots; see SampleRows."""
-        return self.launch_words(batch, rows.words(), (rows.is_filtered, rows.tells), sources)
+        return self.launch_words(batch.arrays(), words, mode, np.asarray(draws.sources))
 
     def launch_words(
-        self, batch: Batch, words: np.ndarray, mode: tuple[bool, bool], sources: np.ndarray | None
-    ) -> CudaFlight:
+        self, batch: ArrayBatch, words: np.ndarray, mode: tuple[bool, bool], sources: np.ndarray | None = None
+    ) -> CudaLaunched:
+        """Queue a step and draws that are packed already: see SampleRows."""
         self._step(batch, words, mode, sources)
         turn, size = (self._turn - 1) % RING, len(words) * RESULT
         start = turn * (len(self._results) // RING)
         source, target = self._results[start : start + size], self._host_results[turn][:size]
         if self._copying is None:
             target.copy_(source)
-            return CudaFlight(target, None)
+            return CudaLaunched(target, None)
         done = torch.cuda.Event()
         with torch.cuda.stream(self._copying):  # beside the next step, not before it
             self._copying.wait_event(self._queued[turn])
             target.copy_(source, non_blocking=True)
             done.record()
-        return CudaFlight(target, done)
+        return CudaLaunched(target, done)
 
     def _step(
         self,
-        batch: Batch,
+        batch: ArrayBatch,
         words: np.ndarray | None = None,
         mode: tuple[bool, bool] | None = None,
         sources: np.ndarray | None = None,
@@ -234,7 +238,7 @@ class CudaRunner:
             self._room.state.zero_()
 
     def _queue(
-        self, batch: Batch, words: np.ndarray | None, mode: tuple[bool, bool] | None, sources: np.ndarray | None
+        self, batch: ArrayBatch, words: np.ndarray | None, mode: tuple[bool, bool] | None, sources: np.ndarray | None
     ) -> Tensor:
         rows, logits = bucket_of(len(batch.ids)), bucket_of(max(len(batch.logit_rows), 1))
         take_all = len(batch.logit_rows) == len(batch.ids) and bool((np.diff(batch.logit_rows) == 1).all())
@@ -301,7 +305,7 @@ class CudaRunner:
 
     def _send(
         self,
-        batch: Batch,
+        batch: ArrayBatch,
         rows: int,
         logits: int,
         words: np.ndarray | None,

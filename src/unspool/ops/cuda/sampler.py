@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from unspool.sampling.pipeline import stages_on
 if TYPE_CHECKING:
     from unspool.params import ResolvedParams
     from unspool.params.order import Stage
+    from unspool.sampling.pipeline import Sampler
 
 WORDS = 16  # int32 words of a row's parameters
 BIASED, TELLS = 1, 4  # flags
@@ -123,7 +123,7 @@ class Sampled:
         """1 for the best."""
         return self._read(row)[0][5]
 
-    def told(self, row: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
+    def logprobs(self, row: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
         """The chosen token's raw logprob, the best tokens with theirs, and the chosen one's rank."""
         numbers, floats = self._read(row)
         logprob, end = self.stats(row).logprob, 8 + 2 * count
@@ -141,30 +141,42 @@ class Rows:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.slots = Slots(vocab_size, device)
-        self._packed: WeakKeyDictionary[Any, tuple[bytes, bool, bool]] = WeakKeyDictionary()
-        self._samplers: list[Any] = []
+        self._samplers: dict[int, Sampler] = {}
+        self._packed: dict[int, tuple[bytes, bool, bool]] = {}
+        self._numbers: list[int] = []  # of the last draws
         self._words = np.zeros((0, WORDS), np.int32)
         self._mode = (False, False)
         self._seated: list[int] = []  # rows that have a slot
 
-    def words(self, samplers: Sequence[Any], positions: Sequence[int]) -> tuple[np.ndarray, tuple[bool, bool]]:
+    def add(self, number: int, sampler: Sampler) -> None:
+        self._samplers[number] = sampler
+
+    def remove(self, number: int) -> None:
+        if self._samplers.pop(number, None) is not None:
+            self._packed.pop(number, None)
+            self._numbers = []  # the number may come to mean another sampler
+            self.slots.release(number)
+
+    def words(self, numbers: Sequence[int], positions: Sequence[int]) -> tuple[np.ndarray, tuple[bool, bool]]:
         """[draw, WORDS], valid until the next call; and whether any of them filters, whether any tells."""
-        if self._samplers != samplers:
-            known = [self._known(sampler) for sampler in samplers]
+        if self._numbers != numbers:
+            known = [self._known(number) for number in numbers]
             self._words = np.frombuffer(bytearray(b"".join(row for row, *_ in known)), np.int32).reshape(-1, WORDS)
             self._mode = (any(filters for _, filters, _ in known), any(tells for *_, tells in known))
-            self._seated = [row for row, sampler in enumerate(samplers) if needs_slot(sampler.params)]
-            self._samplers = list(samplers)
+            self._seated = [row for row, number in enumerate(numbers) if needs_slot(self._samplers[number].params)]
+            self._numbers = list(numbers)
         self._words[:, 7:9] = np.array(positions, np.int64).view(np.int32).reshape(-1, 2)
         for row in self._seated:
-            self._words[row, 12] = self.slots.place(samplers[row], positions[row])
+            number = numbers[row]
+            self._words[row, 12] = self.slots.place(number, self._samplers[number], positions[row])
         return self._words, self._mode
 
-    def _known(self, sampler: Any) -> tuple[bytes, bool, bool]:
-        found = self._packed.get(sampler)
+    def _known(self, number: int) -> tuple[bytes, bool, bool]:
+        found = self._packed.get(number)
         if found is None:
+            sampler = self._samplers[number]
             row = row_of(sampler.params, sampler.seed)
-            found = self._packed[sampler] = (row.words().tobytes(), row.is_filtered, row.tells)
+            found = self._packed[number] = (row.words().tobytes(), row.is_filtered, row.tells)
         return found
 
 

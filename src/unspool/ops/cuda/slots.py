@@ -2,15 +2,15 @@
 
     planes[slot]   what repetition counts · what frequency and presence count · bias (float32, minus infinity: never)
 
-A request has a slot as long as its sampler lives. Every draw counts its own token on, before the host knows it. What
-happened otherwise (the slot is new, the host chose for a while) shows in the position, and the counts are set anew.
+A request has a slot from its first draw until its sampler is removed. Every draw counts its own token on, before the
+host knows it. What happened otherwise (the slot is new, the host chose for a while) shows in the position, and the
+counts are set anew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, finalize
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from unspool.sampling.pipeline import stages_on
 
 if TYPE_CHECKING:
     from unspool.params import ResolvedParams
+    from unspool.sampling.pipeline import Sampler
     from unspool.sampling.state import Counts
 
 NEVER = -np.inf
@@ -39,14 +40,14 @@ class Slots:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size, self.device = vocab_size, device
         self.planes = torch.zeros((1, PLANES, 1), dtype=torch.int32, device=device)
-        self._slots: WeakKeyDictionary[Any, Slot] = WeakKeyDictionary()
+        self._slots: dict[int, Slot] = {}  # by the sampler's number
         self._free: list[int] = []
 
-    def place(self, sampler: Any, position: int) -> int:
+    def place(self, number: int, sampler: Sampler, position: int) -> int:
         """The slot of a sampler whose draw is for this position, ready for it."""
-        slot = self._slots.get(sampler)
+        slot = self._slots.get(number)
         if slot is None:
-            slot = self._take(sampler)
+            slot = self._slots[number] = self._take(sampler)
         if slot.position != position:
             self._set_counts(slot, sampler, position)
         slot.position = position + 1
@@ -55,13 +56,17 @@ class Slots:
             self._set_bias(slot, sampler, sampler.end_ids)
         return slot.index
 
-    def _take(self, sampler: Any) -> Slot:
+    def release(self, number: int) -> None:
+        """The sampler of this number draws no more. Kernels that are queued run before those of the next owner."""
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            self._free.append(slot.index)
+
+    def _take(self, sampler: Sampler) -> Slot:
         if not self._free:
             self._grow()
         on = stages_on(sampler.params, None)
         slot = Slot(self._free.pop(), -1, "bias" in on or "allowed" in on)
-        finalize(sampler, self._free.append, slot.index)
-        self._slots[sampler] = slot
         if slot.has_bias:
             params = sampler.params
             listed = sorted(set(params.logit_bias) | set(params.allowed_token_ids or ()))
@@ -78,7 +83,7 @@ class Slots:
         self._free += range(size - 1, len(old) - 1, -1)
 
     # What a slot holds ----------------------------------------------------------------------------------------------
-    def _set_counts(self, slot: Slot, sampler: Any, position: int) -> None:
+    def _set_counts(self, slot: Slot, sampler: Sampler, position: int) -> None:
         history = sampler.history
         for plane, counts in enumerate((history.repeated, history.frequent)):
             if counts is not None:
@@ -89,7 +94,7 @@ class Slots:
         row.zero_()
         row[self._ids(counts.ids)] = torch.from_numpy(counts.counts.copy()).to(self.device)
 
-    def _set_bias(self, slot: Slot, sampler: Any, ids: np.ndarray) -> None:
+    def _set_bias(self, slot: Slot, sampler: Sampler, ids: np.ndarray) -> None:
         params = sampler.params
         never = set(sampler.end_ids.tolist()) if slot.is_early else set()
         if params.allowed_token_ids is not None:
@@ -104,7 +109,7 @@ class Slots:
         return torch.from_numpy(ids.astype(np.int64)).to(self.device)
 
     @staticmethod
-    def _is_early(sampler: Any, position: int) -> bool:
+    def _is_early(sampler: Sampler, position: int) -> bool:
         early: bool = position - sampler.history.num_prompt < sampler.params.min_tokens
         return early and sampler.end_ids.size > 0
 

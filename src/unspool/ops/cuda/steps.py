@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unspool.ops import Batch
+from unspool.ops import ArrayBatch
 
 HEADER = 16
 # Places in the header. Of items it tells how many, where they are, and where their rows' positions are.
@@ -59,7 +59,7 @@ def padded(rows: int) -> int:
     return -(-rows // 4) * 4
 
 
-def size_of(batch: Batch, rows: int, logits: int, shape: Shape) -> int:
+def size_of(batch: ArrayBatch, rows: int, logits: int, shape: Shape) -> int:
     """An upper bound of what describe() writes."""
     items = 0
     for positions in (batch.positions, batch.positions[batch.logit_rows]):
@@ -69,7 +69,7 @@ def size_of(batch: Batch, rows: int, logits: int, shape: Shape) -> int:
 
 def describe(
     out: np.ndarray,
-    batch: Batch,
+    batch: ArrayBatch,
     rows: int,
     logits: int,
     shape: Shape,
@@ -128,7 +128,7 @@ def write_params(out: np.ndarray, params: np.ndarray, logits: int) -> int:
     return logits * size
 
 
-def divide(batch: Batch, shape: Shape, *, take_all: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def divide(batch: ArrayBatch, shape: Shape, *, take_all: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Attention's items: of sequences with few rows, and of those with many. No choice made here changes a bit."""
     starts = batch.starts.astype(np.int64)
     counts = np.diff(starts)
@@ -143,7 +143,7 @@ def divide(batch: Batch, shape: Shape, *, take_all: bool = False) -> tuple[np.nd
     return few, _longest_first(many)
 
 
-def divide_last(batch: Batch, shape: Shape) -> np.ndarray:
+def divide_last(batch: ArrayBatch, shape: Shape) -> np.ndarray:
     """The items of the last layer, where each row whose logits are wanted, counted among those, is a piece."""
     sequence = np.searchsorted(batch.starts, batch.logit_rows, side="right") - 1
     first = np.arange(len(batch.logit_rows))
@@ -160,7 +160,7 @@ def _pieces(
 
 
 def _decode_items(
-    batch: Batch, sequence: np.ndarray, first: np.ndarray, rows: np.ndarray, last: np.ndarray, shape: Shape
+    batch: ArrayBatch, sequence: np.ndarray, first: np.ndarray, rows: np.ndarray, last: np.ndarray, shape: Shape
 ) -> np.ndarray:
     """Items of pieces: whose, first row, number of rows, and the last one's position."""
     tiles = last // KEYS + 1

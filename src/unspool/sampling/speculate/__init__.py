@@ -56,7 +56,7 @@ class Drafter(Protocol):
 
 
 class BaseDrafter(ABC):
-    """A drafter with all that the engine asks of one."""
+    """A drafter with all that the engine asks of one. Only `name` and `propose` have no default."""
 
     name: str  # by which a request chooses it
     priors: Sequence[float] = (0.6, 0.7, 0.75, 0.8)  # by mark: how often a guess is right, before any was seen
@@ -64,11 +64,11 @@ class BaseDrafter(ABC):
     @abstractmethod
     def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> Sequence[Sequence[int]]: ...
 
-    @abstractmethod
-    def seconds(self, count: int) -> float: ...
+    def seconds(self, count: int) -> float:
+        return 0.0
 
-    @abstractmethod
-    def forget(self, number: int) -> None: ...
+    def forget(self, number: int) -> None:  # noqa: B027  # most have nothing to forget
+        pass
 
     def start_seconds(self, tokens: Sequence[int]) -> float | None:
         """What it takes before the first guess for a request that it has not seen; None: nothing."""

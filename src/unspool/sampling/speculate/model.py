@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks, chain_key, root_key
-from unspool.engine.ahead import PENDING, AheadRunner, Draws, draws_in_turn
-from unspool.engine.plan import Plan, Work
+from unspool.engine.ahead import draws_in_turn
+from unspool.engine.plan import PENDING, Plan, Work
 from unspool.errors import EngineError, RequestError
 from unspool.lazy import np
 from unspool.sampling import native
@@ -31,8 +31,9 @@ from unspool.sampling.speculate.pace import MOST, tamed
 from unspool.sampling.speculate.timing import step_times
 
 if TYPE_CHECKING:
-    from unspool.engine.ahead import Flight
     from unspool.engine.runner import Runner
+    from unspool.ops import Launched
+    from unspool.ops.step import Row
     from unspool.sampling.pipeline import Sampler
     from unspool.text.tokenizer import Tokenizer
 
@@ -41,6 +42,8 @@ IN_THE_AIR = 2  # steps behind the last that a device is asked for
 BY_PLACE = tuple(range(MOST))
 PROMPT_ROWS = 16  # from which on a step's time tells what a row of a prompt takes
 SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # where the next mark begins
+PRIORS_BY_SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)
+PRIORS_BY_PLACE = (0.7, 0.75, 0.8)
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Known:
 class Line:
     """A request while its draft is made."""
 
+    number: int
     known: Known
     tokens: list[int]  # the request's, then the draft's
     sampler: Sampler
@@ -72,12 +76,9 @@ class Line:
 
 
 class ModelDrafter(BaseDrafter):
-    priors: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)  # by mark
-
     def __init__(self, name: str, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.name, self._runner, self._clock = name, runner, clock
-        if isinstance(runner, AheadRunner):
-            self.priors = (0.7, 0.75, 0.8)  # by place
+        self.priors = PRIORS_BY_PLACE if runner.can_launch else PRIORS_BY_SURENESS
         self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
         self._known: dict[int, Known] = {}  # least recently used first
         self._seconds = self._measure()  # of one drafted token
@@ -100,18 +101,19 @@ class ModelDrafter(BaseDrafter):
         return [lines[sight.number].draft if sight.number in lines else Draft() for sight in sights]
 
     def _line(self, sight: Sight, count: int) -> Line:
-        return Line(self._recall(sight), list(sight.tokens), sight.sampler.fork(tells=False), count, sight.goes_on)
+        sampler = sight.sampler.fork(tells=False)
+        return Line(sight.number, self._recall(sight), list(sight.tokens), sampler, count, sight.goes_on)
 
     def seconds(self, count: int) -> float:
         return self._seconds * count
 
     def forget(self, number: int) -> None:
+        self._runner.remove_sampler(number)
         known = self._known.pop(number, None)
         if known is not None:
             self._blocks.release(known.blocks)
 
     def start_seconds(self, tokens: Sequence[int]) -> float:
-        """What it takes before the first guess for a request that it has not seen."""
         return self._row_seconds * len(tokens)
 
     # What is known --------------------------------------------------------------------------------------------------
@@ -182,12 +184,11 @@ class ModelDrafter(BaseDrafter):
         return True
 
     def _device_can_draw(self, lines: Sequence[Line]) -> bool:
-        runner = self._runner
-        return isinstance(runner, AheadRunner) and all(
+        return all(
             line.sampler.constraint is None
             and not params.bad_words
             and not draws_in_turn(params)
-            and runner.can_draw(params)
+            and self._runner.can_draw(params)
             for line in lines
             for params in (line.sampler.params,)
         )
@@ -200,11 +201,13 @@ class ModelDrafter(BaseDrafter):
         if not all(self._catch_up(line) and self._make_room(line.known, line.end, lines) for line in lines):
             return
         begun, is_prompt = self._clock(), any(len(line.tokens) - len(line.known.tokens) > 2 for line in lines)
-        flights: list[tuple[list[Line], Flight]] = []
+        flights: list[tuple[list[Line], Launched]] = []
+        for line in lines:
+            self._runner.add_sampler(line.number, line.sampler)
         active = list(lines)
         while active:
             place = len(flights)
-            flights.append((active, self._launch(active, place, flights[-1][0] if flights else [])))
+            flights.append((active, self._launch(active, place)))
             if place >= IN_THE_AIR:
                 flights[place - IN_THE_AIR][1].tokens()  # the device keeps the last few
             active = [line for line in active if line.left > place + 1 and line.goes_on(BY_PLACE[: place + 1])]
@@ -223,20 +226,17 @@ class ModelDrafter(BaseDrafter):
             ratio = (self._clock() - begun) / sum(len(members) for members, _ in flights) / self._seconds
             self._seconds *= 1 + 0.1 * (tamed(ratio) - 1)
 
-    def _launch(self, lines: Sequence[Line], place: int, before: Sequence[Line]) -> Flight:
+    def _launch(self, lines: Sequence[Line], place: int) -> Launched:
         """Queue the step for the guesses at a place of the draft."""
-        works, sources, draw = [], [], {id(line): index for index, line in enumerate(before)}
-        for index, line in enumerate(lines):
+        works = []
+        for line in lines:
             start = len(line.tokens) + place - 1 if place else len(line.known.tokens)
             tokens = (PENDING,) if place else tuple(line.tokens[start:])
-            works.append(Work(index, start, tokens, tuple(line.known.blocks), 1, 1))
-            sources += [draw[id(line)]] if place else [-1] * len(tokens)
-        assert isinstance(self._runner, AheadRunner)
-        draws = Draws([line.sampler for line in lines], [len(line.tokens) + place for line in lines])
-        return self._runner.launch(Plan(tuple(works)), draws, sources)
+            works.append(Work(line.number, start, tokens, tuple(line.known.blocks), 1, 1))
+        return self._runner.launch(Plan(tuple(works)))
 
-    def _choose(self, line: Line, row: np.ndarray) -> None:
-        row = _fitted(row, line.sampler.vocab_size)
+    def _choose(self, line: Line, logits: Row) -> None:
+        row = _fitted(np.asarray(logits), line.sampler.vocab_size)
         try:
             token = line.sampler.choose(row, len(line.tokens)).token
             line.sampler.accept(token)

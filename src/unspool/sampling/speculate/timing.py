@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from unspool.engine.ahead import AheadRunner, Draws
 from unspool.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -18,24 +17,19 @@ if TYPE_CHECKING:
 def step_times(runner: Runner, plan: Plan, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Seconds of each of some runs of a plan that samples; the first may have to prepare what others find."""
     times = []
-    draws = _draws(runner, plan) if isinstance(runner, AheadRunner) else None
+    numbers = {work.request for work in plan.works}
+    for number in numbers:
+        runner.add_sampler(number, _greedy_sampler(runner.model.config.vocab_size))
     for _ in range(rounds):
         begun = clock()
-        if draws is not None and isinstance(runner, AheadRunner):
-            runner.launch(plan, draws, [-1] * plan.num_tokens).tokens()
+        if runner.can_launch:
+            runner.launch(plan).tokens()
         else:
             runner.run(plan)
         times.append(max(clock() - begun, 1e-9))
+    for number in numbers:
+        runner.remove_sampler(number)
     return times
-
-
-def _draws(runner: Runner, plan: Plan) -> Draws:
-    positions = [
-        work.start + len(work.tokens) - work.num_samples + 1 + place
-        for work in plan.works
-        for place in range(work.num_samples)
-    ]
-    return Draws([_greedy_sampler(runner.model.config.vocab_size)] * len(positions), positions)
 
 
 def _greedy_sampler(vocab_size: int) -> Sampler:

@@ -1,0 +1,57 @@
+"""From a plan to the batch that a compiled model reads. Python's own arrays: no step needs numpy for this."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from operator import sub
+
+from unspool.engine.plan import Plan
+from unspool.ops import Batch
+
+_joined = chain.from_iterable
+
+
+class BatchBuilder:
+    """Builds batches of plans that come one after the other. Tables of blocks are kept as long as they stay the same,
+    as in most steps of decoding."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._blocks: tuple[tuple[int, ...], ...] = ()
+        self._tables = memoryview(b"")
+
+    def build(self, plan: Plan) -> Batch:
+        """Rows work after work; each work is a sequence of the batch."""
+        _, first, tokens, blocks, num_logits, *_ = zip(*plan.works, strict=True)
+        starts = array("i", accumulate(map(len, tokens), initial=0))
+        ends = starts[1:]
+        if starts[-1] == len(tokens):  # every work has one row
+            size = self._block_size
+            positions = array("i", first)
+            slots = array("q", [own[at // size] * size + at % size for own, at in zip(blocks, first, strict=True)])
+        else:
+            positions = array("i", _joined(range(at, at + len(of)) for at, of in zip(first, tokens, strict=True)))
+            slots = array("q", _joined(map(self._slots, first, map(len, tokens), blocks)))
+        logit_rows = array("i", _joined(map(range, map(sub, ends, num_logits), ends)))
+        ids = array("i", _joined(tokens))
+        return Batch(ids, positions, slots, starts, self._tables_of(blocks), logit_rows)
+
+    def _slots(self, start: int, rows: int, blocks: Sequence[int]) -> Iterable[int]:
+        """Where rows at consecutive positions keep their keys and values."""
+        size, end = self._block_size, start + rows
+        first = start // size
+        return _joined(
+            range(block * size + max(start - at, 0), block * size + min(end - at, size))
+            for at, block in zip(range(first * size, end, size), blocks[first:], strict=False)
+        )
+
+    def _tables_of(self, blocks: tuple[tuple[int, ...], ...]) -> memoryview:
+        if blocks != self._blocks:
+            width = max(map(len, blocks))
+            padded = (own if len(own) == width else (*own, *[0] * (width - len(own))) for own in blocks)
+            tables = array("i", _joined(padded))
+            self._blocks, self._tables = blocks, memoryview(tables).cast("B").cast("i", (len(blocks), width))
+        return self._tables
+
