@@ -27,7 +27,7 @@ namespace {
 template <class T, size_t N> using Array = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
 const char* const FORMAT_NAMES[NUM_FORMATS] = {"f32",  "f16",  "bf16", "q8_0", "q4_0", "q4_1", "q5_0",
-                                               "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"};
+                                               "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4"};
 
 Format format_of(const std::string& name) {
     for (int i = 0; i < NUM_FORMATS; i++)

@@ -8,7 +8,7 @@ namespace unspool {
 // Files have all but the last two: what Q4_0 and Q4_1 are packed to for rows of 8 bits.
 // clang-format off
 enum Format : int {
-    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, W4_0, W4_1, NUM_FORMATS
+    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4, W4_0, W4_1, NUM_FORMATS
 };
 // clang-format on
 
@@ -16,6 +16,8 @@ constexpr int TILE = 16;   // output features in a tile: one per lane
 constexpr int BLOCK = 32;  // activations that share a scale
 constexpr int SUPER = 256;
 
+// The values of MXFP4's codes are whole multiples of half its scale, from -12 to 12: tiles hold them as Q5_0's.
+//
 // How a format's codes lie in a tile. Codes are unsigned, `value = scale · (code - offset)`, or `scale · code + min`.
 struct Scheme {
     int bits;    // 2, 3, 4, 5, 6 or 8; 0: floats
@@ -30,7 +32,7 @@ constexpr Scheme SCHEMES[NUM_FORMATS] = {
     {0, 0, false, false, 0},  {0, 0, false, false, 0}, {0, 0, false, false, 0},   {8, 32, false, false, 128},
     {4, 32, false, false, 8}, {4, 32, true, false, 0}, {5, 32, false, false, 16}, {5, 32, true, false, 0},
     {2, 16, true, true, 0},   {3, 16, false, true, 4}, {4, 32, true, true, 0},    {5, 32, true, true, 0},
-    {6, 16, false, true, 32}, {4, 32, false, false, 8, true}, {4, 32, true, false, 8, true},
+    {6, 16, false, true, 32}, {5, 32, false, false, 16}, {4, 32, false, false, 8, true}, {4, 32, true, false, 8, true},
 };
 
 // A tile of 16 output features by K is a row of units, read in a straight line: the scales of a few blocks of 32 values

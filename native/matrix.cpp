@@ -410,7 +410,7 @@ int plain_size(Format format) { return format == F32 ? 4 : 2; }
 }  // namespace
 
 int64_t row_bytes(Format format, int64_t columns) {
-    constexpr int block_bytes[NUM_FORMATS] = {4, 2, 2, 34, 18, 20, 22, 24, 84, 110, 144, 176, 210, 18, 20};
+    constexpr int block_bytes[NUM_FORMATS] = {4, 2, 2, 34, 18, 20, 22, 24, 84, 110, 144, 176, 210, 17, 18, 20};
     const int block = format <= BF16 ? 1 : SCHEMES[format].super ? SUPER : BLOCK;
     return columns / block * block_bytes[format];
 }
@@ -456,7 +456,38 @@ int64_t Matrix::packed_bytes() const {
     return bytes;
 }
 
+namespace {
+
+// A block of MXFP4 (an exponent, then nibbles as Q4_0 has them) becomes one of Q5_0 with the same values. Scales that
+// float16 does not have are beyond those of any model: smaller ones become zero, larger ones infinite.
+void widen_mxfp4(const uint8_t* from, uint8_t* to) {
+    constexpr int8_t TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const int exponent = from[0] - 128;  // of half the scale
+    const uint16_t scale = exponent > 15    ? 0x7c00
+                           : exponent >= -14 ? static_cast<uint16_t>((exponent + 15) << 10)
+                           : exponent >= -24 ? static_cast<uint16_t>(1 << (exponent + 24))
+                                             : 0;
+    memcpy(to, &scale, 2);
+    uint32_t fifth = 0;
+    for (int i = 0; i < BLOCK / 2; i++) {
+        const int low = TWICE[from[1 + i] & 15] + 16, high = TWICE[from[1 + i] >> 4] + 16;
+        to[6 + i] = static_cast<uint8_t>((low & 15) | (high & 15) << 4);
+        fifth |= static_cast<uint32_t>(low >> 4) << i | static_cast<uint32_t>(high >> 4) << (i + BLOCK / 2);
+    }
+    memcpy(to + 2, &fifth, 4);
+}
+
+std::vector<uint8_t> widen_rows(const uint8_t* source, int count, int64_t columns) {
+    const int64_t blocks = count * columns / BLOCK, from = row_bytes(MXFP4, BLOCK), to = row_bytes(Q5_0, BLOCK);
+    std::vector<uint8_t> rows(static_cast<size_t>(blocks * to));
+    for (int64_t b = 0; b < blocks; b++) widen_mxfp4(source + b * from, rows.data() + b * to);
+    return rows;
+}
+
+}  // namespace
+
 void pack_tile(Format format, const uint8_t* source, int count, int64_t columns, uint8_t* tile) {
+    if (format == MXFP4) return pack_tile(Q5_0, widen_rows(source, count, columns).data(), count, columns, tile);
     const int64_t stride = row_bytes(format, columns);
     if (format == W4_0) return pack_whole_tile<Q4_0, W4_0>(source, stride, count, columns, tile);
     if (format == W4_1) return pack_whole_tile<Q4_1, W4_1>(source, stride, count, columns, tile);
@@ -498,7 +529,9 @@ void Matrix::read_row(int64_t row, float* out) const {
             const int64_t step = packed() ? TILE * size : size, start = packed() ? lane * size : 0;
             for (int64_t k = 0; k < columns_; k++) out[k] = plain_value(format, data + start + k * step);
         } else {
-            with_format(format, [&](auto constant) {
+            std::vector<uint8_t> wide;
+            if (format == MXFP4 && !packed()) data = (wide = widen_rows(data, 1, columns_)).data();
+            with_format(format == MXFP4 ? Q5_0 : format, [&](auto constant) {
                 if (packed()) return unpack_codes_row<constant()>(data, lane, columns_, out);
                 for (int64_t b = 0; b < columns_ / BLOCK; b++) {
                     Codes codes;

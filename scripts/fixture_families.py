@@ -46,6 +46,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gpt2": gpt2,
     "gemma": causal("GemmaConfig", head_dim=16),
     "gemma2": causal("Gemma2Config", head_dim=16, sliding_window=8, query_pre_attn_scalar=16, num_hidden_layers=3),
+    "gpt-oss": causal(
+        "GptOssConfig", intermediate_size=32, head_dim=16, num_local_experts=8, num_experts_per_tok=3, sliding_window=8
+    ),
     "granite": causal("GraniteConfig", **GRANITE),
     "granite-moe": causal(
         "GraniteMoeConfig", **GRANITE, intermediate_size=32, num_local_experts=8, num_experts_per_tok=3

@@ -557,7 +557,7 @@ void fill_linear(Kernels& kernels) {
     kernels.tiles[Q8_0] = tile<Q8_0>;
     kernels.tiles[Q4_0] = tile<Q4_0>;
     kernels.tiles[Q4_1] = tile<Q4_1>;
-    kernels.tiles[Q5_0] = tile<Q5_0>;
+    kernels.tiles[Q5_0] = kernels.tiles[MXFP4] = tile<Q5_0>;
     kernels.tiles[Q5_1] = tile<Q5_1>;
     kernels.tiles[Q2_K] = tile<Q2_K>;
     kernels.tiles[Q3_K] = tile<Q3_K>;

@@ -31,6 +31,7 @@ class RopeScaling:
     attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: the ramp begins and ends at whole channel pairs
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def tokens_of(seed: int, count: int) -> np.ndarray:
 
 
 FAMILIES = ["tiny", "tiny-untied", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
-FORMATS = ["f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"]
+FORMATS = ["f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4"]
 WIDE_FORMATS = ["fp8", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 CASES = [(family, "bf16") for family in FAMILIES]
 CASES += [("tiny", format) for format in FORMATS] + [("tiny-wide", format) for format in WIDE_FORMATS]

@@ -14,7 +14,7 @@ from unspool.weights.weight import Weight, encode_weight
 
 pytestmark = MARKS
 CPU = torch.device("cpu")
-FORMATS = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "fp8", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+FORMATS = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "fp8", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 
 
 def weight_of(format: str, features: int, width: int, seed: int = 0) -> Weight:

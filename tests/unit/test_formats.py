@@ -17,7 +17,7 @@ from unspool.weights.weight import Weight, encode_weight
 NAMES = list(TENSOR_FORMATS.values())  # those of GGUF; 8-bit floats have a file of their own
 # Root mean square error of a plain quantizer on normal values; about half a step of the format.
 ERROR = {"f32": 0.0, "f16": 3e-4, "bf16": 2e-3, "q8_0": 6e-3, "q6_k": 0.02, "q5_0": 0.05, "q5_1": 0.05, "q5_k": 0.05,
-         "q4_0": 0.1, "q4_1": 0.09, "q4_k": 0.09, "q3_k": 0.2, "q2_k": 0.4}  # fmt: skip
+         "q4_0": 0.1, "q4_1": 0.09, "q4_k": 0.09, "q3_k": 0.2, "q2_k": 0.4, "mxfp4": 0.15}  # fmt: skip
 
 
 def oracle(name: str) -> gguf.GGMLQuantizationType:

@@ -154,8 +154,6 @@ def _scaling(fields: Fields, context: int) -> RopeScaling | None:
     for option in ("mscale", "mscale_all_dim"):
         if fields.get(option) is not None:
             fields.fail(option, "this variant of yarn is not supported")
-    if not fields.boolean("truncate", True):
-        fields.fail("truncate", "yarn without truncation is not supported")
     return RopeScaling(
         "yarn",
         factor,
@@ -163,4 +161,5 @@ def _scaling(fields: Fields, context: int) -> RopeScaling | None:
         attention_factor=fields.optional_number("attention_factor", low=0, high=1e3),
         beta_fast=fields.number("beta_fast", 32.0, low=0, high=1e6),
         beta_slow=fields.number("beta_slow", 1.0, low=0, high=1e6),
+        truncate=fields.boolean("truncate", True),
     )

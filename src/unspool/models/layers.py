@@ -103,6 +103,7 @@ class Layer:
     ffn_post_norm: Norm | None = None
     parallel: bool = False
     residual_scale: float = 1.0  # of what mixer and feed-forward add to the stream
+    ffn_norm_name: str = "ffn_norm"  # of the tensor
 
     def bind(self, place: Place) -> Callable[[Rows, Batch, KVCache], Rows]:
         def bound(norm: Norm | None, name: str) -> NormFunction | None:
@@ -113,7 +114,7 @@ class Layer:
         place = replace(place, residual_scale=self.residual_scale)
         norm, mixer = bound(self.norm, "attn_norm"), self.mixer.bind(place)
         post_norm = bound(self.post_norm, "post_attention_norm")
-        ffn_norm = bound(self.ffn_norm, "ffn_norm")
+        ffn_norm = bound(self.ffn_norm, self.ffn_norm_name)
         ffn = None if self.ffn is None else self.ffn.bind(place)
         ffn_post_norm = bound(self.ffn_post_norm, "post_ffw_norm")
         parallel = self.parallel

@@ -55,8 +55,10 @@ def _slowed_by_ramp(speeds: Sequence[float], theta: float, scaling: RopeScaling)
     def turns_at(turns: float) -> float:  # the channel pair that makes this many turns over the trained context
         return half * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
-    low_pair = max(0.0, math.floor(turns_at(scaling.beta_fast)))
-    high_pair = min(half - 1.0, math.ceil(turns_at(scaling.beta_slow)))
+    low_pair, high_pair = turns_at(scaling.beta_fast), turns_at(scaling.beta_slow)
+    if scaling.truncate:
+        low_pair, high_pair = math.floor(low_pair), math.ceil(high_pair)
+    low_pair, high_pair = max(0.0, low_pair), min(half - 1.0, high_pair)
     width = max(high_pair - low_pair, 0.001)
     ramp = [min(max((i - low_pair) / width, 0), 1) for i in range(half)]
     return [speed / scaling.factor * r + speed * (1 - r) for speed, r in zip(speeds, ramp, strict=True)]

@@ -177,6 +177,24 @@ def _pack_q5_1(values: Blocks) -> Blocks:
     return np.concatenate([half_bytes(d), half_bytes(low), high, nibble_bytes(q)], axis=1)
 
 
+# --- MXFP4: 4-bit floats (a sign, two bits of exponent, one of mantissa) that share a power of two -------------------
+
+FP4_SIZES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+
+def _unpack_mxfp4(blocks: Blocks) -> Blocks:
+    sizes = np.array(FP4_SIZES, np.float32)
+    return np.ldexp(np.concatenate([sizes, 0 - sizes])[nibbles(blocks[:, 1:])], blocks[:, :1].astype(np.int32) - 127)
+
+
+def _pack_mxfp4(values: Blocks) -> Blocks:
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    exponent = np.where(largest > 0, np.floor(np.log2(np.where(largest > 0, largest, 1))) - 2, -127).clip(-127, 127)
+    scaled = np.abs(values) / np.exp2(exponent)
+    q = np.abs(scaled[:, :, None] - np.array(FP4_SIZES, np.float32)).argmin(axis=2) + np.where(values < 0, 8, 0)
+    return np.concatenate([(exponent + 127).astype(np.uint8), nibble_bytes(q.astype(np.uint8))], axis=1)
+
+
 FORMATS: dict[str, Format] = {
     format.name: format
     for format in (
@@ -190,6 +208,7 @@ FORMATS: dict[str, Format] = {
         Format("q4_1", 32, 20, _unpack_q4_1, _pack_q4_1),
         Format("q5_0", 32, 22, _unpack_q5_0, _pack_q5_0),
         Format("q5_1", 32, 24, _unpack_q5_1, _pack_q5_1),
+        Format("mxfp4", 32, 17, _unpack_mxfp4, _pack_mxfp4),
         Format("q2_k", 256, 84, kquants.unpack_q2_k, kquants.pack_q2_k),
         Format("q3_k", 256, 110, kquants.unpack_q3_k, kquants.pack_q3_k),
         Format("q4_k", 256, 144, kquants.unpack_q4_k, kquants.pack_q4_k),

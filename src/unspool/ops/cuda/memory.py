@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # Bytes of a value on the device: codes, and float16 scales and offsets of each group. What is not here becomes bf16.
 CODES = {"q4_0": 0.5, "q4_1": 0.5, "q4_k": 0.5}
-CODES |= dict.fromkeys(("q8_0", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "q6_k", "fp8"), 1.0)
+CODES |= dict.fromkeys(("q8_0", "q5_0", "q5_1", "mxfp4", "q2_k", "q3_k", "q5_k", "q6_k", "fp8"), 1.0)
 GROUPS = {"fp8": 4 / 128, "q8_0": 2 / 32, "q4_0": 4 / 32, "q4_1": 4 / 32, "q5_0": 2 / 32, "q5_1": 4 / 32}
-GROUPS |= {"q2_k": 4 / 16, "q3_k": 2 / 16, "q4_k": 4 / 32, "q5_k": 4 / 32, "q6_k": 2 / 16}
+GROUPS |= {"mxfp4": 2 / 32, "q2_k": 4 / 16, "q3_k": 2 / 16, "q4_k": 4 / 32, "q5_k": 4 / 32, "q6_k": 2 / 16}
 ROWS = 128  # of a tile of codes
 # The CUDA context, compiled kernels, captured graphs, partial sums of linear layers and of attention.
 FIXED = 1 << 30

@@ -230,6 +230,11 @@ def _q5_1(b: Tensor) -> Parts:
     return codes.to(torch.int8), _half(b, 0), _half(b, 2)
 
 
+def _mxfp4(b: Tensor) -> Parts:
+    twice = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8, device=b.device)
+    return twice[_nibbles(b[:, 1:]).long()], torch.exp2(b[:, :1].float() - 128), None
+
+
 def _q2_k(b: Tensor) -> Parts:
     scales = b[:, :16]
     scale, low = _half(b, 80) * (scales & 15).float(), _half(b, 82) * (scales >> 4).float()
@@ -265,6 +270,7 @@ UNPACK: dict[str, Callable[[Tensor], Parts]] = {
     "q4_1": _q4_1,
     "q5_0": _q5_0,
     "q5_1": _q5_1,
+    "mxfp4": _mxfp4,
     "q2_k": _q2_k,
     "q3_k": _q3_k,
     "q4_k": _q4_k,
