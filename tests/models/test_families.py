@@ -131,4 +131,7 @@ def test_tensors_have_the_names_that_gguf_gives_them(name: str) -> None:
 # What converters split by themselves, and the package's table does not list: gates and up projections in one tensor.
 UNLISTED: dict[str, tuple[str, ...]] = defaultdict(tuple)
 UNLISTED["granite-moe"] = tuple(f"blk.{layer}.ffn_{part}_exps" for layer in range(2) for part in ("gate", "up"))
-UNLISTED["gpt-oss"] = (*UNLISTED["granite-moe"], *(f"blk.{layer}.ffn_down_exps" for layer in range(2)))
+UNLISTED["gpt-oss"] = (
+    *UNLISTED["granite-moe"],
+    *(f"blk.{layer}.{name}" for layer in range(2) for name in ("ffn_down_exps", "attn_sinks")),
+)
