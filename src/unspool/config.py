@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from unspool.drafter import Drafter
 from unspool.errors import RequestError
 from unspool.params import checks
-from unspool.sampling.speculate import Drafter
 
 RopeStyle = Literal["interleaved", "half"]
 # clamped_swiglu joins a gate, at most 7, with a factor between -7 and 7: gate · sigmoid(1.702 · gate) · (factor + 1)

@@ -10,10 +10,10 @@ from dataclasses import fields, replace
 from typing import Any, TypedDict
 
 from unspool.config import Device, EngineConfig, Isa, KVDtype, Quantize
+from unspool.drafter import Drafter
 from unspool.errors import RequestError
 from unspool.params import SamplingParams
 from unspool.params.declared import SamplingOptions
-from unspool.sampling.speculate import Drafter
 
 
 class EngineOptions(TypedDict, total=False):

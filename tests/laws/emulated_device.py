@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from tests.laws.crowd import Crowd
-from unspool.engine.ahead import draws_in_turn
-from unspool.engine.plan import PENDING
 from unspool.models.checkpoint import Checkpoint
 from unspool.ops import Batch, Draws, Step
 from unspool.ops.cpu import CpuOps
-from unspool.sampling.pipeline import Choice, Sampler
+from unspool.plan import PENDING
+from unspool.sampling.pipeline import Choice, Sampler, draws_in_turn
 
 
 class Withheld:

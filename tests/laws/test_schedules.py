@@ -13,9 +13,9 @@ import zlib
 import pytest
 
 from unspool.cache.blocks import Blocks, root_key
-from unspool.engine.plan import Plan
 from unspool.engine.request import Request
 from unspool.engine.scheduler import ALL_SCORED_TOKENS, SCORED_TOKENS, Scheduler
+from unspool.plan import Plan
 
 VOCABULARY = 5  # small, so that random prompts often share prefixes
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.laws.crowd import Crowd
 from unspool.config import EngineConfig
+from unspool.drafter import BaseDrafter
 from unspool.engine.engine import Engine
 from unspool.errors import RequestError
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
-from unspool.sampling.speculate import BaseDrafter
-from unspool.sampling.speculate.lookup import SuffixAutomaton
-from unspool.sampling.speculate.pace import Costs, Pace, Record, draft_length
+from unspool.speculate.estimates import Costs, DrafterEstimates, RequestEstimates, draft_length
+from unspool.speculate.lookup import SuffixAutomaton
 
 
 class Oracle(BaseDrafter):
@@ -27,11 +27,11 @@ class Oracle(BaseDrafter):
     def __init__(self, answers: dict[tuple[int, ...], list[int]], rng: random.Random, honesty: float) -> None:
         self.answers, self.rng, self.honesty = answers, rng, honesty
 
-    def propose(self, sights, counts):
+    def propose(self, contexts, counts):
         drafts = []
-        for sight, _ in zip(sights, counts, strict=True):
-            prompt = tuple(sight.tokens[: sight.num_prompt])
-            right = self.answers[prompt][len(sight.tokens) - sight.num_prompt :][:8]
+        for context, _ in zip(contexts, counts, strict=True):
+            prompt = tuple(context.tokens[: context.num_prompt])
+            right = self.answers[prompt][len(context.tokens) - context.num_prompt :][:8]
             draft = [t if self.rng.random() < self.honesty else self.rng.randrange(-5, 400) for t in right]
             drafts.append(draft + self.rng.choice([[], [], [0] * 30, [10**9], [256]]))
         return drafts
@@ -230,7 +230,7 @@ def test_length_follows_chance_and_cost() -> None:
     assert draft_length([], 1, 16, flat) == 0
     # Where time is worth more, fewer guesses are worth it; in a crowd that fills the machine, none.
     sloped = Costs([(1, 1.0), (17, 3.0)])
-    assert 0 < draft_length([0.8] * 16, 1, 16, sloped, price=2.0) < draft_length([0.8] * 16, 1, 16, sloped)
+    assert 0 < draft_length([0.8] * 16, 1, 16, sloped, tokens_per_step=2.0) < draft_length([0.8] * 16, 1, 16, sloped)
     assert draft_length([0.8] * 16, 16, 16, Costs([(1, 1.0), (8, 1.2), (64, 8.0)])) == 0
 
 
@@ -243,31 +243,31 @@ def test_costs_follow_what_steps_take() -> None:
         costs.observe_ahead(1, 1.8)
     assert costs(1) == pytest.approx(2.0, rel=0.05)
     assert costs(4) == pytest.approx(4.0, rel=0.05)
-    assert costs.plain(1) == pytest.approx(1.8, rel=0.05)
+    assert costs.without_draft(1) == pytest.approx(1.8, rel=0.05)
     assert Costs([(1, 1.0), (16, 4.0), (17, 3.9)])(34) > 6, "two neighbours' difference may be noise"
 
 
 def test_paces_and_records_learn() -> None:
-    pace, record = Pace((0.5, 0.9)), Record()
-    assert pace.chance(7) == 0.9
+    estimates, record = DrafterEstimates((0.5, 0.9)), RequestEstimates()
+    assert estimates.chance(7) == 0.9
     for _ in range(100):
-        pace.observe(0, was_right=False)
+        estimates.observe(0, was_right=False)
         record.observe(0.9, was_right=False)
-        pace.speed.observe(3, 1.5)
-    assert pace.chance(0) < 0.05
-    assert pace.chance(1) == 0.9
-    assert pace.price == pytest.approx(2.0, rel=0.1)
+        estimates.speed.observe(3, 1.5)
+    assert estimates.chance(0) < 0.05
+    assert estimates.chance(1) == 0.9
+    assert estimates.tokens_per_step == pytest.approx(2.0, rel=0.1)
     assert record.trust < 0.12
 
 
 def test_a_costly_drafter_that_does_not_pay_is_tried_ever_less() -> None:
-    record = Record()
+    record = RequestEstimates()
     tried = 0
     for _ in range(1000):
-        if record.may_try():
+        if record.may_ask():
             record.observe_round(1, 1.5)
             tried += 1
     assert 1 < tried < 12
     for _ in range(30):
         record.observe_round(4, 2.0)
-    assert sum(record.may_try() for _ in range(300)) > 40, "one that pays again is tried at every token"
+    assert sum(record.may_ask() for _ in range(300)) > 40, "one that pays again is tried at every token"

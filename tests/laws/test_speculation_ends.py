@@ -10,11 +10,11 @@ import pytest
 from tests.laws.crowd import Crowd
 from tests.laws.emulated_device import device_crowd
 from tests.laws.test_speculation import Oracle, eager
+from unspool.drafter import BaseDrafter
 from unspool.events import Finished
 from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import BeamParams, Constraint, SamplingParams
-from unspool.sampling.speculate import BaseDrafter
-from unspool.sampling.speculate.pace import Costs
+from unspool.speculate.estimates import Costs
 
 PROMPT = (70, 71, 72)
 
@@ -27,8 +27,8 @@ class Knowing(BaseDrafter):
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
 
-    def propose(self, sights, counts):
-        return [self.tokens[len(s.tokens) - s.num_prompt :][:count] for s, count in zip(sights, counts, strict=True)]
+    def propose(self, contexts, counts):
+        return [self.tokens[len(s.tokens) - s.num_prompt :][:count] for s, count in zip(contexts, counts, strict=True)]
 
 
 def ended(crowd: Crowd, params: SamplingParams) -> tuple[list[int], str, Finished]:
@@ -157,9 +157,9 @@ def test_a_device_is_run_ahead_of_while_no_draft_pays(seed, tiny, make_job) -> N
     known = {job.prompt: list(answer.ids) for job, answer in zip(jobs, expected, strict=True)}
     oracle = Oracle(known, rng, rng.choice([0.5, 1.0]))
     propose = oracle.propose
-    oracle.propose = lambda sights, counts: [
-        draft if len(sight.tokens) // 10 % 2 else []
-        for sight, draft in zip(sights, propose(sights, counts), strict=True)
+    oracle.propose = lambda contexts, counts: [
+        draft if len(context.tokens) // 10 % 2 else []
+        for context, draft in zip(contexts, propose(contexts, counts), strict=True)
     ]
     crowd.engine.speculation.drafters = {"oracle": oracle}
     crowd.engine.speculation.fixed_length, crowd.engine.speculation._costs = 4, Costs([(1, 1.0), (64, 12.0)])

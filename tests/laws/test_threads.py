@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from unspool.engine.engine import Engine
-from unspool.engine.plan import Plan
 from unspool.events import Finished, Token
 from unspool.llm import LLM
 from unspool.models.checkpoint import Checkpoint
 from unspool.params import SamplingParams
+from unspool.plan import Plan
 from unspool.results import Result
 
 NUM_THREADS = 8

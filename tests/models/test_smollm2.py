@@ -13,10 +13,10 @@ import pytest
 
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
-from unspool.engine.plan import Plan, Work
 from unspool.events import Text
 from unspool.models.checkpoint import Checkpoint
 from unspool.params import SamplingParams
+from unspool.plan import Plan, Work
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "smollm2"
 CLEAR = 0.02  # a margin between the best and the second best logit that float32 rounding cannot turn over

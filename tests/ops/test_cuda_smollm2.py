@@ -15,10 +15,10 @@ import pytest
 from tests.ops.cuda_setting import MARKS, ON_CARD
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
-from unspool.engine.plan import Plan, Work
 from unspool.events import Failed
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.params import SamplingParams
+from unspool.plan import Plan, Work
 from unspool.weights.store import default_model_path
 
 pytestmark = [*MARKS, pytest.mark.skipif(not ON_CARD, reason="thirty layers take a card; smaller models run without")]

@@ -15,8 +15,8 @@ from unspool.engine.runner import make_runner
 from unspool.events import Failed
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
-from unspool.sampling.speculate.model import ModelDrafter
-from unspool.sampling.speculate.pace import Costs
+from unspool.speculate.estimates import Costs
+from unspool.speculate.model import ModelDrafter
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.server.harness import Client, in_process, make_llm
 from unspool.llm import LLM
 from unspool.params import SamplingParams
-from unspool.sampling.speculate.pace import Costs
+from unspool.speculate.estimates import Costs
 
 # A bias makes the tiny model say one letter over and over, so that looking back finds what comes next.
 PROMPT, LENGTH = "AB", 32

@@ -8,7 +8,7 @@ import pytest
 
 from unspool.bench.speculate import main
 from unspool.bench.synthetic import Synthetic, tokens_a_round
-from unspool.sampling.speculate import Sight
+from unspool.drafter import DraftContext
 
 
 def test_the_formula() -> None:
@@ -20,9 +20,9 @@ def test_the_formula() -> None:
 def test_a_synthetic_drafter_is_right_as_often_as_it_says() -> None:
     prompt, answer = (1, 2, 3), [7, 8, 9] * 1000
     drafter = Synthetic({prompt: answer}, 0.7, 10)
-    said = drafter.propose([Sight(0, prompt, 3, (), None)], [3000])[0]
+    said = drafter.propose([DraftContext(0, prompt, 3, (), None)], [3000])[0]
     assert sum(a == b for a, b in zip(answer, said, strict=True)) == pytest.approx(2100, abs=90)
-    later = drafter.propose([Sight(0, [*prompt, *answer[:5]], 3, (), None)], [4])[0]
+    later = drafter.propose([DraftContext(0, [*prompt, *answer[:5]], 3, (), None)], [4])[0]
     assert later == said[5:9], "the same places every time"
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from unspool.async_llm import AsyncLLM
 from unspool.config import EngineConfig
+from unspool.drafter import Draft, DraftContext
 from unspool.errors import ContextLengthError, EngineClosedError, ModelError, RequestError
 from unspool.events import Finished, Text
 from unspool.llm import LLM
@@ -25,7 +26,6 @@ from unspool.models.checkpoint import Checkpoint
 from unspool.options import EngineOptions, SamplingOptions
 from unspool.params import SamplingParams
 from unspool.results import Result
-from unspool.sampling.speculate import Draft, Sight
 
 PROMPT = [5, 6, 7, 8, 9]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -335,11 +335,11 @@ class Own:
     def __init__(self, answer: Sequence[int]) -> None:
         self.answer, self.asked, self.forgotten = list(answer), 0, 0
 
-    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         self.asked += 1
         return [
-            Draft(self.answer[len(sight.tokens) - sight.num_prompt :][:count], [8] * count)
-            for sight, count in zip(sights, counts, strict=True)
+            Draft(self.answer[len(context.tokens) - context.num_prompt :][:count], [8] * count)
+            for context, count in zip(contexts, counts, strict=True)
         ]
 
     def seconds(self, count: int) -> float:
@@ -365,7 +365,7 @@ def test_a_drafter_that_fails_costs_no_answer(
     checkpoint: Checkpoint, llm: LLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Own):
-        def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
+        def propose(self, contexts: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
             self.asked += 1
             raise ZeroDivisionError("a defect")
 

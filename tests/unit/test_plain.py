@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from unspool.config import RopeScaling
 from unspool.digest import blake2b, sha256
 from unspool.engine.batch import BatchBuilder
-from unspool.engine.plan import Plan, Work
 from unspool.lazy import lazy
 from unspool.models.checkpoint import SAMPLE_BYTES, SAMPLES, sample_places
 from unspool.models.random import SHAPES, write_random_gguf
 from unspool.models.rotary import Rotary
+from unspool.plan import Plan, Work
 from unspool.weights.gguf import shortest
 
 

@@ -26,7 +26,7 @@ CONTROL_PLANE = (
     "unspool.chat.messages",
     "unspool.chat.model_chat",
     "unspool.chat.answers",
-    "unspool.engine.plan",
+    "unspool.plan",
     "unspool.engine.request",
     "unspool.engine.scheduler",
     "unspool.cache.blocks",

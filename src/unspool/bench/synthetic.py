@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unspool.config import EngineConfig
-from unspool.engine.plan import Plan, Work
+from unspool.drafter import BaseDrafter, DraftContext
 from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
-from unspool.sampling.speculate import BaseDrafter, Sight
-from unspool.sampling.speculate.timing import step_times
+from unspool.plan import Plan, Work
+from unspool.speculate.timing import step_times
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
@@ -44,13 +44,13 @@ class Synthetic(BaseDrafter):
             self._says[prompt] = np.where(is_right, answer, wrong).tolist()
         self._known: dict[int, list[int]] = {}
 
-    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[list[int]]:
+    def propose(self, contexts: Sequence[DraftContext], counts: Sequence[int]) -> list[list[int]]:
         drafts = []
-        for sight, count in zip(sights, counts, strict=True):
-            if sight.number not in self._known:
-                self._known[sight.number] = self._says[tuple(sight.tokens[: sight.num_prompt])]
-            at = len(sight.tokens) - sight.num_prompt
-            drafts.append(self._known[sight.number][at : at + count])
+        for context, count in zip(contexts, counts, strict=True):
+            if context.number not in self._known:
+                self._known[context.number] = self._says[tuple(context.tokens[: context.num_prompt])]
+            at = len(context.tokens) - context.num_prompt
+            drafts.append(self._known[context.number][at : at + count])
         return drafts
 
     def seconds(self, count: int) -> float:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from unspool.engine.plan import PENDING, Plan
 from unspool.errors import SamplingError
 from unspool.events import Token
+from unspool.plan import PENDING, Plan
 from unspool.sampling.pipeline import Choice, why_none
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from unspool.engine.engine import Engine
     from unspool.engine.runner import Runner
     from unspool.ops import Launched
-    from unspool.params import ResolvedParams
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -181,9 +180,3 @@ def on_device(runner: Runner, branch: Branch) -> bool:
         and branch.max_output > 0
         and runner.can_draw(params)
     )
-
-
-def draws_in_turn(params: ResolvedParams) -> bool:
-    """Whether a draw depends on those before it, so that a draft's cannot all be made at once."""
-    penalties = (params.repetition_penalty != 1, params.frequency_penalty != 0, params.presence_penalty != 0)
-    return any(penalties) or params.min_tokens > 0

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from operator import sub
 
-from unspool.engine.plan import Plan
 from unspool.ops import Batch
+from unspool.plan import Plan
 
 _joined = chain.from_iterable
 

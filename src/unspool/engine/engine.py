@@ -14,18 +14,19 @@ from unspool.config import EngineConfig
 from unspool.engine.ahead import Ahead
 from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock, Ending
+from unspool.engine.drafters import make_drafters
 from unspool.engine.group import Group
 from unspool.engine.making import Maker, force
-from unspool.engine.plan import Plan, Work
 from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
 from unspool.engine.sizing import num_kv_blocks
-from unspool.engine.speculation import Speculation, make_drafters
 from unspool.errors import EngineClosedError, EngineError, QueueFullError, RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text, Token
 from unspool.models.registry import build
 from unspool.params import ResolvedParams, SamplingParams
+from unspool.plan import Plan, Work
 from unspool.results import Receipt
+from unspool.speculate.speculation import Speculation
 from unspool.text.assembler import Piece
 from unspool.version import VERSION
 

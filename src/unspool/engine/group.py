@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unspool.engine.branch import Branch
-from unspool.engine.plan import Work
 from unspool.events import Event, Failed, Finished, Text, Token
 from unspool.lazy import np
 from unspool.ops import HostRows
 from unspool.params import ResolvedParams
+from unspool.plan import Work
 from unspool.sampling.native import body, describe
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unspool.cache.blocks import root_key
-from unspool.engine.ahead import draws_in_turn, on_device
+from unspool.engine.ahead import on_device
 from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock
 from unspool.engine.group import Group, branch_seed
@@ -94,7 +94,7 @@ class Maker:
         return self._breaker_tables[breakers]
 
     def _add_branch(self, group: Group, choice: int) -> None:
-        from unspool.sampling.pipeline import Sampler
+        from unspool.sampling.pipeline import Sampler, draws_in_turn
 
         engine, params, prompt = self._engine, group.params, group.prompt
         root = root_key(self._fingerprint, engine.runner.kv.layout, params.cache_salt or "")
@@ -121,7 +121,7 @@ class Maker:
             clock=Clock(group.arrived),
             end_ids=end_ids,
             max_output=room if params.max_tokens is None else params.max_tokens,
-            speculate=engine.speculation.choose(params, engine.config),
+            speculate=engine.speculation.choose(params, engine.config.speculate),
         )
         request.limit = len(prompt) + branch.max_output
         branch.on_device, branch.draws_in_turn = on_device(engine.runner, branch), draws_in_turn(params)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from unspool.config import EngineConfig
 from unspool.engine.batch import BatchBuilder
-from unspool.engine.plan import PENDING, Plan
 from unspool.models.decoder import Decoder
 from unspool.ops import Batch, Draws, HostRows, KVCache, Launched, Step
+from unspool.plan import PENDING, Plan
 
 if TYPE_CHECKING:
     from unspool.params import ResolvedParams

@@ -17,8 +17,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 from unspool.cache.blocks import Blocks, chain_key
-from unspool.engine.plan import Plan, Work
 from unspool.engine.request import Request
+from unspool.plan import Plan, Work
 
 # Of a scored prompt, and of all of them, in one step: each asks for a row of logits, for which there must be room.
 SCORED_TOKENS, ALL_SCORED_TOKENS = 64, 512

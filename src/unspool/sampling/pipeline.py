@@ -326,6 +326,12 @@ def stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage
     return tuple(stage for stage in params.order if on(stage))
 
 
+def draws_in_turn(params: ResolvedParams) -> bool:
+    """Whether a draw depends on those before it, so that a draft's cannot all be made at once."""
+    penalties = (params.repetition_penalty != 1, params.frequency_penalty != 0, params.presence_penalty != 0)
+    return any(penalties) or params.min_tokens > 0
+
+
 def _split(stages: tuple[Stage, ...]) -> tuple[tuple[Stage, ...], tuple[str, ...] | None]:
     """What comes before the temperature and the filters, and those; None where numpy must do it all."""
     start = next((i for i, stage in enumerate(stages) if _shapes_draw(stage)), len(stages))

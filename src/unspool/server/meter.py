@@ -10,9 +10,9 @@ from unspool.models.registry import architecture_of
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
-    from unspool.engine.plan import Plan
     from unspool.engine.runner import Runner
     from unspool.ops import HostRows
+    from unspool.plan import Plan
 
 ARRAY_BYTES = 128 << 20  # read to learn the ceiling
 

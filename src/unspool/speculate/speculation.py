@@ -13,40 +13,36 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unspool.engine.plan import Plan, Work
-from unspool.engine.runner import Runner, make_runner
+from unspool.drafter import BaseDrafter, Draft, DraftContext
 from unspool.errors import RequestError
-from unspool.sampling.speculate import BaseDrafter, Draft, OwnDrafter, Sight
-from unspool.sampling.speculate.lookup import Lookup
-from unspool.sampling.speculate.pace import MOST, SUREST, Costs, Pace, Record, draft_length
-from unspool.sampling.speculate.timing import step_times
+from unspool.plan import Plan, Work
+from unspool.speculate.estimates import MAX_CHANCE, MAX_DRAFT, Costs, DrafterEstimates, RequestEstimates, draft_length
+from unspool.speculate.timing import step_times
 
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
-    from unspool.config import EngineConfig
-    from unspool.engine.branch import Branch
-    from unspool.engine.engine import Engine
     from unspool.params import ResolvedParams
+    from unspool.speculate.protocols import Branch, Runner
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
 LIKELY_ANSWER = 512  # tokens, unless the request wants fewer
 
 
 @dataclass
-class Tally:
+class SpeculationStats:
     """What came of drafts: of one request, or of all."""
 
     steps: int = 0  # steps that had a draft
     drafted: int = 0
     accepted: int = 0
-    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST)  # by place in the draft
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT)  # by place in the draft
     seconds_saved: float = 0.0  # by the measured costs: the plain steps that were not needed, less what drafting took
 
     def add(self, drafted: int, accepted: int, saved: float) -> None:
         self.steps += 1
         self.drafted += drafted
         self.accepted += accepted
-        for place in range(min(accepted, MOST)):
+        for place in range(min(accepted, MAX_DRAFT)):
             self.accepted_at[place] += 1
         self.seconds_saved += saved
 
@@ -66,7 +62,7 @@ class Guess:
     """A draft that was proposed: `sent` of it were given to the model to check."""
 
     tokens: list[int]
-    marks: list[int]
+    confidences: list[int]
     sent: int
     rows: int  # of the step, without it
     seconds: float  # that proposing it took, the drafter's reading of the prompt left out
@@ -84,12 +80,12 @@ class Speculation:
     ) -> None:
         self.drafters = drafters
         self.fixed_length: int | None = None  # every draft's, for those who measure; None: as many as pay
-        self.total = Tally()
+        self.total = SpeculationStats()
         self.now = clock
-        self._tallies: dict[int, Tally] = {}
-        self._records: dict[int, Record] = {}
+        self._tallies: dict[int, SpeculationStats] = {}
+        self._records: dict[int, RequestEstimates] = {}
         self._guesses: dict[int, Guess] = {}
-        self._paces: dict[str, Pace] = {}
+        self._estimates: dict[str, DrafterEstimates] = {}
         self._runner, self._blocks = runner, blocks
         self._costs = measure(runner, blocks, clock) if drafters else None
 
@@ -106,27 +102,27 @@ class Speculation:
         Drafters that cost nothing look on meanwhile: their guesses are compared, not sent.
         """
         due = False
-        for name, group in self._wanting(branches, num_rows).items():
+        for name, group in self._by_drafter(branches, num_rows).items():
             drafter = self.drafters[name]
             if drafter.seconds(1) > 0:
                 fixed = self.fixed_length is not None
                 due |= fixed or any(self._is_worth_asking(branch, drafter, num_rows, len(group)) for branch in group)
                 continue
-            for branch, guess in self._look(drafter, group, [MOST] * len(group), num_rows):
+            for branch, guess in self._ask(drafter, group, [MAX_DRAFT] * len(group), num_rows):
                 due |= self._length(branch, drafter, guess, num_rows) > 0
         return due
 
     def draft(self, branches: Sequence[Branch], num_rows: int) -> None:
         """Give each branch that decodes and wants it a draft. `num_rows` is what the step has without drafts."""
-        for name, group in self._wanting(branches, num_rows).items():
+        for name, group in self._by_drafter(branches, num_rows).items():
             drafter = self.drafters[name]
             counts = [self._most_asked(branch, drafter, num_rows, len(group)) for branch in group]
-            for branch, guess in self._look(drafter, group, counts, num_rows):
+            for branch, guess in self._ask(drafter, group, counts, num_rows):
                 guess.sent = self._length(branch, drafter, guess, num_rows)
                 branch.request.draft = guess.tokens[: guess.sent]
                 num_rows += guess.sent
 
-    def _wanting(self, branches: Sequence[Branch], num_rows: int) -> dict[str, list[Branch]]:
+    def _by_drafter(self, branches: Sequence[Branch], num_rows: int) -> dict[str, list[Branch]]:
         """Those that decode, by their drafter; nobody where even a sure guess would not pay."""
         groups: dict[str, list[Branch]] = {}
         for branch in branches:
@@ -136,11 +132,11 @@ class Speculation:
         if self.fixed_length is not None:
             return groups
         costs = self.costs
-        sure = [SUREST, SUREST]
+        sure = [MAX_CHANCE, MAX_CHANCE]
         return {
             name: group
             for name, group in groups.items()
-            if draft_length(sure, num_rows, 2, costs, self._pace_of(self.drafters[name]).price)
+            if draft_length(sure, num_rows, 2, costs, self._estimates_of(self.drafters[name]).tokens_per_step)
         }
 
     def _drafter_of(self, branch: Branch) -> BaseDrafter | None:
@@ -152,11 +148,11 @@ class Speculation:
             return min(self.fixed_length, room)
         if drafter.seconds(1) > 0 and not self._is_worth_asking(branch, drafter, num_rows, num_others):
             return 0
-        return min(MOST, room, max(2, 2 * MOST // num_rows))  # in a crowd, long drafts never pay
+        return min(MAX_DRAFT, room, max(2, 2 * MAX_DRAFT // num_rows))  # in a crowd, long drafts never pay
 
     def _is_worth_asking(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int) -> bool:
         record = self._record(branch)
-        if not record.may_try() or not self._goes_on(branch, drafter, num_rows, num_others, ()):
+        if not record.may_ask() or not self._should_continue(branch, drafter, num_rows, num_others, ()):
             return False
         if record.has_begun is None:
             record.has_begun = self._is_worth_starting(branch, drafter, num_rows)
@@ -168,56 +164,58 @@ class Speculation:
         if seconds is None:
             return True
         tokens = min(branch.max_output - len(branch.output), LIKELY_ANSWER) / 2
-        won = (1 - 1 / self._pace_of(drafter).hope()) * self.costs.plain(num_rows) / num_rows
+        won = (1 - 1 / self._estimates_of(drafter).expected_speedup()) * self.costs.without_draft(num_rows) / num_rows
         return tokens * won > seconds
 
-    def _look(
+    def _ask(
         self, drafter: BaseDrafter, branches: Sequence[Branch], counts: Sequence[int], num_rows: int
     ) -> list[tuple[Branch, Guess]]:
         """What a drafter proposes, as far as it makes sense. A token that is not one spoils the whole draft."""
         is_costly = drafter.seconds(1) > 0
-        sights = [self._sight(branch, drafter, num_rows, len(branches) if is_costly else 0) for branch in branches]
+        contexts = [self._context(branch, drafter, num_rows, len(branches) if is_costly else 0) for branch in branches]
         guesses = []
-        pace = self._pace_of(drafter)
-        for branch, draft in zip(branches, drafter.propose(sights, counts), strict=True):
-            tokens, vocab_size = list(draft[:MOST]), branch.sampler.vocab_size
+        estimates = self._estimates_of(drafter)
+        for branch, draft in zip(branches, drafter.propose(contexts, counts), strict=True):
+            tokens, vocab_size = list(draft[:MAX_DRAFT]), branch.sampler.vocab_size
             if not tokens or not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
-                pace.speed.observe(1, 1.0)
+                estimates.speed.observe(1, 1.0)
                 continue
-            marks = draft.marks[:MOST] if isinstance(draft, Draft) else list(range(MOST))
-            guess = Guess(tokens, marks, 0, num_rows, drafter.seconds(len(tokens)))
+            confidences = draft.confidences[:MAX_DRAFT] if isinstance(draft, Draft) else list(range(MAX_DRAFT))
+            guess = Guess(tokens, confidences, 0, num_rows, drafter.seconds(len(tokens)))
             self._guesses[branch.request.number] = guess
             guesses.append((branch, guess))
         return guesses
 
-    def _sight(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_costly: int) -> Sight:
+    def _context(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_costly: int) -> DraftContext:
         request = branch.request
         tokens = request.tokens[: -request.num_pending] if request.num_pending else request.tokens
-        sight = Sight(request.number, tokens, request.num_prompt, request.blocks, branch.sampler)
+        context = DraftContext(request.number, tokens, request.num_prompt, request.blocks, branch.sampler)
         if num_costly:
-            sight = replace(sight, goes_on=partial(self._goes_on, branch, drafter, num_rows, num_costly))
-        return sight
+            should_continue = partial(self._should_continue, branch, drafter, num_rows, num_costly)
+            context = replace(context, should_continue=should_continue)
+        return context
 
-    def _goes_on(
-        self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int, marks: Sequence[int]
+    def _should_continue(
+        self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int, confidences: Sequence[int]
     ) -> bool:
         """Whether one more guess of a costly drafter promises more than it costs; others draft as far, as it seems."""
         if self.fixed_length is not None:
             return True
-        pace, record, costs = self._pace_of(drafter), self._record(branch), self.costs
-        reach = math.prod(_chance(pace, record, mark) for mark in marks)
-        promise = reach * min(pace.typical * record.trust, SUREST)
-        rows = num_rows + len(marks) * num_others
+        estimates, record, costs = self._estimates_of(drafter), self._record(branch), self.costs
+        reach = math.prod(_chance(estimates, record, confidence) for confidence in confidences)
+        promise = reach * min(estimates.typical * record.trust, MAX_CHANCE)
+        rows = num_rows + len(confidences) * num_others
         row = min((costs(rows + more) - costs(rows)) / more for more in (1, 2))
-        return promise > pace.price * num_rows / costs.plain(num_rows) * (row + drafter.seconds(1))
+        tokens_per_second = estimates.tokens_per_step * num_rows / costs.without_draft(num_rows)
+        return promise > tokens_per_second * (row + drafter.seconds(1))
 
     def _length(self, branch: Branch, drafter: BaseDrafter, guess: Guess, num_rows: int) -> int:
         room = branch.max_output - len(branch.output) - branch.request.num_pending - 1
         if self.fixed_length is not None:
             return max(0, min(self.fixed_length, room, len(guess.tokens)))
-        pace, record = self._pace_of(drafter), self._record(branch)
-        chances = [_chance(pace, record, mark) for mark, _ in zip(guess.marks, guess.tokens, strict=False)]
-        return draft_length(chances, num_rows, room, self.costs, pace.price)
+        estimates, record = self._estimates_of(drafter), self._record(branch)
+        chances = [_chance(estimates, record, each) for each in guess.confidences[: len(guess.tokens)]]
+        return draft_length(chances, num_rows, room, self.costs, estimates.tokens_per_step)
 
     # After a step ---------------------------------------------------------------------------------------------------
     def learn(self, branch: Branch, chosen: Sequence[int]) -> None:
@@ -227,24 +225,24 @@ class Speculation:
             return
         drafter = self._drafter_of(branch)
         assert drafter is not None
-        pace, record = self._pace_of(drafter), self._record(branch)
+        estimates, record = self._estimates_of(drafter), self._record(branch)
         accepted = 0
-        for token, guessed, mark in zip(chosen, guess.tokens, guess.marks, strict=False):
-            record.observe(pace.chance(mark), token == guessed)
-            pace.observe(mark, token == guessed)
+        for token, guessed, confidence in zip(chosen, guess.tokens, guess.confidences, strict=False):
+            record.observe(estimates.chance(confidence), token == guessed)
+            estimates.observe(confidence, token == guessed)
             if token != guessed:
                 break
             accepted += 1
         accepted = min(accepted, guess.sent)
-        plain = self.costs.plain(guess.rows)
+        plain = self.costs.without_draft(guess.rows)
         taken = self.costs(guess.rows + guess.sent) - plain + guess.seconds if guess.sent else guess.seconds
         steps = 1 + taken / plain * guess.rows
-        pace.speed.observe(1 + accepted, steps)
-        pace.tried.observe(1 + accepted, steps)
+        estimates.speed.observe(1 + accepted, steps)
+        estimates.tried.observe(1 + accepted, steps)
         record.observe_round(1 + accepted, steps)
         if guess.sent:
             saved = accepted * plain / guess.rows - taken
-            self._tallies.setdefault(branch.request.number, Tally()).add(guess.sent, accepted, saved)
+            self._tallies.setdefault(branch.request.number, SpeculationStats()).add(guess.sent, accepted, saved)
             self.total.add(guess.sent, accepted, saved)
 
     def observe(self, plan: Plan, seconds: float, *, is_ahead: bool = False) -> None:
@@ -253,31 +251,31 @@ class Speculation:
             (self._costs.observe_ahead if is_ahead else self._costs.observe)(plan.num_tokens, seconds)
 
     # Estimates ------------------------------------------------------------------------------------------------------
-    def _pace_of(self, drafter: BaseDrafter) -> Pace:
-        if drafter.name not in self._paces:
-            self._paces[drafter.name] = Pace(drafter.priors)
-        return self._paces[drafter.name]
+    def _estimates_of(self, drafter: BaseDrafter) -> DrafterEstimates:
+        if drafter.name not in self._estimates:
+            self._estimates[drafter.name] = DrafterEstimates(drafter.priors)
+        return self._estimates[drafter.name]
 
-    def _record(self, branch: Branch) -> Record:
+    def _record(self, branch: Branch) -> RequestEstimates:
         number, drafter = branch.request.number, self._drafter_of(branch)
         if number not in self._records:
             assert drafter is not None
-            self._records[number] = Record(self._pace_of(drafter).speed.ratio)
+            self._records[number] = RequestEstimates(self._estimates_of(drafter).speed.ratio)
         return self._records[number]
 
     # Requests -------------------------------------------------------------------------------------------------------
-    def choose(self, params: ResolvedParams, config: EngineConfig) -> str | None:
-        """The drafter for a request: what it asks for, else the engine's own."""
+    def choose(self, params: ResolvedParams, configured: object) -> str | None:
+        """The drafter for a request: what it asks for, else the engine's own, which its configuration names."""
         if params.speculate == "off" or params.beam is not None:
             return None
-        if params.speculate in (None, "auto", config.speculate):
+        if params.speculate in (None, "auto", configured):
             return next(iter(self.drafters), None)
         if params.speculate not in self.drafters:
             have = ", ".join(self.drafters) or "none; the engine's option speculate names them"
             raise RequestError(f"speculate is {params.speculate!r}; this engine's drafters: {have}", "speculate")
         return params.speculate
 
-    def tally(self, branch: Branch) -> Tally | None:
+    def tally(self, branch: Branch) -> SpeculationStats | None:
         return self._tallies.get(branch.request.number)
 
     def forget(self, branch: Branch) -> None:
@@ -289,8 +287,8 @@ class Speculation:
             drafter.forget(number)
 
 
-def _chance(pace: Pace, record: Record, mark: int) -> float:
-    return min(pace.chance(mark) * record.trust, SUREST)
+def _chance(estimates: DrafterEstimates, record: RequestEstimates, confidence: int) -> float:
+    return min(estimates.chance(confidence) * record.trust, MAX_CHANCE)
 
 
 # The machine --------------------------------------------------------------------------------------------------------
@@ -307,44 +305,3 @@ def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.pe
     finally:
         blocks.release(taken)
     return Costs(points) if len(points) > 1 else Costs([(1, 1.0), (2, 2.0)])  # nothing known: drafts do not pay
-
-
-# Drafters -----------------------------------------------------------------------------------------------------------
-def make_drafters(engine: Engine) -> dict[str, BaseDrafter]:
-    """The drafters that an engine's configuration names; the first is the one that requests get."""
-    how = engine.config.speculate
-    if how is None:
-        return {}
-    if not isinstance(how, str):
-        return {OwnDrafter.name: OwnDrafter(how), "lookup": Lookup()}
-    kind, _, detail = how.partition(":")
-    if kind == "early-exit":
-        return {"early-exit": _early_exit(engine, detail), "lookup": Lookup()}
-    if kind == "model":
-        return {"model": _draft_model(engine, detail), "lookup": Lookup()}
-    return {"lookup": Lookup()}
-
-
-def _early_exit(engine: Engine, detail: str) -> BaseDrafter:
-    from unspool.sampling.speculate.model import ModelDrafter
-
-    most = engine.checkpoint.config.num_layers
-    num_layers = int(detail) if detail else max(1, most // 2)
-    if not 1 <= num_layers <= most:
-        raise RequestError(f"early-exit has {detail!r} layers; the model has {most}", "speculate")
-    cut = engine.runner.model.early(num_layers)
-    return ModelDrafter("early-exit", make_runner(cut, engine.config, engine.runner.kv.num_blocks))
-
-
-def _draft_model(engine: Engine, path: str) -> BaseDrafter:
-    from unspool.models.checkpoint import open_checkpoint
-    from unspool.models.registry import build
-    from unspool.sampling.speculate.model import ModelDrafter, check_same_tokenizer
-    from unspool.weights.store import resolve
-
-    checkpoint = open_checkpoint(resolve(path))
-    if engine.tokenizer is None:
-        raise RequestError("a draft model needs the target's tokenizer, to check that they share it", "speculate")
-    check_same_tokenizer(engine.tokenizer, checkpoint.tokenizer(), path)
-    model = build(checkpoint.config, checkpoint.weights, engine.ops)
-    return ModelDrafter("model", make_runner(model, engine.config, engine.runner.kv.num_blocks))

@@ -5,7 +5,7 @@ right with chance c_i yields c_1 + … + c_k tokens more and takes cost(r + k) -
 tokens too: those seconds times the rate at which tokens come otherwise. The length is the k with the largest gain, 0
 included.
 
-A guess's chance is what guesses that looked as sure came to (its mark's, over all requests), times how far this
+A guess's chance is what guesses that looked as sure came to (its confidence's, over all requests), times how far this
 request bears such estimates out. All guesses teach, also those that were not sent to be checked: so it costs nothing to
 notice that a text has begun to repeat itself, or has ceased to.
 """
@@ -15,14 +15,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-MOST = 16  # tokens in one draft
+MAX_DRAFT = 16  # tokens in one draft
 # Seconds count for more than they seem, for the estimates are rough; in a crowd, where there is less to win, for more.
 MARGIN, CROWD, CROWD_MARGIN = 1.15, 4, 1.4
-SUREST = 0.98
+MAX_CHANCE = 0.98
 EXACT, STRIDE = 32, 8  # rows that are told apart, and from there on in strides
-MARKS = 32
-HOPE = 1.15  # what drafting makes of an answer's speed, before it was tried
-SKIPPED = 32  # requests that a drafter is not tried on, after it has not paid
+CONFIDENCES = 32
+UNTRIED_SPEEDUP = 1.15  # what drafting makes of an answer's speed, before it was tried
+RETRY_EVERY = 32  # requests that a drafter is not tried on, after it has not paid
 
 
 class Costs:
@@ -37,7 +37,7 @@ class Costs:
     def __call__(self, rows: int) -> float:
         return self._at(rows) * self._drift
 
-    def plain(self, rows: int) -> float:
+    def without_draft(self, rows: int) -> float:
         """A step without drafts, as it would be run."""
         return self(rows) * self._ahead
 
@@ -50,7 +50,7 @@ class Costs:
         return s0 + (s1 - s0) * (rows - r0) / (r1 - r0)
 
     def observe(self, rows: int, seconds: float) -> None:
-        ratio = tamed(seconds / self(rows))
+        ratio = clamped(seconds / self(rows))
         self._drift *= 1 + 0.05 * (ratio - 1)
         rows = rows if rows <= EXACT else -(-rows // STRIDE) * STRIDE
         index = bisect_left(self._rows, rows)
@@ -61,11 +61,11 @@ class Costs:
         self._seconds[index] *= 1 + 0.1 * (ratio - 1)
 
     def observe_ahead(self, rows: int, seconds: float) -> None:
-        self._ahead *= 1 + 0.05 * (tamed(seconds / self.plain(rows)) - 1)
+        self._ahead *= 1 + 0.05 * (clamped(seconds / self.without_draft(rows)) - 1)
         self._ahead = min(self._ahead, 1.0)
 
 
-def tamed(ratio: float) -> float:
+def clamped(ratio: float) -> float:
     """One step that was interrupted says little."""
     return min(max(ratio, 0.5), 2.0)
 
@@ -86,40 +86,40 @@ class Speed:
         self._steps += self._share * (steps - self._steps)
 
 
-class Pace:
+class DrafterEstimates:
     """What a drafter's guesses come to, over all requests."""
 
     def __init__(self, priors: Sequence[float]) -> None:
-        self._chances = [priors[min(mark, len(priors) - 1)] for mark in range(MARKS)]
-        self._weights = [8.0] * MARKS  # what the prior counts for, in guesses
-        self.typical = 0.85  # chance of the guesses made lately, whatever their mark
+        self._chances = [priors[min(confidence, len(priors) - 1)] for confidence in range(CONFIDENCES)]
+        self._weights = [8.0] * CONFIDENCES  # what the prior counts for, in guesses
+        self.typical = 0.85  # chance of the guesses made lately, whatever their confidence
         self.speed = Speed(1.0, 0.03)  # over all rounds
-        self.tried = Speed(HOPE, 0.05)  # over those with a draft
+        self.tried = Speed(UNTRIED_SPEEDUP, 0.05)  # over those with a draft
         self._skipped = 0
 
-    def hope(self) -> float:
+    def expected_speedup(self) -> float:
         """The speed to be expected of a request that is new; now and then better than experience says."""
         if self.tried.ratio > 1.02:
             return self.tried.ratio
-        self._skipped = (self._skipped + 1) % SKIPPED
-        return HOPE if self._skipped == 0 else 1.0
+        self._skipped = (self._skipped + 1) % RETRY_EVERY
+        return UNTRIED_SPEEDUP if self._skipped == 0 else 1.0
 
     @property
-    def price(self) -> float:
+    def tokens_per_step(self) -> float:
         """What a plain step's time is worth in tokens: one, or what drafting makes of it otherwise."""
         return max(1.0, self.speed.ratio)
 
-    def chance(self, mark: int) -> float:
-        return self._chances[min(max(mark, 0), MARKS - 1)]
+    def chance(self, confidence: int) -> float:
+        return self._chances[min(max(confidence, 0), CONFIDENCES - 1)]
 
-    def observe(self, mark: int, was_right: bool) -> None:
-        mark = min(max(mark, 0), MARKS - 1)
-        self._weights[mark] = min(self._weights[mark] + 1, 200.0)
-        self._chances[mark] += (was_right - self._chances[mark]) / self._weights[mark]
+    def observe(self, confidence: int, was_right: bool) -> None:
+        confidence = min(max(confidence, 0), CONFIDENCES - 1)
+        self._weights[confidence] = min(self._weights[confidence] + 1, 200.0)
+        self._chances[confidence] += (was_right - self._chances[confidence]) / self._weights[confidence]
         self.typical += 0.05 * (was_right - self.typical)
 
 
-class Record:
+class RequestEstimates:
     """What came of one request's guesses: whether estimates hold for it, and whether drafting has paid."""
 
     def __init__(self, speed: float = 1.0) -> None:
@@ -145,19 +145,19 @@ class Record:
         else:
             self._pause = 8
 
-    def may_try(self) -> bool:
+    def may_ask(self) -> bool:
         """Whether a drafter that costs time is to be asked now: not for a while after it has not paid."""
         self._left -= 1
         return self._left < 0
 
 
-def draft_length(chances: Sequence[float], rows: int, most: int, costs: Costs, price: float = 1.0) -> int:
+def draft_length(chances: Sequence[float], rows: int, most: int, costs: Costs, tokens_per_step: float = 1.0) -> int:
     """The length with the largest gain for a step that has `rows` rows without it; `chances` are the guesses' own, each
-    given that those before it are right; `price` is what a plain step's time is worth, in its tokens."""
-    base = costs.plain(rows)
-    rate = price * (MARGIN if rows < CROWD else CROWD_MARGIN) * rows / base
+    given that those before it are right; `tokens_per_step` is what a plain step's time is worth, in its tokens."""
+    base = costs.without_draft(rows)
+    rate = tokens_per_step * (MARGIN if rows < CROWD else CROWD_MARGIN) * rows / base
     best, best_gain, gain, reach = 0, 0.0, 0.0, 1.0
-    for count, chance in enumerate(chances[: min(most, MOST)], 1):
+    for count, chance in enumerate(chances[: min(most, MAX_DRAFT)], 1):
         reach *= chance
         gain += reach
         net = gain - rate * (costs(rows + count) - base)

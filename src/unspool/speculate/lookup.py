@@ -11,10 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from unspool.sampling.speculate import BaseDrafter, Draft, Sight
+from unspool.drafter import BaseDrafter, Draft, DraftContext
 
 SHORTEST = 2  # a single repeated token says little about the next one
-LENGTHS = (3, 4, 5, 7, 10, 15, 25, 50)  # of suffixes: where the next mark begins
+LENGTHS = (3, 4, 5, 7, 10, 15, 25, 50)  # of suffixes: where the next confidence begins
 
 
 class SuffixAutomaton:
@@ -79,19 +79,19 @@ class SuffixAutomaton:
 
 class Lookup(BaseDrafter):
     name = "lookup"
-    priors = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # by mark: how often a guess is right
+    priors = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # by confidence: how often a guess is right
 
     def __init__(self) -> None:
         self._automata: dict[int, SuffixAutomaton] = {}
 
-    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
-        return [self._caught_up(sight).following(count) for sight, count in zip(sights, counts, strict=True)]
+    def propose(self, contexts: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
+        return [self._caught_up(context).following(count) for context, count in zip(contexts, counts, strict=True)]
 
-    def _caught_up(self, sight: Sight) -> SuffixAutomaton:
-        automaton = self._automata.get(sight.number)
-        if automaton is None or not _begins_with(sight.tokens, automaton.tokens):
-            automaton = self._automata[sight.number] = SuffixAutomaton()
-        for token in sight.tokens[len(automaton.tokens) :]:
+    def _caught_up(self, context: DraftContext) -> SuffixAutomaton:
+        automaton = self._automata.get(context.number)
+        if automaton is None or not _begins_with(context.tokens, automaton.tokens):
+            automaton = self._automata[context.number] = SuffixAutomaton()
+        for token in context.tokens[len(automaton.tokens) :]:
             automaton.push(token)
         return automaton
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from unspool.params import SamplingParams
 
 if TYPE_CHECKING:
-    from unspool.engine.plan import Plan
-    from unspool.engine.runner import Runner
+    from unspool.plan import Plan
     from unspool.sampling.pipeline import Sampler
+    from unspool.speculate.protocols import Runner
 
 
 def step_times(runner: Runner, plan: Plan, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:

@@ -4,8 +4,8 @@ The drafter samples with the target's own sampler, forked: the same parameters, 
 keyed by seed, position and token, the same noise. Two models that roughly agree on the probabilities then mostly agree
 on the draw, even at temperature 1.
 
-A guess is as sure as the draft model is: its probability is the guess's mark, and drafting ends where one more guess
-would not pay. On a device that draws, a whole draft is made before the host reads it.
+A guess's confidence comes from its probability in the draft model; drafting ends where one more guess would not pay. On
+a device that draws, a whole draft is made before the host reads it.
 
 It keeps keys and values in blocks of its own. What it has computed of a request is kept as long as there is room and
 the tokens still begin that way, and found again by the next request that begins like it: the next turn of a chat.
@@ -21,28 +21,28 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks, chain_key, root_key
-from unspool.engine.ahead import draws_in_turn
-from unspool.engine.plan import PENDING, Plan, Work
+from unspool.drafter import BaseDrafter, Draft, DraftContext
 from unspool.errors import EngineError, RequestError
 from unspool.lazy import np
+from unspool.plan import PENDING, Plan, Work
 from unspool.sampling import native
-from unspool.sampling.speculate import BaseDrafter, Draft, Sight
-from unspool.sampling.speculate.pace import MOST, tamed
-from unspool.sampling.speculate.timing import step_times
+from unspool.sampling.pipeline import draws_in_turn
+from unspool.speculate.estimates import MAX_DRAFT, clamped
+from unspool.speculate.timing import step_times
 
 if TYPE_CHECKING:
-    from unspool.engine.runner import Runner
     from unspool.ops import Launched
     from unspool.ops.step import Row
     from unspool.sampling.pipeline import Sampler
+    from unspool.speculate.protocols import Runner
     from unspool.text.tokenizer import Tokenizer
 
 STEP_ROWS = 512  # of prompts that are caught up on, in one call
-IN_THE_AIR = 2  # steps behind the last that a device is asked for
-BY_PLACE = tuple(range(MOST))
+MAX_IN_FLIGHT = 2  # steps behind the last that a device is asked for
+BY_PLACE = tuple(range(MAX_DRAFT))
 PROMPT_ROWS = 16  # from which on a step's time tells what a row of a prompt takes
-SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # where the next mark begins
-PRIORS_BY_SURENESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)
+PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # where the next confidence begins
+PRIORS_BY_PROBABILITY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)
 PRIORS_BY_PLACE = (0.7, 0.75, 0.8)
 
 
@@ -65,7 +65,7 @@ class Line:
     tokens: list[int]  # the request's, then the draft's
     sampler: Sampler
     left: int
-    goes_on: Callable[[Sequence[int]], bool]
+    should_continue: Callable[[Sequence[int]], bool]
     draft: Draft = field(default_factory=Draft)
     num_read: int = 0  # places of the draft that were read from the device
 
@@ -78,7 +78,7 @@ class Line:
 class ModelDrafter(BaseDrafter):
     def __init__(self, name: str, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.name, self._runner, self._clock = name, runner, clock
-        self.priors = PRIORS_BY_PLACE if runner.can_launch else PRIORS_BY_SURENESS
+        self.priors = PRIORS_BY_PLACE if runner.can_launch else PRIORS_BY_PROBABILITY
         self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
         self._known: dict[int, Known] = {}  # least recently used first
         self._seconds = self._measure()  # of one drafted token
@@ -90,19 +90,21 @@ class ModelDrafter(BaseDrafter):
         self._blocks.release([block])
         return max(best, 1e-6)  # never free: it is a model
 
-    def propose(self, sights: Sequence[Sight], counts: Sequence[int]) -> list[Draft]:
-        lines = {sight.number: self._line(sight, count) for sight, count in zip(sights, counts, strict=True) if count}
+    def propose(self, contexts: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
+        pairs = zip(contexts, counts, strict=True)
+        lines = {context.number: self._line(context, count) for context, count in pairs if count}
         if lines and self._device_can_draw(list(lines.values())):
             self._draft_on_device(list(lines.values()))
         else:
             active = list(lines.values())
             while active and self._step(active):
                 active = [line for line in active if line.left]
-        return [lines[sight.number].draft if sight.number in lines else Draft() for sight in sights]
+        return [lines[context.number].draft if context.number in lines else Draft() for context in contexts]
 
-    def _line(self, sight: Sight, count: int) -> Line:
-        sampler = sight.sampler.fork(tells=False)
-        return Line(sight.number, self._recall(sight), list(sight.tokens), sampler, count, sight.goes_on)
+    def _line(self, context: DraftContext, count: int) -> Line:
+        sampler = context.sampler.fork(tells=False)
+        known = self._recall(context)
+        return Line(context.number, known, list(context.tokens), sampler, count, context.should_continue)
 
     def seconds(self, count: int) -> float:
         return self._seconds * count
@@ -117,22 +119,22 @@ class ModelDrafter(BaseDrafter):
         return self._row_seconds * len(tokens)
 
     # What is known --------------------------------------------------------------------------------------------------
-    def _recall(self, sight: Sight) -> Known:
-        known = self._known.pop(sight.number, None) or self._begin(sight)
-        self._known[sight.number] = known  # now the most recently used
+    def _recall(self, context: DraftContext) -> Known:
+        known = self._known.pop(context.number, None) or self._begin(context)
+        self._known[context.number] = known  # now the most recently used
         same = 0
-        for a, b in zip(known.tokens, sight.tokens[:-1], strict=False):
+        for a, b in zip(known.tokens, context.tokens[:-1], strict=False):
             if a != b:
                 break
             same += 1
         self._keep(known, same)
         return known
 
-    def _begin(self, sight: Sight) -> Known:
+    def _begin(self, context: DraftContext) -> Known:
         """What an earlier request has left of these tokens."""
-        size, known = self._blocks.block_size, Known(root_key("draft", sight.sampler.params.cache_salt or ""))
-        while len(known.tokens) + size < len(sight.tokens):
-            tokens = sight.tokens[len(known.tokens) : len(known.tokens) + size]
+        size, known = self._blocks.block_size, Known(root_key("draft", context.sampler.params.cache_salt or ""))
+        while len(known.tokens) + size < len(context.tokens):
+            tokens = context.tokens[len(known.tokens) : len(known.tokens) + size]
             key = chain_key(known.keys[-1] if known.keys else known.root, tokens)
             block = self._blocks.find(key)
             if block is None:
@@ -178,7 +180,7 @@ class ModelDrafter(BaseDrafter):
             self._choose(line, row)
         if all(len(work.tokens) == 1 for work in plan):  # catching up on a prompt says nothing of what a guess costs
             ratio = (self._clock() - begun) / len(lines) / self._seconds
-            self._seconds *= 1 + 0.1 * (tamed(ratio) - 1)
+            self._seconds *= 1 + 0.1 * (clamped(ratio) - 1)
         elif len(plan) == 1 and len(plan[0].tokens) >= PROMPT_ROWS:
             self._row_seconds += 0.3 * ((self._clock() - begun) / len(plan[0].tokens) - self._row_seconds)
         return True
@@ -208,9 +210,9 @@ class ModelDrafter(BaseDrafter):
         while active:
             place = len(flights)
             flights.append((active, self._launch(active, place)))
-            if place >= IN_THE_AIR:
-                flights[place - IN_THE_AIR][1].tokens()  # the device keeps the last few
-            active = [line for line in active if line.left > place + 1 and line.goes_on(BY_PLACE[: place + 1])]
+            if place >= MAX_IN_FLIGHT:
+                flights[place - MAX_IN_FLIGHT][1].tokens()  # the device keeps the last few
+            active = [line for line in active if line.left > place + 1 and line.should_continue(BY_PLACE[: place + 1])]
         for line in lines:
             line.known.tokens = list(line.tokens)
             self._register(line.known, len(line.tokens))
@@ -220,11 +222,11 @@ class ModelDrafter(BaseDrafter):
                     line.draft.append(token)
                 line.num_read += 1
         for line in lines:
-            line.draft.marks = list(BY_PLACE[: len(line.draft)])
+            line.draft.confidences = list(BY_PLACE[: len(line.draft)])
             line.known.tokens += line.draft[: line.num_read - 1]
         if not is_prompt:
             ratio = (self._clock() - begun) / sum(len(members) for members, _ in flights) / self._seconds
-            self._seconds *= 1 + 0.1 * (tamed(ratio) - 1)
+            self._seconds *= 1 + 0.1 * (clamped(ratio) - 1)
 
     def _launch(self, lines: Sequence[Line], place: int) -> Launched:
         """Queue the step for the guesses at a place of the draft."""
@@ -245,9 +247,9 @@ class ModelDrafter(BaseDrafter):
             return
         line.tokens.append(token)
         line.draft.append(token)
-        line.draft.marks.append(bisect_right(SURENESS, _probability(row, token)))
+        line.draft.confidences.append(bisect_right(PROBABILITIES, _probability(row, token)))
         line.left -= 1
-        if line.left and not line.goes_on(line.draft.marks):
+        if line.left and not line.should_continue(line.draft.confidences):
             line.left = 0
 
     def _catch_up(self, line: Line) -> bool:

@@ -1,0 +1,56 @@
+"""What speculation needs of the engine's classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from unspool.models.decoder import Decoder
+    from unspool.ops import HostRows, KVCache, Launched
+    from unspool.params import ResolvedParams
+    from unspool.plan import Plan
+    from unspool.sampling.pipeline import Sampler
+
+
+class Request(Protocol):
+    number: int
+    tokens: list[int]
+    num_prompt: int
+    num_pending: int
+    blocks: list[int]
+    draft: list[int]
+
+    @property
+    def num_left(self) -> int: ...
+
+
+class Branch(Protocol):
+    """One sequence of a request that may get drafts."""
+
+    sampler: Sampler
+    speculate: str | None
+    max_output: int
+    output: list[int]
+
+    @property
+    def request(self) -> Request: ...
+
+
+class Runner(Protocol):
+    """Computes plans; where its device chooses tokens, it also launches them."""
+
+    model: Decoder
+    kv: KVCache
+
+    @property
+    def can_launch(self) -> bool: ...
+
+    def run(self, plan: Plan) -> HostRows: ...
+
+    def can_draw(self, params: ResolvedParams) -> bool: ...
+
+    def add_sampler(self, number: int, sampler: Sampler) -> None: ...
+
+    def remove_sampler(self, number: int) -> None: ...
+
+    def launch(self, plan: Plan) -> Launched: ...
