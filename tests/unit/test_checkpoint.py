@@ -16,11 +16,11 @@ from unspool.config import ModelConfig, RopeScaling
 from unspool.errors import ModelError
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.expert_config import ExpertConfig
+from unspool.models.quantize import quantize
 from unspool.models.random import SHAPES, byte_vocabulary, random_checkpoint, write_random_gguf
 from unspool.models.registry import build, family_of, metadata_of, tensor_shapes
 from unspool.ops.reference import ReferenceOps
 from unspool.weights.gguf import write_gguf
-from unspool.weights.quantize import quantize
 from unspool.weights.safetensors import write_safetensors
 from unspool.weights.weight import Weight, encode_weight
 

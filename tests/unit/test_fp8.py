@@ -14,11 +14,11 @@ from unspool.engine.engine import Engine
 from unspool.errors import ModelError
 from unspool.events import Finished, Text
 from unspool.models.checkpoint import open_checkpoint
+from unspool.models.quantize import quantize, quantize_weight
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
 from unspool.weights import fp8
 from unspool.weights.fp8_scales import own_scales
-from unspool.weights.quantize import quantize, quantize_weight
 from unspool.weights.safetensors import open_safetensors, write_safetensors
 from unspool.weights.weight import Weight, encode_weight
 

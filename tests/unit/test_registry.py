@@ -21,7 +21,7 @@ import numpy as np
 # The package without its contents, so that the registry can grow before anything reads it.
 import unspool
 package = types.ModuleType("unspool.params")
-package.__path__ = [str(Path(unspool.__path__[0]) / "params")]
+package.__path__ = [str(Path(path) / "params") for path in unspool.__path__]
 sys.modules["unspool.params"] = package
 from unspool.params import registry
 from unspool.params.kinds import Number

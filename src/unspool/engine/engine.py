@@ -55,7 +55,7 @@ class Engine:
         self.ops = ops or bodies.load(config)
         config = config.suited(self.ops.name)
         if config.quantize != "none":
-            from unspool.weights.quantize import loaded_as
+            from unspool.models.quantize import loaded_as
 
             checkpoint = loaded_as(checkpoint, config.quantize)
         self.checkpoint = checkpoint

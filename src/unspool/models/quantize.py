@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from unspool.errors import ModelError
+from unspool.models.checkpoint import Checkpoint
 from unspool.weights.formats import FORMATS
 from unspool.weights.weight import Weight, encode_weight
-
-if TYPE_CHECKING:
-    from unspool.models.checkpoint import Checkpoint
 
 # What a weight's 16 or 32 bits become when a model is loaded so.
 LOADED_AS = {"fp8": "fp8", "int8": "q8_0", "int4": "q4_1"}
