@@ -387,11 +387,12 @@ def test_the_schema_in_the_help_gives_an_answer_worth_showing(smollm2_path: Path
 def test_the_process_of_the_template_starts_before_the_weights_load(
     chat_model: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], starts: bool
 ) -> None:
-    from unspool.cli import loading, prompt
+    from unspool.chat import template
+    from unspool.cli import loading
 
     order: list[str] = []
     load = loading.load
-    monkeypatch.setattr(prompt, "start_renderer", lambda: order.append("template"))
+    monkeypatch.setattr(template, "start_renderer", lambda: order.append("template"))
     monkeypatch.setattr(loading, "load", lambda namespace: order.append("weights") or load(namespace))
     assert main(["run", "-m", chat_model, "-n", "1", "-q", "hi", *arguments]) == 0
     assert order == (["template", "weights"] if starts else ["weights"])

@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from unspool.chat.template import start_renderer
 from unspool.cli.parser import UsageError
 
 if TYPE_CHECKING:
@@ -36,8 +35,10 @@ def read_prompt(namespace: argparse.Namespace) -> str:
         raise UsageError("the prompt is empty")
     if namespace.raw and namespace.system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out")
-    if not namespace.raw:  # it starts while the weights load
-        start_renderer()
+    if not namespace.raw:
+        from unspool.chat.template import start_renderer
+
+        start_renderer()  # while the weights load
     return prompt
 
 
