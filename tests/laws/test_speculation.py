@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.crowd import Crowd
+from unspool.bench.synthetic import fix_length
 from unspool.config import EngineConfig
 from unspool.drafter import BaseDrafter
 from unspool.engine.engine import Engine
@@ -45,7 +46,7 @@ class Oracle(BaseDrafter):
 
 def eager(engine: Engine) -> None:
     """Let every proposal be sent: on models this small nothing ever pays."""
-    engine.speculation._costs = Costs([(1, 1.0), (64, 1.0001)])
+    engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -80,7 +81,7 @@ def test_early_exit_through_every_layer_is_always_right(tiny, make_crowd, make_j
     """A drafter that is the model itself, with the same noise, is never wrong, at temperature 1 either."""
     checkpoint, rng = tiny("tiny", "q4_1"), random.Random(4)
     crowd = make_crowd(checkpoint, kv_tokens=256, speculate=f"early-exit:{checkpoint.config.num_layers}")
-    crowd.engine.speculation.fixed_length = 5
+    fix_length(crowd.engine, 5)
     for _ in range(6):
         crowd.alone(make_job(rng, checkpoint.config.vocab_size, [], 30))
     total = crowd.engine.speculation.total

@@ -10,6 +10,7 @@ import pytest
 from tests.laws.crowd import Crowd
 from tests.laws.emulated_device import device_crowd
 from tests.laws.test_speculation import Oracle, eager
+from unspool.bench.synthetic import fix_length
 from unspool.drafter import BaseDrafter
 from unspool.events import Finished
 from unspool.models.random import SHAPES, write_random_gguf
@@ -43,7 +44,7 @@ def both(tiny, params: SamplingParams, past: list[int]) -> tuple[list[int], str,
     plain, fast = (Crowd(tiny("tiny", "q4_1"), kv_tokens=256, speculate=how) for how in (None, "lookup"))
     ids, text, end = ended(plain, params)
     fast.engine.speculation.drafters = {"knowing": Knowing([*ids, *past])}
-    fast.engine.speculation.fixed_length = 10
+    fix_length(fast.engine, 10)
     fast_ids, fast_text, fast_end = ended(fast, params)
     assert (fast_ids, fast_text) == (ids, text)
     assert (fast_end.reason, fast_end.stop, fast_end.usage) == (end.reason, end.stop, end.usage)
@@ -86,7 +87,7 @@ def test_a_banned_string_inside_an_accepted_run(tiny) -> None:
     banned = replace(params, bad_words=[text[4:6]])
     plain, fast = (Crowd(tiny("tiny", "q4_1"), kv_tokens=256, speculate=how) for how in (None, "lookup"))
     fast.engine.speculation.drafters = {"knowing": Knowing(ids)}
-    fast.engine.speculation.fixed_length = 10
+    fix_length(fast.engine, 10)
     expected = ended(plain, banned)[:2]
     assert text[4:6] not in expected[1]
     assert ended(fast, banned)[:2] == expected
@@ -97,7 +98,7 @@ def test_a_draft_model_under_a_grammar(tiny, tmp_path) -> None:
     write_random_gguf(tmp_path / "draft.gguf", SHAPES["tiny"], format="q8_0")
     plain = Crowd(checkpoint, kv_tokens=256)
     fast = Crowd(checkpoint, kv_tokens=256, speculate=f"model:{tmp_path / 'draft.gguf'}")
-    fast.engine.speculation.fixed_length = 4
+    fix_length(fast.engine, 4)
     for kind, value in (
         ("regex", "[a-f]{4,20}(xy|z)+[0-9]{3}"),
         ("choice", ["Apple", "Apply", "Banana"]),
@@ -119,7 +120,7 @@ def test_a_draft_model_finds_earlier_turns_again(tiny, tmp_path) -> None:
     write_random_gguf(tmp_path / "draft.gguf", SHAPES["tiny"], format="q8_0")
     plain = Crowd(checkpoint, kv_tokens=256, block_size=8)
     fast = Crowd(checkpoint, kv_tokens=128, block_size=8, speculate=f"model:{tmp_path / 'draft.gguf'}")
-    fast.engine.speculation.fixed_length = 3
+    fix_length(fast.engine, 3)
     drafter = fast.engine.speculation.drafters["model"]
     computed: list[int] = []
     run = drafter._runner.run
@@ -162,7 +163,8 @@ def test_a_device_is_run_ahead_of_while_no_draft_pays(seed, tiny, make_job) -> N
         for context, draft in zip(contexts, propose(contexts, counts), strict=True)
     ]
     crowd.engine.speculation.drafters = {"oracle": oracle}
-    crowd.engine.speculation.fixed_length, crowd.engine.speculation._costs = 4, Costs([(1, 1.0), (64, 12.0)])
+    crowd.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 12.0)])
+    fix_length(crowd.engine, 4)
     assert crowd.together(jobs, rng) == expected
     assert device.used > 5, "it was run ahead of"
     assert crowd.engine.speculation.total.accepted > 5, "and drafts were accepted"
@@ -181,10 +183,11 @@ def test_a_draft_model_on_a_device(seed, tiny, tmp_path, make_job) -> None:
     how = f"model:{tmp_path / 'draft.gguf'}"
     crowd, (_, device) = device_crowd(checkpoint, kv_tokens=256, block_size=8, speculate=how)
     drafter = crowd.engine.speculation.drafters["model"]
-    crowd.engine.speculation.fixed_length = rng.randrange(1, 7)
+    length = rng.randrange(1, 7)
+    fix_length(crowd.engine, length)
     assert crowd.together(jobs, rng) == expected
     assert crowd.engine.speculation.total.accepted > 0
-    assert seed % 2 == 0 or device.used > 0 or crowd.engine.speculation.fixed_length == 1
+    assert seed % 2 == 0 or device.used > 0 or length == 1
     drafter._blocks.check()
 
 
@@ -192,7 +195,7 @@ def test_a_whole_draft_on_a_device_is_right_if_the_model_is_its_own(tiny, make_j
     checkpoint, rng = tiny("tiny", "q4_1"), random.Random(9)
     how = f"early-exit:{checkpoint.config.num_layers}"
     crowd, (_, device) = device_crowd(checkpoint, kv_tokens=256, speculate=how)
-    crowd.engine.speculation.fixed_length = 5
+    fix_length(crowd.engine, 5)
     jobs = [make_job(rng, checkpoint.config.vocab_size, [], 30) for _ in range(6)]
     crowd.together([replace(j, params=replace(j.params, logprobs=None, repetition_penalty=None)) for j in jobs], rng)
     total = crowd.engine.speculation.total

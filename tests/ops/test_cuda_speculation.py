@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ops.cuda_setting import MARKS
-from unspool.bench.synthetic import Synthetic
+from unspool.bench.synthetic import Synthetic, fix_length
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.engine.runner import make_runner
@@ -40,7 +40,8 @@ def test_drafts_are_checked_by_the_device(params, monkeypatch) -> None:
     plain = answer(engine, **params)
     speculation = engine.speculation
     speculation.drafters = {"synthetic": Synthetic({PROMPT: plain}, 0.7, config.vocab_size)}
-    speculation.fixed_length, speculation._costs = 3, Costs([(1, 1.0), (64, 1.1)])
+    speculation.policy.costs = Costs([(1, 1.0), (64, 1.1)])
+    fix_length(engine, 3)
     launched: list[tuple[int, int]] = []
     launch = engine.runner.launch
 
@@ -64,6 +65,7 @@ def test_a_draft_is_made_on_the_device_and_read_once() -> None:
     speculation = engine.speculation
     drafter = ModelDrafter("own", make_runner(engine.runner.model, engine.config, engine.runner.kv.num_blocks))
     speculation.drafters = {"own": drafter}
-    speculation.fixed_length, speculation._costs = 5, Costs([(1, 1.0), (64, 1.1)])
+    speculation.policy.costs = Costs([(1, 1.0), (64, 1.1)])
+    fix_length(engine, 5)
     assert answer(engine, temperature=1) == plain
     assert speculation.total.accepted == speculation.total.drafted == 5

@@ -16,7 +16,7 @@ BODY = {"prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, "logit_bias": 
 
 def eager_llm() -> LLM:
     llm = make_llm(speculate="lookup")
-    llm.engine.speculation._costs = Costs([(1, 1.0), (64, 1.5)])
+    llm.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.5)])
     return llm
 
 

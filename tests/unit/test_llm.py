@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from unspool.async_llm import AsyncLLM
+from unspool.bench.synthetic import fix_length
 from unspool.config import EngineConfig
 from unspool.drafter import Draft, DraftContext
 from unspool.errors import ContextLengthError, EngineClosedError, ModelError, RequestError
@@ -354,7 +355,7 @@ def test_a_drafter_of_ones_own(checkpoint: Checkpoint, llm: LLM) -> None:
     plain = llm.generate(PROMPT, params)
     own = Own(plain.token_ids)
     with LLM(checkpoint, device="cpu", threads=1, kv_tokens=512, speculate=own) as fast:
-        fast.engine.speculation.fixed_length = 3  # also where no draft pays
+        fix_length(fast.engine, 3)  # also where no draft pays
         result = fast.generate(PROMPT, params)
     assert bits(result) == bits(plain)
     assert result.choices[0].details["speculation"]["accepted"] > 0
@@ -371,7 +372,7 @@ def test_a_drafter_that_fails_costs_no_answer(
 
     params, failing = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True), Failing([])
     with LLM(checkpoint, device="cpu", threads=1, kv_tokens=512, speculate=failing) as fast:
-        fast.engine.speculation.fixed_length = 3
+        fix_length(fast.engine, 3)
         assert fast.generate(PROMPT, params).token_ids == llm.generate(PROMPT, params).token_ids
     assert failing.asked == 1
     assert "the drafter failed" in caplog.text

@@ -22,6 +22,8 @@ from unspool.drafter import BaseDrafter, DraftContext
 from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
 from unspool.plan import Plan, Work
+from unspool.speculate.policy import DraftPolicy, Guess
+from unspool.speculate.protocols import Branch
 from unspool.speculate.timing import step_times
 
 if TYPE_CHECKING:
@@ -117,6 +119,37 @@ def step_seconds(engine: Engine, num_sequences: int, rows: int, context: int, ro
     return statistics.median(times[2:])
 
 
+class FixedLength(DraftPolicy):
+    """Drafts of one length for every request, whether they pay or not: for measurements, and to test them all."""
+
+    def __init__(self, adaptive: DraftPolicy, length: int) -> None:
+        super().__init__(lambda: adaptive.costs)
+        self._fixed = length
+
+    def can_pay(self, drafter: BaseDrafter, num_rows: int) -> bool:
+        return True
+
+    def is_worth_asking(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int) -> bool:
+        return True
+
+    def max_length(self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int) -> int:
+        return min(self._fixed, branch.max_output - len(branch.output) - 1)
+
+    def should_continue(
+        self, branch: Branch, drafter: BaseDrafter, num_rows: int, num_others: int, confidences: Sequence[int]
+    ) -> bool:
+        return True
+
+    def length(self, branch: Branch, drafter: BaseDrafter, guess: Guess, num_rows: int) -> int:
+        room = branch.max_output - len(branch.output) - branch.request.num_pending - 1
+        return max(0, min(self._fixed, room, len(guess.tokens)))
+
+
+def fix_length(engine: Engine, length: int) -> None:
+    """Every draft of this engine has this length from now on."""
+    engine.speculation.policy = FixedLength(engine.speculation.policy, length)
+
+
 def tokens_a_round(chance: float, length: int) -> float:
     return sum(chance**place for place in range(length + 1))
 
@@ -135,6 +168,7 @@ def run(args: argparse.Namespace) -> int:
 def compare(engine: Engine, at_once: int, args: argparse.Namespace) -> dict[str, Any]:
     """Plain, then every chance with every length; the first round of all prepares what the others time."""
     speculation, vocab_size = engine.speculation, engine.checkpoint.config.vocab_size
+    adaptive = speculation.policy
     prompts = [
         tuple(np.random.default_rng(100 + i).integers(0, vocab_size, args.context).tolist()) for i in range(at_once)
     ]
@@ -153,13 +187,14 @@ def compare(engine: Engine, at_once: int, args: argparse.Namespace) -> dict[str,
         for chance in args.synthetic:
             for length in lengths:
                 speculation.drafters = {"synthetic": Synthetic(expected, chance, vocab_size)}
-                speculation.fixed_length, speculation.total = length, type(speculation.total)()
+                speculation.policy = adaptive if length is None else FixedLength(adaptive, length)
+                speculation.total = type(speculation.total)()
                 found, rate = answer(engine, prompts, args)
                 if found != expected:
                     raise AssertionError(f"speculation changed an answer (chance {chance}, length {length})")
                 rates.setdefault((chance, length), []).extend([rate] if round_number else [])
                 tallies[chance, length] = speculation.total.as_dict()
-    speculation.drafters, speculation.fixed_length = {}, None
+    speculation.drafters, speculation.policy = {}, adaptive
     return tell(at_once, rates, tallies, cost, args)
 
 
