@@ -73,9 +73,9 @@ class ModelConfig:
         return self.sliding_window if slides else None
 
 
-# A CPU computes some hundred tokens in the time that a stream may stand still, a GPU thousands; and its copy engine
-# takes keys from large blocks alone.
-SUITED: dict[str, dict[str, int]] = {
+# In the time that a stream may pause, a CPU computes some hundred tokens and a GPU thousands. The GPU's copy engine
+# needs large blocks.
+DEVICE_DEFAULTS: dict[str, dict[str, int]] = {
     "cpu": {"block_size": 32, "step_tokens": 512, "chunk_tokens": 128},
     "cuda": {"block_size": 128, "step_tokens": 8192, "chunk_tokens": 2048},
 }
@@ -83,23 +83,23 @@ SUITED: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs. Every None, and every 0 or auto that stands for what suits the device, is resolved, and
-    told, when the engine starts."""
+    """How an engine runs. When it starts, it resolves and reports every None and every 0 or auto that stands for the
+    device's default."""
 
     device: Device = "auto"
     threads: int | None = None  # CPU threads; None: the cores this process may use
     isa: Isa = "auto"  # CPU kernel set
     quantize: Quantize = "none"  # of weights that a file stores in 16 or 32 bits
-    block_size: int = 0  # tokens in one KV block; 0: what suits the device
+    block_size: int = 0  # tokens in one KV block; 0: the device's default
     kv_tokens: int | None = None  # capacity of the KV cache, rounded up to whole blocks; None: from free memory
     kv_dtype: KVDtype = "auto"  # auto: q8 on a CPU, else f16
     gpu_memory: float = 0.9  # the share of a GPU's memory that may be in use, others' and ours, when kv_tokens is None
-    step_tokens: int = 0  # tokens computed in one step, over all requests; 0: what suits the device
-    chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: what suits the device
+    step_tokens: int = 0  # tokens computed in one step, over all requests; 0: the device's default
+    chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: the device's default
     max_running: int = 256  # requests in one step
     max_waiting: int = 4096  # requests that wait beyond those; one more is a QueueFullError
     prefix_cache: bool = True
-    # A drafter of one's own, or "lookup", "model:PATH", "early-exit[:LAYERS]", "auto". What it gives never differs.
+    # "lookup", "model:PATH", "early-exit[:LAYERS]", "auto", or a drafter of the caller's. Answers do not depend on it.
     speculate: str | Drafter | None = None
 
     def __post_init__(self) -> None:
@@ -122,12 +122,12 @@ class EngineConfig:
         elif self.speculate is not None and not isinstance(self.speculate, Drafter):
             raise checks.refuse("speculate", self.speculate, f"{SPECULATE}, or an object with a drafter's methods")
 
-    def suited(self, body: str) -> EngineConfig:
-        """The same, with what suits a body of `ops` wherever nothing was said."""
-        suiting = SUITED.get(body, SUITED["cpu"])
-        changes: dict[str, Any] = {name: value for name, value in suiting.items() if getattr(self, name) == 0}
+    def with_device_defaults(self, backend: str) -> EngineConfig:
+        """A copy in which the defaults of a backend of `ops` stand wherever the caller gave no value."""
+        defaults = DEVICE_DEFAULTS.get(backend, DEVICE_DEFAULTS["cpu"])
+        changes: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(self, name) == 0}
         if self.kv_dtype == "auto":
-            changes["kv_dtype"] = "q8" if body == "cpu" else "f16"
+            changes["kv_dtype"] = "q8" if backend == "cpu" else "f16"
         return replace(self, **changes)
 
 

@@ -39,7 +39,8 @@ BLOCK = 16
 def logits_of(checkpoint: Checkpoint, ops: Ops, ids: np.ndarray, pieces: Sequence[int]) -> np.ndarray:
     """Logits of every token, computed piece by piece."""
     model = build(checkpoint.config, checkpoint.weights, ops)
-    kv = ops.kv_cache(model.architecture.storage, EngineConfig(kv_dtype="f32", block_size=BLOCK).suited(ops.name), 4)
+    engine = EngineConfig(kv_dtype="f32", block_size=BLOCK).with_device_defaults(ops.name)
+    kv = ops.kv_cache(model.architecture.storage, engine, 4)
     step = ops.compile(model, kv)
     found, start = [], 0
     for count in pieces:

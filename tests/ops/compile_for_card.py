@@ -63,7 +63,7 @@ def launches_of(shape: str, format: str) -> list[Any]:
     checkpoint = shared_checkpoint(config, format)
     ops = object.__new__(CudaOps)
     ops.device = torch.device("cpu")
-    engine = EngineConfig(block_size=128, step_tokens=512, kv_tokens=1024).suited("cuda")
+    engine = EngineConfig(block_size=128, step_tokens=512, kv_tokens=1024).with_device_defaults("cuda")
     kv = ops.kv_cache(architecture_of(checkpoint.config).storage, engine, 8)
     step = ops.compile(build(checkpoint.config, checkpoint.weights, ops), kv)
     step._room, step._results = SamplingRoom(64, step.vocab_size, ops.device), results_room(64, runner.RING, ops.device)

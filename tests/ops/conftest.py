@@ -63,7 +63,8 @@ class Bench:
         self, ops: Ops, config: ModelConfig = TINY, engine: EngineConfig | None = None, blocks: int = 64
     ) -> None:
         self.ops = ops
-        self.kv = ops.kv_cache(architecture_of(config).storage, engine or EngineConfig().suited(ops.name), blocks)
+        engine = engine or EngineConfig().with_device_defaults(ops.name)
+        self.kv = ops.kv_cache(architecture_of(config).storage, engine, blocks)
 
     def run(self, forward: Forward, rows: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         """forward(rows), where the rows of the batch are those of the array that its ids name."""

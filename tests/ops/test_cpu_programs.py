@@ -42,7 +42,7 @@ FORMATS = [(family, "f32") for family in FAMILIES] + [(each, "q8_0") for each in
 def test_families_agree_with_the_reference(
     isa: str, family: str, format: str, tiny: Callable[[str, str], Checkpoint]
 ) -> None:
-    checkpoint, engine = tiny(family, format), EngineConfig(kv_dtype="f32").suited("cpu")
+    checkpoint, engine = tiny(family, format), EngineConfig(kv_dtype="f32").with_device_defaults("cpu")
     ids = np.random.default_rng(1).integers(0, 256, 60)
     ours = compiled(CpuOps(threads=2, isa=isa), checkpoint, engine)
     theirs = compiled(ReferenceOps(), checkpoint, engine)
@@ -81,8 +81,8 @@ def test_threads_that_come_late_do_no_harm(shape: ModelConfig, threads: int) -> 
     round are shared by threads."""
     checkpoint = random_checkpoint(shape, format="q8_0")
     ids = np.random.default_rng(3).integers(0, 256, 64)
-    alone = compiled(CpuOps(threads=1), checkpoint, EngineConfig().suited("cpu"))
-    crowd = compiled(CpuOps(threads=threads), checkpoint, EngineConfig().suited("cpu"))
+    alone = compiled(CpuOps(threads=1), checkpoint, EngineConfig().with_device_defaults("cpu"))
+    crowd = compiled(CpuOps(threads=threads), checkpoint, EngineConfig().with_device_defaults("cpu"))
     for position in range(64):
         batch = with_ids(make_batch([(position, 1, [1, 2])], 32), ids[position : position + 1])
         assert np.array_equal(crowd.run(batch), alone.run(batch))
@@ -110,7 +110,7 @@ def test_parts_of_many_rows_make_no_difference(isa: str, shape: ModelConfig, for
     ids = np.random.default_rng(3).integers(0, 256, 523)
     whole = None
     for threads in (1, 2, 3, 4):
-        step = compiled(CpuOps(threads=threads, isa=isa), checkpoint, EngineConfig().suited("cpu"))
+        step = compiled(CpuOps(threads=threads, isa=isa), checkpoint, EngineConfig().with_device_defaults("cpu"))
         step.run(seen)
         y = np.array(step.run(with_ids(rows, ids)))
         whole = y if whole is None else whole
@@ -119,7 +119,7 @@ def test_parts_of_many_rows_make_no_difference(isa: str, shape: ModelConfig, for
 
 def test_only_wanted_rows_have_logits(isa: str, tiny: Callable[[str, str], Checkpoint]) -> None:
     checkpoint = tiny("tiny", "q8_0")
-    step = compiled(CpuOps(threads=2, isa=isa), checkpoint, EngineConfig().suited("cpu"))
+    step = compiled(CpuOps(threads=2, isa=isa), checkpoint, EngineConfig().with_device_defaults("cpu"))
     ids = np.arange(50)
     everything = np.array(step.run(with_ids(make_batch([(0, 50, [0, 1])], 32), ids)))
     for rows in ([49], [3, 2, 49], []):
@@ -154,7 +154,7 @@ def test_only_wanted_rows_have_logits(isa: str, tiny: Callable[[str, str], Check
 def test_steps_that_cannot_be_run_are_refused(
     changes: dict[str, np.ndarray], message: str, tiny: Callable[[str, str], Checkpoint]
 ) -> None:
-    step = compiled(CpuOps(threads=1), tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))
+    step = compiled(CpuOps(threads=1), tiny("tiny", "q8_0"), EngineConfig().with_device_defaults("cpu"))
     batch = make_batch([(0, 2, [0])], 32)
     step.run(batch)
     with pytest.raises(EngineError, match=message):
@@ -171,12 +171,13 @@ def test_engines_share_threads(tiny: Callable[[str, str], Checkpoint]) -> None:
     many = [CpuOps(threads=3) for _ in range(5)]
     assert len(os.listdir("/proc/self/task")) <= before + 2
     batch = make_batch([(0, 20, [0])], 32)
-    answers = [np.array(compiled(ops, tiny("tiny", "q8_0"), EngineConfig().suited("cpu")).run(batch)) for ops in many]
+    engine = EngineConfig().with_device_defaults("cpu")
+    answers = [np.array(compiled(ops, tiny("tiny", "q8_0"), engine).run(batch)) for ops in many]
     assert all(np.array_equal(answer, answers[0]) for answer in answers)
 
 
 def test_a_forked_child_has_threads_of_its_own(tiny: Callable[[str, str], Checkpoint]) -> None:
-    step = compiled(CpuOps(threads=2), tiny("tiny", "q8_0"), EngineConfig().suited("cpu"))
+    step = compiled(CpuOps(threads=2), tiny("tiny", "q8_0"), EngineConfig().with_device_defaults("cpu"))
     batch = make_batch([(0, 20, [0])], 32)
     wanted = np.array(step.run(batch))
     child = os.fork()

@@ -28,7 +28,7 @@ def test_as_close_to_float32_as_can_be_asked(smollm2: Checkpoint, isa: str) -> N
     ids = text["ids"]
     ops = CpuOps(isa=isa)
     model = build(smollm2.config, smollm2.weights, ops)
-    step = ops.compile(model, ops.kv_cache(model.architecture.storage, EngineConfig().suited("cpu"), 16))
+    step = ops.compile(model, ops.kv_cache(model.architecture.storage, EngineConfig().with_device_defaults("cpu"), 16))
     shape = make_batch([(0, len(ids), range(16))], 32)
     batch = Batch(ids, shape.positions, shape.slots, shape.starts, shape.tables, shape.logit_rows)
     logprobs = log_softmax(np.array(step.run(batch)))

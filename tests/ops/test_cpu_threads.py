@@ -62,7 +62,7 @@ def status_in_child(work: Callable[[], int]) -> int:
 def test_a_child_forked_amid_a_step_is_refused_and_may_load_the_model_itself() -> None:
     checkpoint = random_checkpoint(SHAPES["tiny"], format="q8_0")
     batch = with_ids(make_batch([(0, 1000, range(32))], 32), np.arange(1000) % 300)
-    step = compiled(CpuOps(threads=2), checkpoint, EngineConfig().suited("cpu"))
+    step = compiled(CpuOps(threads=2), checkpoint, EngineConfig().with_device_defaults("cpu"))
     wanted = np.array(step.run(batch))
     leave = threading.Event()
 
@@ -78,7 +78,7 @@ def test_a_child_forked_amid_a_step_is_refused_and_may_load_the_model_itself() -
         return 0 if np.array_equal(found, wanted) else 2
 
     def load_anew() -> int:
-        again = compiled(CpuOps(threads=2), checkpoint, EngineConfig().suited("cpu"))
+        again = compiled(CpuOps(threads=2), checkpoint, EngineConfig().with_device_defaults("cpu"))
         return 0 if np.array_equal(again.run(batch), wanted) else 2
 
     thread = threading.Thread(target=keep_stepping)
@@ -104,7 +104,7 @@ def test_two_models_take_turns_on_one_pool() -> None:
     """More threads than cores, so that some come late to rows that every thread copies for itself. Under
     `make test-sanitize SANITIZE=thread` this finds whoever writes over a row that is still being copied."""
     checkpoints = [random_checkpoint(SHAPES["tiny"], format=format) for format in ("q8_0", "q4_1")]
-    steps = [compiled(CpuOps(threads=5), each, EngineConfig().suited("cpu")) for each in checkpoints]
+    steps = [compiled(CpuOps(threads=5), each, EngineConfig().with_device_defaults("cpu")) for each in checkpoints]
     batches = [make_batch([(position, 1, [0, 1])], 32) for position in range(40)]
     wanted = [[np.array(step.run(batch)) for batch in batches] for step in steps]
     found: list[list[np.ndarray]] = [[], []]

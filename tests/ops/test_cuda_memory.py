@@ -23,7 +23,7 @@ from unspool.ops.cuda.matrix import make_matrix
 from unspool.ops.cuda.runner import bucket_of
 
 CPU = torch.device("cpu")
-ENGINE = EngineConfig(device="cuda").suited("cuda")
+ENGINE = EngineConfig(device="cuda").with_device_defaults("cuda")
 
 
 WIDE = [("tiny-wide", format) for format in ("bf16", "fp8", "q8_0", "q4_1", "q5_1", "q6_k", "q2_k")]
@@ -48,7 +48,8 @@ def test_a_step_takes_no_more_than_was_planned(shape: str) -> None:
         config = replace(SHAPES[shape], num_layers=layers, vocab_size=256, intermediate_size=2048)
         ops = object.__new__(body.CudaOps)
         ops.device = CPU
-        engine = EngineConfig(block_size=128, step_tokens=520, max_running=16, kv_tokens=1024).suited("cuda")
+        engine = EngineConfig(block_size=128, step_tokens=520, max_running=16, kv_tokens=1024)
+        engine = engine.with_device_defaults("cuda")
         checkpoint = shared_checkpoint(config, "bf16")
         model = build(config, checkpoint.weights, ops)
         step = ops.compile(model, ops.kv_cache(model.architecture.storage, engine, 8))

@@ -112,7 +112,7 @@ def random_weights(model: Architecture, seed: int) -> dict[str, Weight]:
 
 def run(ops: Ops, model: Architecture, weights: dict[str, Weight], kv_dtype: Any, pieces: Sequence[int]) -> np.ndarray:
     """Logits of every token of a sequence that is computed piece by piece, and of one beside it."""
-    engine = EngineConfig(kv_dtype=kv_dtype, block_size=16).suited(ops.name)
+    engine = EngineConfig(kv_dtype=kv_dtype, block_size=16).with_device_defaults(ops.name)
     kv = ops.kv_cache(model.storage, engine, 8)
     step = ops.compile(Decoder(TINY, model, TensorReader(ops, weights)), kv)
     ids = np.random.default_rng(3).integers(VOCABULARY, size=40).astype(np.int32)
@@ -152,7 +152,7 @@ def test_blocks_are_copied_saved_and_restored() -> None:
 
     model = architecture(GEOMETRIES)
     for ops in (ReferenceOps(), *(CpuOps(threads=1, isa=isa) for isa in ISAS[:1])):
-        kv = ops.kv_cache(model.storage, EngineConfig(kv_dtype="f32").suited(ops.name), 3)
+        kv = ops.kv_cache(model.storage, EngineConfig(kv_dtype="f32").with_device_defaults(ops.name), 3)
         data = np.random.default_rng(0).integers(256, size=kv.block_bytes, dtype=np.uint8).tobytes()
         kv.write_block(0, data)
         kv.copy_block(0, 2)
@@ -172,7 +172,7 @@ def test_states_are_cleared_copied_saved_and_restored() -> None:
     states = (State("conv", (3, 8)), State("memory", (2, 5, 7)))
     layers = (Storage(states=states), Storage(KeyValues(2, 16, 16)), Storage(KeyValues(1, 16, 16), states[:1]))
     for ops in (ReferenceOps(), *(CpuOps(threads=1, isa=isa) for isa in ISAS[:1])):
-        kv = ops.kv_cache(layers, EngineConfig(kv_dtype="f32").suited(ops.name), 2, num_states=3)
+        kv = ops.kv_cache(layers, EngineConfig(kv_dtype="f32").with_device_defaults(ops.name), 2, num_states=3)
         assert kv.state_bytes >= state_bytes(layers) == 4 * (24 + 70 + 24)
         data = np.random.default_rng(0).integers(256, size=kv.state_bytes, dtype=np.uint8).tobytes()
         kv.write_state(1, data)

@@ -303,7 +303,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False) 
         if flag.parse is None:
             group.add_argument(f"--no-{name}", dest=dest, action="store_false", default=None, help=flag.help)
         else:
-            told = "" if default is None else " (what suits the device)" if default == 0 else f" ({default})"
+            told = "" if default is None else " (the device's default)" if default == 0 else f" ({default})"
             group.add_argument(
                 f"--{name}", dest=dest, type=flag.parse, metavar=flag.metavar, help=flag.help + told
             )

@@ -217,7 +217,7 @@ def main(argv: Sequence[str]) -> int:
     gpu = gpu_of(namespace, config)
     source = source_of(namespace)
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    plan = make_plan(checkpoint, config.suited("cpu" if gpu is None else "cuda"), gpu)
+    plan = make_plan(checkpoint, config.with_device_defaults("cpu" if gpu is None else "cuda"), gpu)
     if gpu is None:
         bandwidth: Bandwidth | None = measure_bandwidth(config.threads)
     else:

@@ -53,7 +53,7 @@ class Engine:
 
         config = config or EngineConfig()
         self.ops = ops or bodies.load(config)
-        config = config.suited(self.ops.name)
+        config = config.with_device_defaults(self.ops.name)
         if config.quantize != "none":
             from unspool.models.quantize import loaded_as
 

@@ -28,7 +28,7 @@ class ReferenceKV:
     """For each layer, keys and values as [block, slot in block, kv head, channel], and states by name as [slot, …]."""
 
     def __init__(self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int) -> None:
-        kept = engine.suited("reference").kv_dtype
+        kept = engine.with_device_defaults("reference").kv_dtype
         if kept not in ("f16", "f32"):
             raise RequestError(f"the reference body keeps f16 or f32 keys and values, not {kept}", "kv_dtype")
         dtype = np.float16 if kept == "f16" else np.float32

@@ -74,17 +74,17 @@ def _check_vocab(values: Mapping[str, Any], vocab_size: int) -> None:
 
 
 def _left_out(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[str]:
-    """A stage left out of a list of one's own: its parameter is refused if asked for, told if it was the model's."""
+    """Stages left out of the caller's own order: an error where the request set their parameter, else a warning."""
     order: tuple[Stage, ...] = values["order"]
-    told = []
+    warnings = []
     for name in {name for names in STAGES.values() for name in names}:
         homes = [stage for stage, names in STAGES.items() if name in names]
         if any(home in order for home in homes) or not is_on(name, values[name]):
             continue
         if origins[name] == "request":
             raise RequestError(f"{name} is {values[name]!r} but order has no stage {' or '.join(homes)}", name)
-        told.append(f"the {origins[name]}'s {name} {values[name]!r} does nothing: order has no stage {homes[0]}")
-    return sorted(told)
+        warnings.append(f"the {origins[name]}'s {name} {values[name]!r} does nothing: order has no stage {homes[0]}")
+    return sorted(warnings)
 
 
 def is_on(name: str, value: Any) -> bool:
@@ -93,7 +93,7 @@ def is_on(name: str, value: Any) -> bool:
 
 
 def _warnings(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[str]:
-    told = []
+    warnings = []
 
     def on(name: str) -> bool:
         return is_on(name, values[name])
@@ -101,28 +101,29 @@ def _warnings(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[
     drawing = [name for stage in sorted(DRAW_STAGES) for name in STAGES[stage] if name != "temperature" and on(name)]
     drawing = list(dict.fromkeys(name for name in drawing if origins[name] == "request"))
     if values["temperature"] == 0 and drawing:
-        told.append(f"temperature 0 takes the best token: {', '.join(drawing)} can do nothing")
+        warnings.append(f"temperature 0 takes the best token: {', '.join(drawing)} can do nothing")
     if values["temperature"] == 0 and values["best_of"] > 1 and values["beam"] is None:
-        told.append(f"temperature 0 gives the same answer {values['best_of']} times")
+        warnings.append(f"temperature 0 gives the same answer {values['best_of']} times")
     if values["temperature"] > 0 and values["top_k"] == 1:
-        told.append(f"top_k 1 (from the {origins['top_k']}) leaves one token: the temperature can do nothing")
+        warnings.append(f"top_k 1 (from the {origins['top_k']}) leaves one token: the temperature can do nothing")
     if values["temperature"] >= 1.5 and values["top_p"] <= 0.5:
-        told.append(f"temperature {values['temperature']:g} flattens what top_p {values['top_p']:g} then cuts to a few")
+        temperature, top_p = values["temperature"], values["top_p"]
+        warnings.append(f"temperature {temperature:g} flattens what top_p {top_p:g} then cuts to a few")
     if values["repetition_penalty"] > 1.3:
-        told.append(f"repetition_penalty {values['repetition_penalty']:g} is above 1.3: answers tend to fall apart")
+        warnings.append(f"repetition_penalty {values['repetition_penalty']:g} is above 1.3: answers tend to fall apart")
     if values["logprobs_stage"] != "raw" and values["logprobs"] is None:
-        told.append("logprobs_stage does nothing without logprobs")
+        warnings.append("logprobs_stage does nothing without logprobs")
     if values["beam"] is not None and values["temperature"] != 1 and origins["temperature"] == "request":
-        told.append("beam search draws nothing: temperature can do nothing")
-    told += _idle(values, origins, "dry_multiplier", ("dry_base", "dry_allowed_length", "dry_window"))
-    told += _idle(values, origins, "dry_multiplier", ("dry_sequence_breakers",))
-    told += _idle(values, origins, "xtc_probability", ("xtc_threshold",))
+        warnings.append("beam search draws nothing: temperature can do nothing")
+    warnings += _idle(values, origins, "dry_multiplier", ("dry_base", "dry_allowed_length", "dry_window"))
+    warnings += _idle(values, origins, "dry_multiplier", ("dry_sequence_breakers",))
+    warnings += _idle(values, origins, "xtc_probability", ("xtc_threshold",))
     penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
     if not any(on(name) for name in penalties):
         for name in ("penalty_window", "penalty_scope"):
             if origins[name] == "request":
-                told.append(f"{name} does nothing: no penalty is on")
-    return told
+                warnings.append(f"{name} does nothing: no penalty is on")
+    return warnings
 
 
 def _idle(values: Mapping[str, Any], origins: Mapping[str, Origin], main: str, details: tuple[str, ...]) -> list[str]:

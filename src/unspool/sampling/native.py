@@ -1,4 +1,4 @@
-"""The native body of the filters, the draw and the numbers told: what the numpy reference gives, sooner."""
+"""The native filters, draw and logprobs: the same results as the numpy reference, faster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 else:
     draw, filters, logprobs = (lazy(f"unspool.sampling.{name}") for name in ("draw", "filters", "logprobs"))
 
-# The stages that the native body has, and the number that each runs with. A stage's code is its place in this table,
-# which the body learns when it is made; a stage that is not here runs in numpy.
+# The stages that have a native implementation, and the number that each takes. A stage's code is its place in this
+# table, which the native side receives when it is made; a stage that is not here runs in numpy.
 NATIVE_STAGES: Mapping[str, Callable[[ResolvedParams], float]] = {
     "temperature": lambda params: params.temperature,
     "top_k": lambda params: params.top_k,
@@ -35,7 +35,7 @@ HAS_NAN, HAS_INFINITY, NONE_LEFT = -1, -2, -3
 
 @functools.cache
 def body(isa: str = "auto") -> Any | None:
-    """The kernels for this processor, or None where the extension was not built: the reference then does the work."""
+    """The kernels for this processor, or None where the extension was not built; the reference is used then."""
     try:
         from unspool._native import Sampling
     except ImportError:
@@ -51,7 +51,7 @@ class Tail:
         self._greedy = params.greedy
         self._xtc_probability = params.xtc_probability
         self._acting = _encoded(stages, params)
-        # XTC decides anew at every position whether it acts.
+        # XTC decides at each position whether it acts.
         self._resting = _encoded(tuple(stage for stage in stages if stage != "xtc"), params)
         self._has_xtc = "xtc" in stages
 
@@ -66,7 +66,7 @@ class Tail:
 
 
 def describe(row: F32, token: int, count: int, native: Any | None) -> tuple[RowStats, int, list[int]]:
-    """What is told of a token and its row: the row's sums, the token's rank, the best tokens in order."""
+    """What logprobs need of a token and its row: the row's sums, the token's rank, the best tokens in order."""
     if native is None:
         return logprobs.row_stats(row), logprobs.rank_of(row, token), logprobs.top_ids(row, count)
     largest, total, rank, top = native.describe(row, token, count)

@@ -3,8 +3,8 @@
     logits ─► bias · allowed · constraint · penalties ─► temperature · filters ─► draw ─► Choice
               (touch few tokens: numpy, or a mask)       (every token: one native body, or the numpy reference)
 
-A Sampler belongs to one running sequence. `choose` looks, `accept` commits, `rewind` takes back; a choice is a function
-of the logits, the position and what was accepted, never of a neighbour or of how often `choose` was called.
+A Sampler belongs to one running sequence. `choose` changes nothing, `accept` commits, `rewind` undoes. A choice is a
+function of the logits, the position and what was accepted, never of another row or of how often `choose` was called.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from unspool.sampling import draw, filters, penalties, trace
     from unspool.sampling.draw import F32
     from unspool.sampling.trace import Recorded, StepTrace
-else:  # numpy, and not needed by a plain answer where there is a native body
+else:  # these import numpy, which most answers do not need where there is a native body
     names = ("draw", "filters", "penalties", "trace")
     draw, filters, penalties, trace = (lazy(f"unspool.sampling.{name}") for name in names)
 
@@ -65,7 +65,7 @@ class Choice:
 
 
 class Sampler:
-    """One sequence's way of choosing tokens."""
+    """Chooses the tokens of one sequence."""
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class Sampler:
         self._native = fast.body() if native and not params.trace else None
         self._front, self._tail = _split(self._stages)
         self._fast = None if self._native is None or self._tail is None else fast.Tail(self._native, self._tail, params)
-        self._tells = params.logprobs is not None or params.best_of > params.n or params.trace
-        self._tells_final = self._tells and params.logprobs_stage == "final"
+        self._reports = params.logprobs is not None or params.best_of > params.n or params.trace
+        self._reports_final = self._reports and params.logprobs_stage == "final"
         # The winner of an unmasked row is the masked row's winner too, if the mask allows it, as long as nothing
         # between mask and draw looks at other tokens. Filters do: with fewer rivals a token may survive that did not.
         narrow = all(
             isinstance(stage, str) and (stage == "temperature" or stage not in DRAW_STAGES) for stage in self._stages
         )
-        self._check_first = constraint is not None and narrow and not params.trace and not self._tells_final
-        self._is_simple = self._fast is not None and not self._front and not self._tells
+        self._check_first = constraint is not None and narrow and not params.trace and not self._reports_final
+        self._has_fast_path = self._fast is not None and not self._front and not self._reports
 
     @property
     def num_output(self) -> int:
@@ -120,7 +120,7 @@ class Sampler:
 
     def choose(self, logits: F32 | memoryview[float], position: int) -> Choice:
         """The token for this position of the sequence (prompt and output counted together); commits nothing."""
-        if self._is_simple and self._fast is not None and not self._banned and len(logits) == self.vocab_size:
+        if self._has_fast_path and self._fast is not None and not self._banned and len(logits) == self.vocab_size:
             token, _ = self._fast.pick(logits, self.seed, position, False)
             if token >= 0:
                 return Choice(token, math.nan, None, ())
@@ -130,7 +130,7 @@ class Sampler:
         token, final = self._pick(logits, position, recorded, masked=not self._check_first)
         if self._check_first and self.constraint is not None and not self.constraint.check(token):
             token, final = self._pick(logits, position, recorded, masked=True)
-        return self._tell(logits, final, token, position, recorded)
+        return self._report(logits, final, token, position, recorded)
 
     def scores(self, logits: F32 | memoryview[float], position: int) -> F32:
         """Every token's log-probability after the masks and penalties: what a search adds up instead of drawing.
@@ -167,12 +167,12 @@ class Sampler:
         """Never choose this token as the next one (until a rewind to before this place)."""
         self._banned.setdefault(self.num_output, []).append(token)
 
-    def fork(self, seed: int | None = None, *, tells: bool = True) -> Sampler:
-        """A twin that goes its own way from here; one that does not tell chooses alike and says no more."""
+    def fork(self, seed: int | None = None, *, reports: bool = True) -> Sampler:
+        """A copy that continues independently from here. Without `reports`, it gives the same tokens alone."""
         twin = object.__new__(Sampler)
         twin.__dict__.update(self.__dict__)
-        if not tells:
-            twin._tells = twin._tells_final = False
+        if not reports:
+            twin._reports = twin._reports_final = False
         twin.seed = self.seed if seed is None else seed
         twin.history = self.history.fork()
         twin.constraint = None if self.constraint is None else self.constraint.fork()
@@ -186,14 +186,14 @@ class Sampler:
     def _pick(
         self, logits: F32, position: int, recorded: list[Recorded] | None, *, masked: bool
     ) -> tuple[int, F32 | None]:
-        """The token, and the row it was drawn from where that is to be told."""
+        """The token, and the row it was drawn from where that is reported."""
         row = self._without_banned(logits)
         if self._fast is None:
             _check_alive(row, position)
         for stage in self._stages if self._fast is None else self._front:
             if stage == "constraint" and not masked:
                 continue
-            # A row that is ours already may be written in place, unless it is kept for a trace.
+            # A row that was copied already may be written in place, unless a trace keeps it.
             mine = row is not logits and recorded is None
             before, row = row, self._apply(stage, row, position, mine)
             if self._fast is None:
@@ -202,7 +202,7 @@ class Sampler:
                 recorded.append(trace.Recorded(_name(stage), self._value(stage, position), before, row))
         if self._fast is None:
             return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
-        token, final = self._fast.pick(row, self.seed, position, self._tells_final)
+        token, final = self._fast.pick(row, self.seed, position, self._reports_final)
         if token < 0:
             raise SamplingError(why_none(token, position))
         return token, final
@@ -280,7 +280,7 @@ class Sampler:
         return result
 
     def _value(self, stage: Stage, position: int) -> Any:
-        """What a stage runs with, as a trace tells it."""
+        """The value of a stage's parameter, for a trace."""
         if not isinstance(stage, str):
             return None
         params = self.params
@@ -295,20 +295,20 @@ class Sampler:
                 return {"probability": params.xtc_probability, "threshold": params.xtc_threshold, "drawn": drawn}
         return getattr(params, STAGES[stage][0])
 
-    def _tell(
+    def _report(
         self, logits: F32, final: F32 | None, token: int, position: int, recorded: list[Recorded] | None
     ) -> Choice:
-        if not self._tells:
+        if not self._reports:
             return Choice(token, math.nan, None, ())
-        row = final if self._tells_final and final is not None else logits
+        row = final if self._reports_final and final is not None else logits
         count = self.params.logprobs or 0
         stats, rank, best = fast.describe(row, token, count, self._native)
         top = tuple((other, stats.logprob(row[other])) for other in best)
-        told = None
+        steps = None
         if recorded is not None and final is not None:
             greedy = self.params.greedy
-            told = trace.step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=greedy)
-        return Choice(token, stats.logprob(row[token]), rank, top, told)
+            steps = trace.step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=greedy)
+        return Choice(token, stats.logprob(row[token]), rank, top, steps)
 
 
 def stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage, ...]:

@@ -1,4 +1,4 @@
-"""What a running sequence has written so far, kept so that a step costs little and can be taken back."""
+"""The tokens of a running sequence and how often each occurred; a step is cheap and can be undone."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class History:
     def __init__(self, params: ResolvedParams, prompt_ids: Sequence[int]) -> None:
         self._tokens: I32 | None = None
         self._size, self.num_prompt = 0, len(prompt_ids)
-        self._fresh = list(prompt_ids)  # since somebody looked: mostly nobody does
+        self._fresh = list(prompt_ids)  # not yet in the array: most requests never need it
         window, scope = params.penalty_window, params.penalty_scope
         self.repeated = self.frequent = None
         if params.repetition_penalty != 1:

@@ -14,7 +14,7 @@ from unspool.sampling.filters import ranking, weights
 from unspool.sampling.logprobs import entropy, rank_of, row_stats, top_ids
 
 NUM_ALTERNATIVES = 8  # top raw tokens that are followed through the stages
-NUM_CANDIDATES = 32  # best scores of the draw that are told
+NUM_CANDIDATES = 32  # best scores of the draw that are reported
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class ModelDrafter(BaseDrafter):
         return [lines[context.number].draft if context.number in lines else Draft() for context in contexts]
 
     def _line(self, context: DraftContext, count: int) -> Line:
-        sampler = context.sampler.fork(tells=False)
+        sampler = context.sampler.fork(reports=False)
         known = self._recall(context)
         return Line(context.number, known, list(context.tokens), sampler, count, context.should_continue)
 

@@ -16,7 +16,7 @@ class CpuKV:
     def __init__(
         self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int, isa: str
     ) -> None:
-        engine = engine.suited("cpu")
+        engine = engine.with_device_defaults("cpu")
         self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
         self.native = _native.KvCache(
             [_sizes(layer) for layer in layers], engine.block_size, num_blocks, num_states, engine.kv_dtype

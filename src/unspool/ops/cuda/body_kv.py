@@ -96,7 +96,7 @@ class CudaKV:
 
 
 def _check(layers: Sequence[Storage], engine: EngineConfig) -> None:
-    if engine.suited("cuda").kv_dtype != "f16":
+    if engine.with_device_defaults("cuda").kv_dtype != "f16":
         raise RequestError(f"the CUDA body keeps f16 keys and values, not {engine.kv_dtype}", "kv_dtype")
     if KEYS % engine.block_size and engine.block_size % KEYS:
         raise RequestError(
