@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.server.harness import Client, Live, in_process, make_llm, parse_events
@@ -338,7 +339,7 @@ def test_a_bad_neighbour_harms_nobody() -> None:
         whole = runner.run
 
         def poisoned(plan: Any) -> Any:
-            logits = whole(plan).copy()
+            logits = np.array(whole(plan))
             row = 0
             for work in plan.works:
                 if 90 in work.tokens:  # a Z in the prompt
