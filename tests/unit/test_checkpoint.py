@@ -383,7 +383,7 @@ def test_defaults_beside_a_gguf_file_are_the_models(tmp_path) -> None:
 
     write_random_gguf(tmp_path / "m.gguf", SHAPES["tiny"])
     (tmp_path / "m.generation_config.json").write_text('{"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram_size": 3}')
-    expected = {"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram_size": 3}
+    expected = {"temperature": 0.2, "top_p": 0.9, "no_repeat_ngram": 3}
     found = open_checkpoint(tmp_path / "m.gguf")
     assert (found.generation, found.notes) == (expected, ())
     (tmp_path / "m.generation_config.json").write_text("{")

@@ -146,7 +146,7 @@ def test_nothing_set_is_the_models_own_distribution() -> None:
 
 
 def test_the_request_outranks_the_model_and_the_model_the_default() -> None:
-    model = {"temperature": 0.6, "top_k": 20, "no_repeat_ngram_size": 3, "max_length": 20, "do_sample": True}
+    model = {"temperature": 0.6, "top_k": 20, "no_repeat_ngram": 3, "max_length": 20, "do_sample": True}
     params = resolve(model, top_k=40)
     assert (params.temperature, params.origins["temperature"]) == (0.6, "model")
     assert (params.top_k, params.origins["top_k"]) == (40, "request")

@@ -30,7 +30,7 @@ def flattened(row, share):
     return np.where(np.isfinite(row), row * np.float32(1 - share), row).astype(np.float32)
 
 new = registry.Parameter(
-    name="flatness", kind=Number(0, 1), group=registry.DRAW, default=0.0, metavar="F", model_key="flat_rate",
+    name="flatness", kind=Number(0, 1), group=registry.DRAW, default=0.0, metavar="F", hf_key="flat_rate",
     stages=(registry.StageSpec("flatten", shapes_draw=True, function=flattened),), help="Flattens the distribution.",
 )
 registry.PARAMETERS = (*registry.PARAMETERS, new)
@@ -61,8 +61,10 @@ assert "flatness" in declared.SamplingOptions.__annotations__
 # values in force
 resolve = lambda generation={}, **fields: SamplingParams(**fields).resolve(generation, vocab_size=50)
 assert (resolve().flatness, resolve().origins["flatness"]) == (0.0, "default")
-assert (resolve({"flat_rate": 0.5}).flatness, resolve({"flat_rate": 0.5}).origins["flatness"]) == (0.5, "model")
-assert resolve({"flat_rate": 0.5}, flatness=0.25).flatness == 0.25
+from unspool.weights.generation import generation_from_json
+model = generation_from_json(Path("generation_config.json"), {"flat_rate": 0.5}, 50)
+assert (resolve(model).flatness, resolve(model).origins["flatness"]) == (0.5, "model")
+assert resolve(model, flatness=0.25).flatness == 0.25
 refused(lambda: resolve(flatness=0.5, order=["top_p"]), "order has no stage flatten")
 # sampling: a stage of every preset, in numpy, traced; absent when off and at temperature 0
 assert all("flatten" in preset.stages for preset in PRESETS.values())

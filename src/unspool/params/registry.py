@@ -54,7 +54,8 @@ class Parameter:
     default: Any = None  # what holds where neither the request nor the model sets it; None: nothing
     is_set: bool = False  # the field of a request holds the default itself, never None
     derived: str = ""  # where the default comes from, if it is no constant
-    model_key: str = ""  # of a model's generation config
+    hf_key: str = ""  # the field of generation_config.json that holds a model's own default
+    gguf_key: str = ""  # the same in a GGUF file, after general.sampling.
     stages: tuple[StageSpec, ...] = ()
     metavar: str = ""
     short: str = ""
@@ -65,6 +66,11 @@ class Parameter:
     def unset(self) -> Any:
         """What the field of a request holds where the caller does not give it."""
         return self.default if self.is_set else None
+
+    @property
+    def is_from_model(self) -> bool:
+        """Whether a model's files may set it."""
+        return bool(self.hf_key or self.gguf_key)
 
     @property
     def is_optional(self) -> bool:
@@ -90,11 +96,11 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="min_tokens", kind=Integer(0), group=LENGTH, default=0, metavar="N",
-        model_key="min_tokens", stages=(ALLOWED,),
+        hf_key="min_new_tokens", stages=(ALLOWED,),
         help="No end token before this many tokens.",
     ),
     Parameter(
-        name="stop", kind=Texts(), group=LENGTH, default=(), metavar="TEXT", model_key="stop",
+        name="stop", kind=Texts(), group=LENGTH, default=(), metavar="TEXT", hf_key="stop_strings",
         help="Strings that end the answer; they are not part of it.",
     ),
     Parameter(
@@ -128,29 +134,29 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         # Below 1e-6 a float32 logit could overflow; nobody can tell such a temperature from 0.
         name="temperature", kind=Number(1e-6, 1e6, also=0), group=DRAW, default=1.0, metavar="T",
-        model_key="temperature", stages=(StageSpec("temperature", shapes_draw=True),),
+        hf_key="temperature", gguf_key="temp", stages=(StageSpec("temperature", shapes_draw=True),),
         help="Divides the logits: below 1 bolder, above 1 more varied; 0 takes the best token.",
         details="`l / T`; at 0 no noise is added, and every stage that shapes a draw is absent.",
     ),
     Parameter(
         name="top_k", kind=Integer(0, 2**31 - 1, also=-1, also_means=0), group=DRAW, default=0, metavar="K",
-        model_key="top_k",
+        hf_key="top_k", gguf_key="top_k",
         stages=(StageSpec("top_k", shapes_draw=True), StageSpec("top_k_ties", shapes_draw=True)),
         help="Keep the k likeliest tokens; 0 or -1 is off.",
     ),
     Parameter(
-        name="top_p", kind=Number(0, 1, above=True), group=DRAW, default=1.0, metavar="P", model_key="top_p",
-        stages=(StageSpec("top_p", shapes_draw=True),),
+        name="top_p", kind=Number(0, 1, above=True), group=DRAW, default=1.0, metavar="P",
+        hf_key="top_p", gguf_key="top_p", stages=(StageSpec("top_p", shapes_draw=True),),
         help="Keep the fewest likeliest tokens that hold this much of the probability; 1 is off.",
     ),
     Parameter(
-        name="min_p", kind=Number(0, 1), group=DRAW, default=0.0, metavar="P", model_key="min_p",
+        name="min_p", kind=Number(0, 1), group=DRAW, default=0.0, metavar="P", hf_key="min_p", gguf_key="min_p",
         stages=(StageSpec("min_p", shapes_draw=True),),
         help="Drop tokens below this share of the likeliest one's probability; 0 is off.",
         details="Keeps `p ≥ min_p · max p`.",
     ),
     Parameter(
-        name="typical_p", kind=Number(0, 1, above=True), group=DRAW, default=1.0, metavar="P", model_key="typical_p",
+        name="typical_p", kind=Number(0, 1, above=True), group=DRAW, default=1.0, metavar="P", hf_key="typical_p",
         stages=(StageSpec("typical_p", shapes_draw=True),),
         help="Keep the most typical tokens that hold this much of the probability; 1 is off.",
         details="Like `top_p`, but first those whose information `-log p` is nearest the mean, `Σ -p log p`.",
@@ -162,20 +168,20 @@ PARAMETERS: tuple[Parameter, ...] = (
         details="Keeps `l ≥ max l - n·σ`, σ being the standard deviation of the logits.",
     ),
     Parameter(
-        name="xtc_probability", kind=Number(0, 1), group=DRAW, default=0.0, metavar="P", model_key="xtc_probability",
+        name="xtc_probability", kind=Number(0, 1), group=DRAW, default=0.0, metavar="P", gguf_key="xtc_probability",
         stages=(StageSpec("xtc", shapes_draw=True),),
         help="How often the likeliest tokens are excluded (XTC); 0 is off.",
     ),
     Parameter(
         name="xtc_threshold", kind=Number(0, 1, above=True), group=DRAW, default=0.1, metavar="P",
-        model_key="xtc_threshold",
+        gguf_key="xtc_threshold",
         help="XTC removes all tokens at least this likely but the least likely of them.",
     ),
     # Penalties
     Parameter(
         # Below 0.001 a float32 logit could overflow, as with the temperature.
         name="repetition_penalty", kind=Number(1e-3, 100), group=PENALTIES, default=1.0, metavar="R",
-        model_key="repetition_penalty", stages=(StageSpec("repetition"),),
+        hf_key="repetition_penalty", gguf_key="penalty_repeat", stages=(StageSpec("repetition"),),
         help="Divides positive logits of tokens that occurred and multiplies negative ones; 1 is off.",
         details="`l / r` if l > 0, else `l · r`, where c > 0.",
     ),
@@ -191,7 +197,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="penalty_window", kind=Integer(1, also=-1), group=PENALTIES, derived="the preset's", metavar="N",
-        model_key="penalty_window",
+        gguf_key="penalty_last_n",
         help="How many tokens penalties look back on; -1 is all.",
     ),
     Parameter(
@@ -224,13 +230,13 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="no_repeat_ngram", kind=Integer(0), group=PENALTIES, default=0, metavar="N",
-        model_key="no_repeat_ngram_size", stages=(StageSpec("no_repeat_ngram"),),
+        hf_key="no_repeat_ngram_size", stages=(StageSpec("no_repeat_ngram"),),
         help="No sequence of this many tokens occurs twice; 0 is off.",
         details="Removes tokens that would complete an n-gram of the text so far.",
     ),
     # Which tokens
     Parameter(
-        name="logit_bias", kind=Bias(), group=TOKENS, default={}, metavar="ID=X", model_key="logit_bias",
+        name="logit_bias", kind=Bias(), group=TOKENS, default={}, metavar="ID=X", hf_key="suppress_tokens",
         stages=(StageSpec("bias"),),
         help="Token ids and what is added to their logits.", details="`l + b`; minus infinity removes the token.",
     ),

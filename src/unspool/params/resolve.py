@@ -16,10 +16,6 @@ from unspool.params.sampling import Origin, ResolvedParams, SamplingParams
 
 # What holds when neither the request nor the model says anything: the model's own distribution.
 DEFAULTS: Mapping[str, Any] = MappingProxyType({parameter.name: parameter.default for parameter in PARAMETERS})
-# Our name -> the key of a model's generation config. How long an answer is, is not a model's to say.
-GENERATION_KEYS: Mapping[str, str] = MappingProxyType(
-    {parameter.name: parameter.model_key for parameter in PARAMETERS if parameter.model_key}
-)
 
 
 def resolve(
@@ -51,9 +47,9 @@ def resolve(
 
 
 def _from_model(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's values under our names; a nonsensical one is the model's fault and says so."""
-    named = {ours: generation.get(theirs, generation.get(ours)) for ours, theirs in GENERATION_KEYS.items()}
-    given = {name: value for name, value in named.items() if value is not None}
+    """The model's values, checked; the error for a wrong one says that it is the model's."""
+    names = [parameter.name for parameter in PARAMETERS if parameter.is_from_model]
+    given = {name: generation[name] for name in names if generation.get(name) is not None}
     if generation.get("do_sample") is False and "temperature" not in given:
         given["temperature"] = 0
     try:

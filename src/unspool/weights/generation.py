@@ -10,19 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from unspool.params.kinds import Integer, Number
+from unspool.params.registry import PARAMETERS, Parameter
 from unspool.weights.fields import Fields, is_text
 
-GGUF_KEYS = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-}
-NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "typical_p", "no_repeat_ngram_size")
-GREEDY_TOO = ("repetition_penalty", "no_repeat_ngram_size", "min_tokens", "logit_bias", "stop")  # not only for draws
+# Parameters whose value is taken as it stands; the others' forms differ and are read one by one below.
+NUMBERS = tuple(parameter for parameter in PARAMETERS if isinstance(parameter.kind, Integer | Number))
+# What holds at temperature 0 too.
+WITHOUT_DRAW = {parameter.name for parameter in PARAMETERS if not any(stage.shapes_draw for stage in parameter.stages)}
 MAX_STRINGS = 1024
 
 # What other programs read from generation_config.json and what turns it off there. Those of draws alone come first.
@@ -52,7 +47,8 @@ GGUF_NOT_TAKEN: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "sequence": ("",
 
 def generation_from_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     fields = Fields(path, metadata, "general.sampling.")
-    generation = {name: _value(fields, key, name) for key, name in GGUF_KEYS.items() if fields.get(key) is not None}
+    given = [each for each in NUMBERS if each.gguf_key and fields.get(each.gguf_key) is not None]
+    generation = {each.name: _value(fields, each.gguf_key, each) for each in given if each.name != "penalty_window"}
     window = fields.integer("penalty_last_n", low=-1) if fields.get("penalty_last_n") is not None else None
     if window == 0:  # no token is looked back on, so none is penalized
         generation.pop("repetition_penalty", None)
@@ -68,15 +64,16 @@ def ignored_of_gguf(path: Path, metadata: Mapping[str, Any]) -> tuple[str, ...]:
 def generation_from_json(path: Path, values: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """generation_config.json. `do_sample: false` asks for greedy decoding whatever else is set, as it does there."""
     fields = Fields(path, values)
-    generation: dict[str, Any] = {name: _value(fields, name, name) for name in NAMES if fields.get(name) is not None}
-    if fields.integer("min_new_tokens", 0, low=0):
-        generation["min_tokens"] = fields.integer("min_new_tokens", low=0)
+    given = [each for each in NUMBERS if each.hf_key and fields.get(each.hf_key) is not None]
+    generation: dict[str, Any] = {each.name: _value(fields, each.hf_key, each) for each in given}
+    if generation.get("min_tokens") == 0:
+        del generation["min_tokens"]  # as files say that there is none
     if banned := _banned(fields, vocab_size):
         generation["logit_bias"] = dict.fromkeys(banned, -math.inf)
     if stops := _stop_strings(fields):
         generation["stop"] = stops
     if not fields.boolean("do_sample", True):
-        generation = {name: value for name, value in generation.items() if name in GREEDY_TOO}
+        generation = {name: value for name, value in generation.items() if name in WITHOUT_DRAW}
         generation["temperature"] = 0.0
     return generation
 
@@ -128,8 +125,10 @@ def _stop_strings(fields: Fields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _value(fields: Fields, key: str, name: str) -> float | int:
-    if name in ("top_k", "no_repeat_ngram_size"):
+def _value(fields: Fields, key: str, parameter: Parameter) -> float | int:
+    if isinstance(parameter.kind, Integer):
         return fields.integer(key, low=0)  # 0: off
-    high = 1.0 if name.endswith("_p") or name.startswith("xtc_") else 1e3
-    return 0.0 if fields.get(key) == 0 and name != "repetition_penalty" else fields.number(key, low=0, high=high)
+    assert isinstance(parameter.kind, Number)
+    if fields.get(key) == 0 and parameter.name != "repetition_penalty":
+        return 0.0
+    return fields.number(key, low=0, high=1.0 if parameter.kind.high == 1 else 1e3)
