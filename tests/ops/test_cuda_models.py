@@ -212,13 +212,13 @@ def test_tokens_feed_the_next_step_on_the_device() -> None:
             flights[step - 2].tokens()
     found = [flight.tokens() for flight in flights]
 
-    logits = plain(start)
+    logits = plain.run(start)
     for step in range(4):
         row = filters.top_p(filters.top_k(filters.temperature(logits[1], 0.8), 40), 0.9)
         expected = [draw.greedy(logits[0]), draw.draw(row, 7, len(prompts[1]) + step)]
         assert found[step] == expected
         sequences = [(len(p) + step, [t], b) for p, t, b in zip(prompts, expected, blocks, strict=True)]
-        logits = plain(make_batch(sequences, 16))
+        logits = plain.run(make_batch(sequences, 16))
 
 
 def test_a_step_in_the_air_outlives_larger_ones() -> None:

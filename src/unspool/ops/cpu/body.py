@@ -11,7 +11,6 @@ from unspool.config import EngineConfig
 from unspool.errors import BackendError, EngineError, ModelError, RequestError
 from unspool.machine import num_cores
 from unspool.ops import Batch, KVCache
-from unspool.ops.cpu.experts import CpuExperts
 from unspool.ops.cpu.float_rows import FloatRows
 from unspool.ops.cpu.kv import CpuKV
 from unspool.ops.cpu.lower import Lowering, expand_experts, find_last, matrix_of, multiplied
@@ -21,6 +20,7 @@ from unspool.ops.storage import Storage, Widths
 from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
 if TYPE_CHECKING:
+    from unspool.ops.cpu.experts import CpuExperts
     from unspool.weights.weight import Weight
 
 ISAS = ("avx512", "avx2", "plain")  # best first
@@ -58,6 +58,8 @@ class CpuOps(RecordingOps):
         return joined
 
     def experts(self, parts: Sequence[Sequence[Weight]]) -> CpuExperts:
+        from unspool.ops.cpu.experts import CpuExperts
+
         return CpuExperts(parts)
 
     def kv_cache(

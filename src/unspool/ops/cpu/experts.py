@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import unspool._native as _native
 from unspool.errors import EngineError
 from unspool.ops import Vector
+from unspool.ops.cpu.lower import Form, Lowering, NativeNode, RowKind
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import Moe, Node
 from unspool.ops.routing import Routing
 
 if TYPE_CHECKING:
     from unspool.config import Activation
-    from unspool.ops.cpu.lower import Form, Lowering, RowKind
     from unspool.weights.weight import Weight
 
 
@@ -48,8 +48,7 @@ class CpuExperts:
         return "whole" if self.matrices[0].native.whole else "coarse"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ExpertNode(Node):
+class ExpertNode(NativeNode):
     """A node of the chain."""
 
     def reads(self) -> list[tuple[Node, Form]]:
@@ -68,6 +67,22 @@ class Route(ExpertNode):
     def width(self) -> int:
         return 0
 
+    def emit(self, low: Lowering, program: Any) -> None:
+        routing = self.routing
+        low.routes[self] = program.route(
+            scores=low.operand(self.scores, "f32"),
+            experts=routing.num_experts,
+            used=routing.num_used,
+            scoring=routing.scoring,
+            normalized=routing.normalized,
+            scale=routing.scale,
+            groups=routing.num_groups,
+            used_groups=routing.num_used_groups,
+            group_top=routing.group_top,
+            choice_bias=routing.choice_bias,
+            expert_scale=routing.expert_scale,
+        )
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spread(ExpertNode):
@@ -84,8 +99,18 @@ class Spread(ExpertNode):
         return self.route.routing.num_used * self.expert_width
 
     @property
-    def bytes_per_row(self) -> int:
+    def rounded_bytes_per_row(self) -> int:
         return int(self.route.routing.num_used * _native.block_row_bytes(self.rows, self.expert_width))
+
+    def emit(self, low: Lowering, program: Any) -> None:
+        program.spread(
+            routed=low.routes[self.route],
+            x=low.operand(self.x, "f32"),
+            from_places=self.from_places,
+            width=self.expert_width,
+            q8=low.operand(self, "q8"),
+            rows=self.rows,
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,9 +121,24 @@ class ExpertProduct(ExpertNode):
     experts: CpuExperts
     bias: Vector | None
 
+    @property
+    def matrices(self) -> list[CpuMatrix]:
+        return self.experts.matrices
+
     def reads(self) -> list[tuple[Node, Form]]:
         floats: list[tuple[Node, Form]] = [(self.x, "f32")] if self.experts.wants_f32 else []
         return floats + ([] if self.spread is None else [(self.spread, "q8")])
+
+    def _factors(self, low: Lowering) -> dict[str, Any]:
+        return {
+            "routed": low.routes[self.route],
+            "f32": low.operand(self.x, "f32") if self.experts.wants_f32 else None,
+            "q8": low.operand(self.spread, "q8"),
+            "rows": self.experts.rows,
+            "experts": [matrix.native for matrix in self.experts.matrices],
+            "bias": self.bias,
+            "out": low.operand(self, "f32"),
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,12 +149,18 @@ class ExpertGate(ExpertProduct):
     def width(self) -> int:
         return self.route.routing.num_used * self.experts.out_features // 2
 
+    def emit(self, low: Lowering, program: Any) -> None:
+        program.expert_gate(activation=self.activation, **self._factors(low))
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExpertProject(ExpertProduct):
     @property
     def width(self) -> int:
         return self.route.routing.num_used * self.experts.out_features
+
+    def emit(self, low: Lowering, program: Any) -> None:
+        program.expert_project(**self._factors(low))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,6 +172,15 @@ class Gather(ExpertNode):
     @property
     def width(self) -> int:
         return self.x.width // self.route.routing.num_used
+
+    def emit(self, low: Lowering, program: Any) -> None:
+        program.gather_experts(
+            routed=low.routes[self.route],
+            x=low.operand(self.x, "f32"),
+            residual=low.operand(self.residual, "f32"),
+            width=self.width,
+            out=low.operand(self, "f32"),
+        )
 
 
 def expand(node: Moe) -> Node:
@@ -147,61 +202,3 @@ def _spread(route: Route, x: Node, experts: CpuExperts, *, from_places: bool) ->
     if not experts.wants_q8:
         return None
     return Spread(route, x, from_places, experts.in_features, experts.rows, narrow=route.narrow)
-
-
-def emit_route(low: Lowering, program: Any, node: Route) -> None:
-    routing = node.routing
-    low.routes[node] = program.route(
-        scores=low.operand(node.scores, "f32"),
-        experts=routing.num_experts,
-        used=routing.num_used,
-        scoring=routing.scoring,
-        normalized=routing.normalized,
-        scale=routing.scale,
-        groups=routing.num_groups,
-        used_groups=routing.num_used_groups,
-        group_top=routing.group_top,
-        choice_bias=routing.choice_bias,
-        expert_scale=routing.expert_scale,
-    )
-
-
-def emit_spread(low: Lowering, program: Any, node: Spread) -> None:
-    program.spread(
-        routed=low.routes[node.route],
-        x=low.operand(node.x, "f32"),
-        from_places=node.from_places,
-        width=node.expert_width,
-        q8=low.operand(node, "q8"),
-        rows=node.rows,
-    )
-
-
-def emit_gate(low: Lowering, program: Any, node: ExpertGate) -> None:
-    program.expert_gate(activation=node.activation, **_factors(low, node))
-
-
-def emit_project(low: Lowering, program: Any, node: ExpertProject) -> None:
-    program.expert_project(**_factors(low, node))
-
-
-def _factors(low: Lowering, node: ExpertProduct) -> dict[str, Any]:
-    return {
-        "routed": low.routes[node.route],
-        "f32": low.operand(node.x, "f32") if node.experts.wants_f32 else None,
-        "q8": low.operand(node.spread, "q8"),
-        "rows": node.experts.rows,
-        "experts": [matrix.native for matrix in node.experts.matrices],
-        "bias": node.bias,
-        "out": low.operand(node, "f32"),
-    }
-
-
-def emit_gather(low: Lowering, program: Any, node: Gather) -> None:
-    program.gather_experts(
-        routed=low.routes[node.route],
-        x=low.operand(node.x, "f32"),
-        residual=low.operand(node.residual, "f32"),
-        width=node.width,
-        out=low.operand(node, "f32"),
-    )

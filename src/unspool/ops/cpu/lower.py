@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import unspool._native as _native
 from unspool.errors import EngineError
-from unspool.ops.cpu import experts
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import (
     Arrange,
@@ -37,6 +36,26 @@ RowKind = Literal["coarse", "whole", "fine"]  # how rows are rounded for a produ
 Operand = tuple[int, bool, bool]  # slot, narrow, copied
 
 BLOCK = 32  # activations that share a scale
+
+
+class NativeNode(Node):
+    """An instruction of the native program that no operation is by itself: it says what it reads and emits itself."""
+
+    @property
+    def rounded_bytes_per_row(self) -> int:
+        """Of its rows in 8 bits, if it writes such."""
+        raise EngineError(f"{self!r} writes no rounded rows")
+
+    @property
+    def matrices(self) -> list[CpuMatrix]:
+        """The weights that it multiplies by."""
+        return []
+
+    def reads(self) -> list[tuple[Node, Form]]:
+        raise NotImplementedError
+
+    def emit(self, low: Lowering, program: Any) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,7 +89,7 @@ class Lowering:
 
     def __init__(self, graph: Graph) -> None:
         self.last = find_last(graph)
-        self.routes: dict[experts.Route, int] = {}  # numbers that the native program gives them
+        self.routes: dict[Node, int] = {}  # numbers that the native program gives to routings
         self.rows: dict[Node, RowKind] = {}  # what a node writes, of the kinds that it can
         self.rounded: dict[Node, Node] = {}  # by product: who writes its rounded rows
         self.output = graph.output
@@ -120,7 +139,7 @@ class Lowering:
         return "whole" if weight.whole else "coarse"
 
     def _reads_of(self, node: Node) -> list[tuple[Node, Form]]:
-        if isinstance(node, experts.ExpertNode):
+        if isinstance(node, NativeNode):
             return node.reads()
         if not isinstance(node, Product):
             return [(source, "f32") for source in node.inputs.values()]
@@ -149,8 +168,8 @@ class Lowering:
         wanted = [read for node in self.nodes for read in self.reads[node]]
         for node, form in [*wanted, (self.output, "f32")]:
             size = node.width * 4
-            if isinstance(node, experts.Spread):
-                size = node.bytes_per_row
+            if isinstance(node, NativeNode) and form == "q8":
+                size = node.rounded_bytes_per_row
             elif form == "q8":
                 size = _native.block_row_bytes(self.rows.get(node, "coarse"), node.width)
             forms[node].setdefault(form, Buffer(size))
@@ -214,6 +233,9 @@ class Lowering:
         for bytes_per_row in self.slots:
             program.add_slot(bytes_per_row)
         for node in self.nodes:
+            if isinstance(node, NativeNode):
+                node.emit(self, program)
+                continue
             if type(node) not in EMIT:
                 raise EngineError(f"the CPU backend has no kernel for {node!r}")
             EMIT[type(node)](self, program, node)
@@ -249,11 +271,15 @@ def multiplied(node: Node) -> list[CpuMatrix]:
     """The weights that a node multiplies by, which are packed for it."""
     if isinstance(node, Product):
         return [matrix_of(node)]
-    return node.experts.matrices if isinstance(node, experts.ExpertProduct) else []
+    return node.matrices if isinstance(node, NativeNode) else []
 
 
 def expand_experts(graph: Graph) -> Graph:
     """The graph with a chain in place of every mixture of experts."""
+    if not any(isinstance(node, Moe) for node in graph.nodes):
+        return graph
+    from unspool.ops.cpu import experts
+
     renamed: dict[Node, Node] = {}
     for node in graph.nodes:
         inputs: dict[str, Any] = {role: renamed[each] for role, each in node.inputs.items()}
@@ -404,9 +430,4 @@ EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     Take: _take,
     Quantize: _quantize,
     ScaleRows: _scale_rows,
-    experts.Route: experts.emit_route,
-    experts.Spread: experts.emit_spread,
-    experts.ExpertGate: experts.emit_gate,
-    experts.ExpertProject: experts.emit_project,
-    experts.Gather: experts.emit_gather,
 }
