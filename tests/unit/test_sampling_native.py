@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,18 @@ def test_whole_samplers_agree(fields: dict[str, Any]) -> None:
         fast.accept(one.token)
         slow.accept(two.token)
         assert np.array_equal(fast.scores(row, 31 + step), slow.scores(row, 31 + step))
+
+
+def test_stages_have_the_codes_that_python_gives() -> None:
+    from unspool._native import Sampling
+
+    row = np.array([3, 2, 1, 0], np.float32)
+    codes, values = array("i", [1]), array("d", [1])
+    for names, survivors in ((["temperature", "top_k"], 1), (["top_k", "temperature"], 4)):
+        final = np.empty_like(row)
+        Sampling("plain", names).choose(row, codes, values, 0, 0, final)
+        assert np.isfinite(final).sum() == survivors
+    with pytest.raises(ValueError, match="have no stage top_q"):
+        Sampling("plain", ["top_q"])
+    with pytest.raises(IndexError):
+        Sampling("plain", ["top_k"]).choose(row, codes, values, 0, 0, None)
