@@ -27,7 +27,7 @@ COMMON = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 
 def gpt2() -> Any:
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+        transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=64)
     )
 
 

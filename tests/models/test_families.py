@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -36,10 +37,12 @@ IN_GGUF = [name for name in NAMES if name not in ("qwen3-moe-dense",)]  # its fi
 BLOCK = 16
 
 
-def logits_of(checkpoint: Checkpoint, ops: Ops, ids: np.ndarray, pieces: Sequence[int]) -> np.ndarray:
+def logits_of(
+    checkpoint: Checkpoint, ops: Ops, ids: np.ndarray, pieces: Sequence[int], kv_dtype: Any = "f32"
+) -> np.ndarray:
     """Logits of every token, computed piece by piece."""
     model = build(checkpoint.config, checkpoint.weights, ops)
-    engine = EngineConfig(kv_dtype="f32", block_size=BLOCK).with_device_defaults(ops.name)
+    engine = EngineConfig(kv_dtype=kv_dtype, block_size=BLOCK).with_device_defaults(ops.name)
     kv = ops.kv_cache(model.architecture.storage, engine, 4)
     step = ops.compile(model, kv)
     found, start = [], 0

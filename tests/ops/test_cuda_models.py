@@ -146,19 +146,20 @@ def test_splits_that_are_kept_apart_give_the_bits_of_a_walk() -> None:
     step = make_step(CudaOps(), "tiny", "bf16", 128, num_layers=1)
     for index in range(len(step.kv.storage)):
         step.kv.layer(index).normal_()
-    apart, kinds = step.shape, set()
+    apart, kinds = step.shapes[0], set()
     for sequences in (
         [(1500, [7], range(1, 13))],
         [(700, [8], range(13, 19)), (600, [9, 10, 11], range(19, 25))],
     ):
         batch, outs = make_batch(sequences, 128), []
-        for step.shape in (replace(apart, capacity=0), apart):
+        for shape in (replace(apart, capacity=0), apart):
+            step.shapes[0] = shape
             outs.append(step.run(batch).copy())
-            for *_, end, place, last in steps.divide(batch.arrays(), step.shape, take_all=True)[0].tolist():
+            for *_, end, place, last in steps.divide(batch.arrays(), shape, take_all=True)[0].tolist():
                 kinds.add("walked" if place < 0 else f"merged by {last}" if end == 0 else "kept")
         assert (outs[0] == outs[1]).all()
     assert kinds == {"walked", "kept", "merged by 1", "merged by 4"}
-    assert (step._shared.attention_partial.view(torch.int32) == ABSENT.value).all()
+    assert (step._shared.attention_partial[0].view(torch.int32) == ABSENT.value).all()
 
 
 @pytest.mark.parametrize("block_size", [16, 128])  # 128: a kernel of its own walks the crowd
@@ -249,7 +250,7 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(
 
     def fails(launch: Launch) -> None:
         if launch.label == "tell":
-            step._shared.attention_partial[0, 0, 0] = 1.0  # as if attention had not come to its end
+            step._shared.attention_partial[0][0, 0, 0] = 1.0  # as if attention had not come to its end
             raise failure("no such kernel")
         run(launch)
 
@@ -258,7 +259,7 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(
     telling.flags[:] = TELLS
     with pytest.raises(failure, match="no such kernel"):
         launch_rows(step, make_batch([(0, [7], [5])], 16), telling)
-    assert (step._shared.attention_partial.view(torch.int32) == ABSENT.value).all()
+    assert (step._shared.attention_partial[0].view(torch.int32) == ABSENT.value).all()
     monkeypatch.setattr(Launch, "run", run)
     for i in (1, 0):
         flight = launch_rows(step, make_batch([(0, [7 + i], [6 + i])], 16), SampleRows.greedy(1))

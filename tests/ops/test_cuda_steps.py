@@ -30,9 +30,9 @@ def batch_of(sequences: list[tuple[int, int]], wanted: str = "last") -> Batch:
 
 
 def described(batch: Batch, rows: int, logits: int, shape: Shape = SHAPE, **more: object) -> np.ndarray:
-    out = np.full(steps.size_of(batch, rows, logits, shape) + 100, -99, np.int32)
-    size = steps.describe(out, batch, rows, logits, shape, **more)
-    assert size <= steps.size_of(batch, rows, logits, shape)
+    out = np.full(steps.size_of(batch, rows, logits, [shape]) + 100, -99, np.int32)
+    size = steps.describe(out, batch, rows, logits, [shape], **more)
+    assert size <= steps.size_of(batch, rows, logits, [shape])
     assert (out[size:] == -99).all(), "nothing is written past what was promised"
     return out[:size]
 

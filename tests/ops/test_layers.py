@@ -100,13 +100,13 @@ def architecture(layers: Sequence[Layer], **changes: Any) -> Architecture:
     return replace(Architecture(VOCABULARY, HIDDEN, tuple(layers), NORM, tied_embeddings=False), **changes)
 
 
-def random_weights(model: Architecture, seed: int) -> dict[str, Weight]:
+def random_weights(model: Architecture, seed: int, format: str = "f32") -> dict[str, Weight]:
     rng = np.random.default_rng(seed)
     weights = {}
     for name, shape in tensor_shapes(TINY, model).items():
         values = rng.standard_normal(shape).astype(np.float32)
         values = values / math.sqrt(shape[1]) if len(shape) == 2 else 0.3 * values + (not name.endswith(".bias"))
-        weights[name] = encode_weight(name, values)
+        weights[name] = encode_weight(name, values, format if len(shape) == 2 else "f32")
     return weights
 
 

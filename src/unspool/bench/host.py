@@ -86,7 +86,7 @@ class StubStep:
         words = None if self._rows is None else self._rows.words(draws.samplers, draws.positions)[0]
         arrays, sources = batch.arrays(), np.asarray(draws.sources)
         rows, logits = len(arrays.ids), max(1, len(arrays.logit_rows))
-        steps.describe(self._out, arrays, rows, logits, self._shape, sources=sources, params=words)
+        steps.describe(self._out, arrays, rows, logits, [self._shape], sources=sources, params=words)
         return StubLaunched(self._random.integers(100, COMMON, len(draws)).tolist())
 
 

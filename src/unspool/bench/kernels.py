@@ -92,7 +92,7 @@ def attention_cost(step: CudaStep, rows: int, context: int) -> tuple[int, int]:
     read = rows * context if rows <= 256 else rows
     kv = next(layer.kv for layer in step.kv.storage if layer.kv is not None)
     per_token = 2 * kv.values_per_token
-    return read * per_token, 4 * seen * step.shape.num_heads * kv.key_dim
+    return read * per_token, 4 * seen * step.shapes[0].num_heads * kv.key_dim
 
 
 def measure(step: CudaStep, rows: int, context: int, limits: tuple[float, float]) -> list[dict[str, Any]]:

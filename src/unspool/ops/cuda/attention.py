@@ -51,6 +51,7 @@ from unspool.ops.cuda.softmax import (
     seen_by,
     weigh,
     weigh_pair,
+    with_sink,
 )
 
 
@@ -165,6 +166,7 @@ def decode_attention_kernel(
     capacity,
     scale,
     softcap,
+    sinks,  # float32 [heads], or None
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -262,7 +264,8 @@ def decode_attention_kernel(
         at, rows = head * capacity + place, num_rows * GROUP
         if place < 0:
             whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
-            answer = answer_of(tl.max(whole_mass, 0)[None, :], whole_acc)
+            total = with_sink(tl.max(whole_mass, 0), whole_m, sinks, head * GROUP + t % GROUP)
+            answer = answer_of(total[None, :], whole_acc)
             tl.store(out + where, tl.trans(answer.to(tl.bfloat16)), mask=inside)
         elif first_tile < end_tile:
             keep_split(partial, at + first_tile // SPLIT * rows, rows, m, mass, acc, T, D, ALONE)
@@ -270,8 +273,8 @@ def decode_attention_kernel(
             if is_waiting:  # so that the step before has taken its splits
                 wait_for_previous(PDL)
             merge_rows(
-                partial, out, at, of_merge, fresh, rows, begin // SPLIT, last // (N * SPLIT) + 1, first_row, head,
-                GROUP, HEADS, HEAD_DIM, D, ALONE,
+                partial, out, sinks, at, of_merge, fresh, rows, begin // SPLIT, last // (N * SPLIT) + 1, first_row,
+                head, GROUP, HEADS, HEAD_DIM, D, ALONE,
             )  # fmt: skip
         is_waiting = is_waiting & (first_tile >= end_tile) & (end_tile > 0)
         first_row, num_rows, sequence, fresh = next_first_row, next_num_rows, next_sequence, next_fresh
@@ -302,7 +305,7 @@ def walk_tiles(
 
 @triton.jit
 def prompt_attention_kernel(
-    q, kv, kv_tiles, out, step, told, scale, softcap,
+    q, kv, kv_tiles, out, step, told, scale, softcap, sinks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, TABLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -353,5 +356,6 @@ def prompt_attention_kernel(
             KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, WINDOW, N, SPLIT, True, PDL,
         )  # fmt: skip
         whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
-        answer = answer_of(tl.max(whole_mass, 1)[:, None], whole_acc)
+        total = with_sink(tl.max(whole_mass, 1), whole_m, sinks, head * GROUP + r % GROUP)
+        answer = answer_of(total[:, None], whole_acc)
         tl.store(out + where, answer.to(tl.bfloat16), mask=inside)

@@ -13,9 +13,9 @@ from unspool.ops import Batch, KVCache
 from unspool.ops.cuda import memory
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.launch import is_interpreted
+from unspool.ops.cuda.layout import norms_after_takes
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
 from unspool.ops.cuda.runner import CudaStep
-from unspool.ops.cuda.supported import check_supported
 from unspool.ops.graph import RecordingOps, only_wanted_rows, record
 from unspool.ops.storage import Storage, Widths
 
@@ -74,8 +74,7 @@ class CudaOps(RecordingOps):
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaStep:
         """A step that gives logits when called, and tokens by its `launch`."""
         assert isinstance(kv, CudaKV)
-        graph = only_wanted_rows(record(forward, kv))
-        check_supported(graph)
+        graph = norms_after_takes(only_wanted_rows(record(forward, kv)))
         return CudaStep(graph, kv, self.device)
 
 

@@ -30,7 +30,17 @@ def sigmoid(x):
 def activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         y = x * sigmoid(x)
-    else:  # gelu with tanh(z) as 2 · sigmoid(2z) - 1: 0.5 · x · (1 + tanh(z)) = x · sigmoid(2z)
+    elif ACTIVATION == "sigmoid":
+        y = sigmoid(x)
+    elif ACTIVATION == "relu":
+        y = tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif ACTIVATION == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        tl.static_assert(ACTIVATION == "gelu_tanh")
+        # gelu with tanh(z) as 2 · sigmoid(2z) - 1: 0.5 · x · (1 + tanh(z)) = x · sigmoid(2z)
         y = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return y
 

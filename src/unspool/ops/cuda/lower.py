@@ -7,61 +7,44 @@ A step has a body and a tail: in the last layer, from attention on, rows whose l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from unspool.errors import BackendError
-from unspool.ops import AttentionSpec
-from unspool.ops.cuda import exact, steps
+from unspool.ops import AttentionSpec, Rope
+from unspool.ops.cuda import exact, general, steps
 from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
-from unspool.ops.cuda.body_kv import CudaKV
+from unspool.ops.cuda.geometry import Rotations, depth_of, heads_of, is_fusable, pairs_of, programs_each, prompt_rows
 from unspool.ops.cuda.launch import Arena, Launch, descriptor, is_interpreted, multiprocessors, next_power
+from unspool.ops.cuda.layout import Shared, Value, body_first
 from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.orders import gated_order, heads_order, rope_of
-from unspool.ops.cuda.project import Projection
+from unspool.ops.cuda.project import FEW, Projection, columns_left
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel, take_kernel
-from unspool.ops.graph import Attention, Embed, Gated, Graph, Linear, Logits, Node, Norm, Product, Take
+from unspool.ops.graph import (
+    Arrange,
+    Attention,
+    Embed,
+    Gated,
+    Graph,
+    LayerNorm,
+    Linear,
+    Logits,
+    Multiply,
+    Node,
+    Norm,
+    Product,
+    Take,
+)
 
-FEW, SOME = 8, 32  # rows: up to the first what lies between kernels counts
-# Columns that a linear layer, of few rows, of some or of more, has yet to come when it lets the next kernel in. Later,
-# and that one's first weights come late; earlier, and its programs take the free multiprocessors two to a pair, which
-# shares its way to memory.
-LEFT = {"heads": 2560, "output": 1536, "gated": 256, "down": 1536}
-LEFT_OF_SOME = {"heads": 1536, "output": 768, "gated": 0, "down": 768}
-LEFT_OF_MORE = {"heads": 1024, "output": 1536, "gated": 0, "down": 0}
 REGISTERS = 65_536  # of a multiprocessor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = exact.GROUP.value
-
-
-@dataclass(frozen=True)
-class Value:
-    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square:
-    sums of squares, [group, row]."""
-
-    data: Tensor
-    parts: Tensor | None = None
-    eps: float = 0.0
-
-
-@dataclass
-class Shared:
-    """What every layout of one model uses: the step's array, sampled tokens, rotations, room for partial sums."""
-
-    kv: CudaKV
-    step: Tensor  # int32, see steps.py
-    sampled: Tensor  # int32: the last step's tokens
-    partial: Tensor  # float32: linear layers' splits
-    arrivals: Tensor  # int32
-    attention_partial: Tensor  # float32 [kv heads, capacity, D + MORE]: attention's splits (handover.py)
-    decode_rows: int  # query rows of an item of few
-    stream: Tensor  # float32: where a body leaves the stream for the tail, which takes some rows of it
-    queries: Tensor  # f16: and the last layer's queries
+FUSED_ACTIVATIONS = ("silu", "gelu_tanh")  # of gated feed-forwards: in the kernel of their product
 
 
 class Lowering:
@@ -77,15 +60,17 @@ class Lowering:
         self._readers = graph.readers()
         self._reads_left = {node: len(readers) for node, readers in self._readers.items()}
         self._takes = [node for node in graph.nodes if isinstance(node, Take)]  # what the last attention has beside it
-        self._ropes: list[Any] = []
+        self._ropes: list[Rope] = []
         for node in graph.nodes:
-            if isinstance(node, Attention) and not any(node.spec.rope is rope for rope in self._ropes):
-                self._ropes.append(node.spec.rope)
+            rope = node.spec.rope if isinstance(node, Attention) else None
+            if rope is not None and not any(rope is each for each in self._ropes):
+                self._ropes.append(rope)
+        self._halves: dict[Node, Tensor] = {}  # float32 rows, rounded for the linear layers that read them
         self._released: list[Tensor] = []
-        at = steps.places(rows)
+        at = steps.places(rows, len(shared.shapes))
         self._at = {name: shared.step[place:] for name, place in at.items()}
         arena.reset()
-        for node in graph.nodes:
+        for node in body_first(graph):
             self._lower(node)
             while self._released:
                 arena.give(self._released.pop())
@@ -104,10 +89,47 @@ class Lowering:
         value = self._values[node]
         self._reads_left[node] -= 1
         if self._reads_left[node] == 0:
-            shared = (self.shared.stream, self.shared.queries)
-            served = [tensor for tensor in (value.data, value.parts) if tensor is not None]
+            shared = (*self.shared.handed.values(), self.shared.queries)
+            made = (value.data, value.parts, self._halves.pop(node, None))
+            served = [tensor for tensor in made if tensor is not None]
             self._released += [tensor for tensor in served if not any(tensor is each for each in shared)]
         return value
+
+    def _use_half(self, node: Node) -> Value:
+        """A linear layer's input, which is bf16."""
+        value = self._values[node]
+        if value.data.dtype == F32:
+            if node not in self._halves:
+                self._halves[node] = half = self.arena.take(self.rows, node.width, BF16)
+                self._by_columns(general.combine_kernel, node.width, self._combining(value.data, half), label="round")
+            value = replace(value, data=self._halves[node])
+        self._use(node)
+        return value
+
+    def _feeds_products(self, node: Node) -> bool:
+        """Whether nothing but linear layers reads this: then they are given bf16."""
+        return all(isinstance(reader, Product) and reader.x is node for reader in self._readers[node])
+
+    def _rows(self, node: Node) -> Tensor:
+        """Where a node's float32 rows go."""
+        if node in self.shared.handed and not self.take_all:
+            return self.shared.handed[node]
+        return self.arena.take(self.rows, node.width, F32)
+
+    def _result(self, node: Node) -> Tensor:
+        """Where a node's rows go, in the form that its readers want."""
+        out = self._rows(node) if not self._feeds_products(node) else self.arena.take(self.rows, node.width, BF16)
+        self._values[node] = Value(out)
+        return out
+
+    def _by_columns(self, kernel: Any, width: int, args: dict[str, Any], label: str) -> None:
+        block = min(next_power(width), 1024)
+        grid, size = (self.rows, -(-width // block)), {"size": width, "B": block}
+        self._add(kernel, grid, args | size, label=label, bytes=self.rows * width * 8)
+
+    def _combining(self, x: Tensor, out: Tensor, **changes: Any) -> dict[str, Any]:
+        nothing = {"residual": None, "factor": 1.0, "softcap": None, "ACTIVATION": None}
+        return nothing | changes | {"x": x, "out": out}
 
     def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
         self._launches.append(Launch(kernel, grid, args, **options))
@@ -117,11 +139,12 @@ class Lowering:
         match node:
             case Embed():
                 self._embed(node)
-            case Norm():
-                if node in self._values:  # whoever made the stream made this too
-                    self._use(node.x)
-                else:
-                    self._settle(node)
+            case Norm() if node in self._values:  # whoever made the stream made this too
+                self._use(node.x)
+            case Norm() if node.residual is not None:
+                self._settle(node)
+            case Norm() | LayerNorm():
+                self._norm(node)
             case Linear():
                 self._linear(node)
             case Gated():
@@ -130,10 +153,12 @@ class Lowering:
                 self._attend(node)
             case Take():
                 self._take(node)
+            case Multiply():
+                self._multiply(node)
+            case Arrange():
+                self._arrange(node)
             case Logits():
-                out = self.arena.take(self.logits, node.width, F32)
-                self._project(matrix_of(node), self._use(node.x), out, "plain", softcap=node.softcap, label="head")
-                self._values[node] = Value(out)
+                self._logits(node)
             case _:
                 raise BackendError(f"the CUDA backend has no kernel for {node!r}")
 
@@ -150,7 +175,7 @@ class Lowering:
     def _embed(self, node: Embed) -> None:
         matrix, size = matrix_of(node), node.width
         out = self._stream(node, size)
-        self.rotations = _Rotations(self._ropes, self.rows, self.arena)
+        self.rotations = Rotations(self._ropes, self.rows, self.arena)
         args = {
             "ids": self._at["ids"],
             "sources": self._at["sources"],
@@ -168,11 +193,24 @@ class Lowering:
             "size": size,
             "D": max(next_power(size), GROUP),
         }
-        args |= self.rotations.args() | self._stream_args(node, size)
+        has_positions = node.positions is not None
+        nothing = dict.fromkeys(("scaled", "next_weight", "next_parts"))
+        args |= self.rotations.args() | (nothing if has_positions else self._stream_args(node, size))
         self._add(embed_kernel, (self.rows, 2), args, label="embed", bytes=self.rows * size * 8)
+        self._launches += self.rotations.launches(self._at["positions"])
+        if has_positions:
+            self._add_positions(node, out)
+
+    def _add_positions(self, node: Embed, out: Tensor) -> None:
+        assert isinstance(node.positions, DeviceMatrix)
+        planes, size = node.positions.planes, node.width
+        args = {"x": out, "out": out, "positions": self._at["positions"], "num_positions": node.positions.out_features}
+        args |= {"codes": planes.codes, "scales": planes.scales, "offsets": planes.offsets}
+        args |= {"FORMAT": node.positions.format, "WIDTH": planes.width, "size": size}
+        self._add(general.positions_kernel, (self.rows,), args | {"D": max(next_power(size), GROUP)}, label="positions")
 
     def _stream(self, node: Node, size: int) -> Tensor:
-        out = self.shared.stream if self._is_for_tail(node) else self.arena.take(self.rows, size, F32)
+        out = self._rows(node)
         self._values[node] = Value(out)
         return out
 
@@ -184,14 +222,43 @@ class Lowering:
 
     def _settle(self, node: Norm) -> None:
         """A norm of a block's own output, before the stream is added."""
-        if node.residual is None:
-            raise BackendError("the CUDA body norms a stream once, or what is added to one")
+        assert node.residual is not None
         x, residual = self._use(node.x).data, self._use(node.residual).data
         size = x.shape[1]
         args = {"x": x, "eps": node.eps, "weight": node.weight, "residual": residual, "out": self._stream(node, size)}
         args |= self._stream_args(node, size)
         args |= {"num_rows": self.rows, "size": size, "D": max(next_power(size), GROUP)}
         self._add(settle_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 12)
+
+    def _norm(self, node: Norm | LayerNorm) -> None:
+        """A norm that no linear layer carries."""
+        x, size = self._use(node.x).data, node.width
+        residual = None if node.residual is None else self._use(node.residual).data
+        args = {"x": x, "weight": node.weight, "eps": node.eps, "residual": residual, "out": self._result(node)}
+        args |= {"bias": node.bias if isinstance(node, LayerNorm) else None, "CENTERED": isinstance(node, LayerNorm)}
+        args |= {"size": size, "D": max(next_power(size), GROUP)}
+        self._add(general.norm_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 8)
+
+    def _multiply(self, node: Multiply) -> None:
+        x, gate, size = self._use(node.x).data, self._use(node.gate).data, node.width
+        args = {"x": x, "gate": gate, "out": self._result(node), "X_STRIDE": size, "GATE_STRIDE": size}
+        self._by_columns(general.join_kernel, size, args | {"ACTIVATION": node.activation}, label="multiply")
+
+    def _arrange(self, node: Arrange) -> None:
+        args = {"x": self._use(node.x).data, "weight": node.weight, "eps": node.eps, "out": self._result(node)}
+        args |= {"table": self.shared.parts_of(node), "X_SIZE": node.x.width, "OUT_SIZE": node.width}
+        depth = max(next_power(max(part.width for part in node.parts)), GROUP)
+        self._add(general.arrange_kernel, (self.rows, len(node.parts)), args | {"D": depth}, label="arrange")
+
+    def _logits(self, node: Logits) -> None:
+        out, is_scaled = self.arena.take(self.logits, node.width, F32), node.scale != 1
+        self._values[node] = Value(out)
+        softcap = None if is_scaled else node.softcap
+        x = self._use_half(node.x)
+        self._project(matrix_of(node), x, out, "plain", bias=node.bias, softcap=softcap, label="head")
+        if is_scaled:
+            args = self._combining(out, out, factor=float(node.scale), softcap=node.softcap)
+            self._by_columns(general.combine_kernel, node.width, args, label="scale")
 
     def _take(self, node: Take) -> None:
         if self.take_all:  # an alias: whoever reads this reads that
@@ -201,52 +268,75 @@ class Lowering:
             raise BackendError("the CUDA body takes wanted rows at the last layer's attention, and nowhere before")
 
     def _linear(self, node: Linear) -> None:
-        x = self._use(node.x)
-        matrix, features = matrix_of(node), node.width
         readers = self._readers[node]
-        if node.residual is not None:
-            residual = self._values[node.residual].data
-            out = self._stream(node, features)
-            more = self._stream_args(node, features)
-            norm = self._next_norm(node)
-            is_output = norm is not None and any(isinstance(reader, Gated) for reader in self._readers[norm])
-            left = self._columns_left("output" if is_output else "down")
-            self._project(matrix, x, out, "stream", bias=node.bias, residual=residual, more=more, left=left)
-            self._use(node.residual)
-        elif len(readers) == 1 and isinstance(readers[0], Attention) and is_fusable(readers[0].spec):
-            self._heads(node, readers[0].spec, x)
+        is_usual = node.activation is None and node.scale == 1
+        if node.residual is not None and is_usual:
+            self._add_to_stream(node, node.residual)
+        elif is_usual and len(readers) == 1 and isinstance(readers[0], Attention) and is_fusable(readers[0].spec):
+            self._heads(node, readers[0].spec, self._use_half(node.x))
         else:
-            out = self.arena.take(self.rows, features, F32)
+            self._plain(node)
+
+    def _add_to_stream(self, node: Linear, stream: Node) -> None:
+        x, residual = self._use_half(node.x), self._values[stream].data
+        out = self._stream(node, node.width)
+        more = self._stream_args(node, node.width)
+        norm = self._next_norm(node)
+        is_output = norm is not None and any(isinstance(reader, Gated) for reader in self._readers[norm])
+        left = columns_left("output" if is_output else "down", self.rows)
+        self._project(matrix_of(node), x, out, "stream", bias=node.bias, residual=residual, more=more, left=left)
+        self._use(stream)
+
+    def _plain(self, node: Linear) -> None:
+        """A linear layer, and what follows it in a kernel of its own."""
+        x, is_usual = self._use_half(node.x), node.activation is None and node.scale == 1
+        out = self._rows(node) if is_usual else self.arena.take(self.rows, node.width, F32)
+        self._project(matrix_of(node), x, out, "plain", bias=node.bias)
+        if is_usual:
             self._values[node] = Value(out)
-            self._project(matrix, x, out, "plain", bias=node.bias)
+            return
+        residual = None if node.residual is None else self._use(node.residual).data
+        changes = {"residual": residual, "factor": float(node.scale), "ACTIVATION": node.activation}
+        args = self._combining(out, self._result(node), **changes)
+        self._by_columns(general.combine_kernel, node.width, args, label="after")
+        self._released.append(out)
 
     def _heads(self, node: Linear, spec: AttentionSpec, x: Value) -> None:
         order, matrix = heads_order(spec), matrix_of(node)
-        matrix.arrange(f"heads-{spec.head_dim}-{rope_of(spec).style}-{len(rope_of(spec).inv_freq)}", order)
+        matrix.arrange(f"heads-{spec.head_dim}-{rope_of(spec).style}-{pairs_of(spec)}", order)
         bias = node.bias
         if bias is not None:
             bias = bias[torch.from_numpy(order).to(bias.device)].contiguous()
         q = self._queries(spec, for_tail=self._is_for_tail(node))
         self._values[node] = Value(q)
         kv = self.shared.kv
-        detail = (spec.num_heads, spec.num_kv_heads, spec.head_dim, len(rope_of(spec).inv_freq), kv.block_size)
+        detail = (*heads_of(spec), pairs_of(spec), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
-        self._project(matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=self._columns_left("heads"))
+        self._project(matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=columns_left("heads", self.rows))
 
     def _queries(self, spec: AttentionSpec, *, for_tail: bool) -> Tensor:
         return self.shared.queries if for_tail else self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
 
     def _gated(self, node: Gated) -> None:
         matrix, features = matrix_of(node), 2 * node.width
+        if node.bias is not None or node.activation not in FUSED_ACTIVATIONS:
+            return self._gate_apart(node)
         matrix.arrange("gated", gated_order(features))
         out = self.arena.take(self.rows, node.width, BF16)
         has_rest = features > 128 * multiprocessors()  # some programs start when others have ended
-        left = self._columns_left("gated") if has_rest else 0
-        self._project(matrix, self._use(node.x), out, "gated", detail=node.activation, left=left)
+        left = columns_left("gated", self.rows) if has_rest else 0
+        self._project(matrix, self._use_half(node.x), out, "gated", detail=node.activation, left=left)
         self._values[node] = Value(out)
+        return None
 
-    def _columns_left(self, kind: str) -> int:
-        return (LEFT if self.rows <= FEW else LEFT_OF_SOME if self.rows <= SOME else LEFT_OF_MORE)[kind]
+    def _gate_apart(self, node: Gated) -> None:
+        """Gate and up projection side by side, then joined by a kernel of its own."""
+        both = self.arena.take(self.rows, 2 * node.width, F32)
+        self._project(matrix_of(node), self._use_half(node.x), both, "plain", bias=node.bias)
+        args = {"x": both.view(-1)[node.width :], "gate": both, "out": self._result(node)}
+        args |= {"X_STRIDE": 2 * node.width, "GATE_STRIDE": 2 * node.width, "ACTIVATION": node.activation}
+        self._by_columns(general.join_kernel, node.width, args, label="gate")
+        self._released.append(both)
 
     def _project(
         self,
@@ -287,7 +377,7 @@ class Lowering:
         spec, shared = node.spec, self.shared
         kv, x = shared.kv, self._use(node.x).data
         q, is_late = x, node.narrow and not self.take_all
-        if x.dtype == F32:
+        if x.dtype != F16:
             q = self._queries(spec, for_tail=is_late)
             self._norm_heads(spec, x, q)
             if not is_late:
@@ -297,25 +387,25 @@ class Lowering:
             self._released.append(q)
         out = self.arena.take(self.rows, spec.num_heads * spec.head_dim, BF16)
         self._values[node] = Value(out)
-        depth = depth_of(spec)
-        layer = kv.layer(spec.layer)
+        depth, kind = depth_of(spec), shared.kinds[heads_of(spec)]
+        layer, decode_rows, items = kv.layer(spec.layer), shared.shapes[kind].decode_rows, steps.HEADER * kind
         tiles = None
         if kv.block_size % steps.KEYS == 0 and depth == spec.head_dim:
             tiles = descriptor(layer.view(-1, spec.head_dim), steps.KEYS, spec.head_dim)
         args = {"q": q, "kv": layer, "kv_tiles": tiles, "out": out, "step": shared.step}
-        args |= {"scale": float(spec.scale), "softcap": spec.softcap}
+        args |= {"scale": float(spec.scale), "softcap": spec.softcap, "sinks": spec.sinks}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth}
         args |= {"BLOCK_SIZE": kv.block_size, "WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT}
         args |= {"TABLE": steps.TABLES}
-        partial = shared.attention_partial
-        few = {"partial": partial, "capacity": partial.shape[1], "T": shared.decode_rows, "THREADS": 128}
-        few["told"] = shared.step[steps.LAST_ITEMS if is_late else steps.FEW_ITEMS :]
+        partial = shared.attention_partial[kind]
+        few = {"partial": partial, "capacity": partial.shape[1], "T": decode_rows, "THREADS": 128}
+        few["told"] = shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]
         few |= {"BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
         # With so few rows most multiprocessors have nothing to do, and the next kernel's programs would come to them at
         # once, two to a pair; when all of those are free, they spread: with one row soon, with more after the tiles.
         few["LET"] = 0 if depth <= 64 or self.rows > 4 else 1 if self.rows == 1 else 2
-        each, stages = programs_each(depth, shared.decode_rows), 3 if depth <= 128 else 2
-        if self.rows <= FEW and tiles is not None and depth <= 128 and shared.decode_rows <= 32:
+        each, stages = programs_each(depth, decode_rows), 3 if depth <= 128 else 2
+        if self.rows <= FEW and tiles is not None and depth <= 128 and decode_rows <= 32:
             few["BEFORE"] = stages - 1
             # Two tiles at once take twice the memory: for so few rows that half of the programs will do.
             if kv.block_size % (2 * steps.KEYS) == 0 and (depth <= 64 or self.rows <= 2):
@@ -325,24 +415,31 @@ class Lowering:
         room = {"warps": 4, "stages": stages, "registers": min(REGISTERS // (128 * each), 255)}
         self._add(decode_attention_kernel, (programs,), args | few, **room, label="attention")
         if not self.take_all and not is_late and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
-            many = {"M": prompt_rows(depth), "told": shared.step[steps.MANY_ITEMS :]}
+            many = {"M": prompt_rows(depth), "told": shared.step[items + steps.MANY_ITEMS :]}
             programs = multiprocessors() * (1 if depth > 64 else 2)
             self._add(
                 prompt_attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt"
             )
 
     def _narrow(self, node: Attention) -> Tensor:
-        """From here on the tail: the wanted rows' queries come back, and the stream to add to is theirs."""
-        if len(self._takes) != 1 or self._launches is self.tail:
-            raise BackendError("the CUDA body runs models whose last layer has one attention and one stream beside it")
+        """From here on the tail: the wanted rows' queries come back, and the streams to add to are theirs."""
+        if not self._takes or self._launches is self.tail:
+            raise BackendError("the CUDA backend runs models whose last layer has one attention")
         self._launches, self.rows = self.tail, self.logits
-        size, q_size = self.shared.stream.shape[1], self.shared.queries.shape[1]
+        first, *others = self._takes
+        size, q_size = first.width, self.shared.queries.shape[1]
         q, x = self.arena.take(self.rows, q_size, F16), self.arena.take(self.rows, size, F32)
-        self._values[self._takes[0]] = Value(x)
-        args = {"step": self.shared.step, "q": self.shared.queries, "x": self.shared.stream}
+        self._values[first] = Value(x)
+        args = {"step": self.shared.step, "q": self.shared.queries, "x": self.shared.handed[first.x]}
         args |= {"q_taken": q, "x_taken": x, "Q_SIZE": q_size, "SIZE": size}
         args |= {"D": next_power(max(size, q_size)), "LOGIT_ROWS": steps.LOGIT_ROWS}
         self._add(take_kernel, (self.rows,), args, label="take", bytes=self.rows * (8 * size + 4 * q_size))
+        for take in others:
+            rows = self.arena.take(self.rows, take.width, F32)
+            self._values[take] = Value(rows)
+            args = {"step": self.shared.step, "x": self.shared.handed[take.x], "out": rows}
+            args |= {"LOGIT_ROWS": steps.LOGIT_ROWS}
+            self._by_columns(general.take_rows_kernel, take.width, args, label="take")
         return q
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
@@ -350,60 +447,13 @@ class Lowering:
         args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": spec.k_norm, "eps": spec.norm_eps, "q": q}
         args |= self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim}
-        args |= {"ROPE_PAIRS": len(rope_of(spec).inv_freq), "BLOCK_SIZE": kv.block_size}
-        args |= {"INTERLEAVED": rope_of(spec).style == "interleaved", "D": next_power(spec.head_dim)}
-        grid = (self.rows, spec.num_heads + 2 * spec.num_kv_heads)
-        self._add(heads_kernel, grid, args, warps=1, label="heads")
-
-
-class _Rotations:
-    """cos and sin of every row's position, for each kind of rotation a model has; made with the embedding."""
-
-    def __init__(self, ropes: list[Any], rows: int, arena: Arena) -> None:
-        self.ropes, self.rows = ropes, rows
-        self.pairs = len(ropes[0].inv_freq)
-        if any(len(rope.inv_freq) != self.pairs for rope in ropes):
-            raise BackendError("layers that rotate different numbers of channels are not supported by the CUDA body")
-        device = arena.device
-        self.inv_freq = torch.from_numpy(np.stack([rope.inv_freq for rope in ropes]).astype(np.float32)).to(device)
-        self.scale = torch.tensor([rope.scale for rope in ropes], dtype=F32, device=device)
-        self.cos = arena.take(rows, len(ropes) * self.pairs, F32)  # read as [ropes, rows, pairs]
-        self.sin = arena.take(rows, len(ropes) * self.pairs, F32)
-
-    def args(self) -> dict[str, Any]:
-        padded = next_power(self.pairs)
-        tensors = {"inv_freq": self.inv_freq, "rope_scale": self.scale, "cos": self.cos, "sin": self.sin}
-        return tensors | {"ROPES": len(self.ropes), "PAIRS": self.pairs, "PAIRS_PADDED": padded}
-
-    def of(self, spec: AttentionSpec) -> dict[str, Any]:
-        index = next(i for i, rope in enumerate(self.ropes) if rope is spec.rope)
-        start = index * self.rows * self.pairs
-        return {"cos": self.cos.view(-1)[start:], "sin": self.sin.view(-1)[start:]}
+        args |= {"ROPE_PAIRS": pairs_of(spec), "BLOCK_SIZE": kv.block_size, "ROW": spec.row_width}
+        args |= {"INTERLEAVED": spec.rope is not None and spec.rope.style == "interleaved"}
+        args |= {"positions": self._at["positions"], "GROWTH": float(spec.growth), "PERIOD": spec.period}
+        grid = (self.rows, spec.num_heads + (2 * spec.num_kv_heads if spec.stores else 0))
+        self._add(heads_kernel, grid, args | {"D": next_power(spec.head_dim)}, warps=1, label="heads")
 
 
 def matrix_of(node: Embed | Product) -> DeviceMatrix:
     assert isinstance(node.matrix, DeviceMatrix)
     return node.matrix
-
-
-def depth_of(spec: AttentionSpec) -> int:
-    """A head's channels as the matrix unit takes them: keys and values stand on its M side, 64 wide at least."""
-    return max(next_power(spec.head_dim), 64)
-
-
-def prompt_rows(depth: int) -> int:
-    """Query rows of the prompt kernel's tile: the registers hold results of a split and of all before it."""
-    return 128 if depth <= 128 else 64
-
-
-def programs_each(depth: int, rows: int) -> int:
-    """Programs of the decode kernel for so many query rows that a multiprocessor runs at once, by the shared memory
-    that their pipelines take. All of the card's must have room: whoever merges waits for others (handover.py)."""
-    each = 4 if depth <= 64 else 2 if depth <= 128 else 1
-    return each if rows <= steps.DECODE_ROWS else max(each // 2, 1)
-
-
-def is_fusable(spec: AttentionSpec) -> bool:
-    """Whether q, k and v can be rotated and stored where they are computed: pairs must come in eights, and a norm over
-    a head needs the whole head."""
-    return spec.q_norm is None and len(rope_of(spec).inv_freq) % 8 == 0 and spec.head_dim % 16 == 0

@@ -18,6 +18,19 @@ from unspool.ops.cuda.tiles import Tile, split_width, splits_of, tile_of
 
 SHARED = 200_000  # bytes that a program's rounds may take: what a multiprocessor has, less some for the end
 
+FEW, SOME = 8, 32  # rows: up to the first what lies between kernels counts
+# Columns that a linear layer, of few rows, of some or of more, has yet to come when it lets the next kernel in. Later,
+# and that one's first weights come late; earlier, and its programs take the free multiprocessors two to a pair, which
+# shares its way to memory.
+LEFT = {"heads": 2560, "output": 1536, "gated": 256, "down": 1536}
+LEFT_OF_SOME = {"heads": 1536, "output": 768, "gated": 0, "down": 768}
+LEFT_OF_MORE = {"heads": 1024, "output": 1536, "gated": 0, "down": 0}
+
+
+def columns_left(kind: str, rows: int) -> int:
+    """For `left` of Projection.launch."""
+    return (LEFT if rows <= FEW else LEFT_OF_SOME if rows <= SOME else LEFT_OF_MORE)[kind]
+
 
 class Projection:
     def __init__(self, matrix: DeviceMatrix, rows: int) -> None:

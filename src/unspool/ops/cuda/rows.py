@@ -147,16 +147,20 @@ def heads_kernel(
     slots,
     q,
     kv,
+    positions,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    ROPE_PAIRS: tl.constexpr,
+    ROW: tl.constexpr,  # values of a row: without keys and values where another layer has stored them
+    ROPE_PAIRS: tl.constexpr,  # 0: no rotation
+    GROWTH: tl.constexpr,  # queries are times 1 + GROWTH · log(1 + ⌊position / PERIOD⌋)
+    PERIOD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One head of one row: norm, rotate, store. The fused way is linear's `heads`; it cannot norm."""
+    """One head of one row: norm, rotate, store. The fused way is linear's `heads`: it always rotates, never norms."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -172,7 +176,7 @@ def heads_kernel(
             turned = pair < ROPE_PAIRS
             first = tl.where(turned, pair, rest)
             second = tl.where(turned, pair + ROPE_PAIRS, rest + 1)
-    source = qkv + row * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM
+    source = qkv + row * ROW + head * HEAD_DIM
     a = tl.load(source + first, mask=inside, other=0.0)
     b = tl.load(source + second, mask=inside, other=0.0)
     if head < HEADS + KV_HEADS:
@@ -184,11 +188,15 @@ def heads_kernel(
             norm = q_norm if head < HEADS else k_norm
             a = a * scale * tl.load(norm + first, mask=inside, other=0.0)
             b = b * scale * tl.load(norm + second, mask=inside, other=0.0)
-        turned = inside & (pair < ROPE_PAIRS)
-        c = tl.load(cos + row * ROPE_PAIRS + pair, mask=turned, other=1.0)
-        s = tl.load(sin + row * ROPE_PAIRS + pair, mask=turned, other=0.0)
-        a, b = a * c - b * s, a * s + b * c
+        if ROPE_PAIRS > 0:
+            turned = inside & (pair < ROPE_PAIRS)
+            c = tl.load(cos + row * ROPE_PAIRS + pair, mask=turned, other=1.0)
+            s = tl.load(sin + row * ROPE_PAIRS + pair, mask=turned, other=0.0)
+            a, b = a * c - b * s, a * s + b * c
     if head < HEADS:
+        if GROWTH > 0:
+            by = 1.0 + GROWTH * tl.log(1.0 + (tl.load(positions + row) // PERIOD).to(tl.float32))
+            a, b = a * by, b * by
         target = q + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + place
         tl.store(target, to_half(a), mask=inside)
         tl.store(target + 8, to_half(b), mask=inside)

@@ -21,15 +21,17 @@ import torch
 from torch import Tensor
 
 from unspool.errors import BackendError
-from unspool.ops import ArrayBatch, Batch, Draws
+from unspool.ops import ArrayBatch, AttentionSpec, Batch, Draws
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
+from unspool.ops.cuda.geometry import depth_of, heads_of, programs_each, prompt_rows
 from unspool.ops.cuda.handover import ABSENT, MORE
 from unspool.ops.cuda.launch import Arena, Launch, has_room_for_all, is_interpreted, multiprocessors, next_power
-from unspool.ops.cuda.lower import Lowering, Shared, depth_of, programs_each, prompt_rows
+from unspool.ops.cuda.layout import Shared
+from unspool.ops.cuda.lower import Lowering
 from unspool.ops.cuda.sampler import Rows, Sampled, SamplingRoom, can_draw, results_room
 from unspool.ops.cuda.sampling import RESULT
-from unspool.ops.graph import Attention, Embed, Graph, Logits
+from unspool.ops.graph import Attention, Graph, Logits, Take
 
 if TYPE_CHECKING:
     from unspool.params import ResolvedParams
@@ -41,6 +43,14 @@ PARTIAL_SUMS = 1 << 24
 ARRIVALS = 1 << 14
 STEP_WORDS = 1 << 20  # of a step's description, at first: a long prompt among hundreds of long tables
 RING = 4  # steps that the host may have under way
+
+
+def _shape_of(spec: AttentionSpec) -> steps.Shape:
+    """What divides a layer's work."""
+    capacity, depth = 256 if is_interpreted() else ATTENTION_ROWS, depth_of(spec)
+    heads = (spec.num_heads, spec.num_kv_heads)
+    shape = steps.Shape(*heads, multiprocessors(), capacity, prompt_rows(depth), has_room_for_all())
+    return replace(shape, programs=shape.programs * programs_each(depth, shape.decode_rows))
 
 
 def bucket_of(rows: int) -> int:
@@ -122,14 +132,9 @@ class CudaStep:
         if not isinstance(graph.output, Logits):
             raise BackendError("a model must end in logits to run on the CUDA body")
         self.vocab_size = graph.output.width
-        self._hidden_size = next(node.width for node in graph.nodes if isinstance(node, Embed))
-        spec = next(node.spec for node in graph.nodes if isinstance(node, Attention))
-        capacity = 256 if is_interpreted() else ATTENTION_ROWS
-        self._depth, self._head_dim = depth_of(spec), spec.head_dim
-        heads, rows = (spec.num_heads, spec.num_kv_heads), prompt_rows(self._depth)
-        shape = steps.Shape(*heads, multiprocessors(), capacity, rows, has_room_for_all())
-        each = programs_each(self._depth, shape.decode_rows)
-        self.shape = replace(shape, programs=shape.programs * each)
+        self._specs = [node.spec for node in graph.nodes if isinstance(node, Attention)]
+        self._kinds = {heads_of(spec): spec for spec in self._specs}  # layers with equal heads share lists of work
+        self.shapes = [_shape_of(spec) for spec in self._kinds.values()]
         self._arena = Arena(device)
         self._graphs: dict[tuple[object, ...], tuple[LaunchGraph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16 if is_interpreted() else STEP_WORDS, kv.engine.step_tokens)
@@ -147,19 +152,23 @@ class CudaStep:
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        kept = (self.shape.num_kv_heads, self.shape.capacity, self._depth + MORE.value)
+        def absent(shape: steps.Shape, spec: AttentionSpec) -> Tensor:
+            kept = (shape.num_kv_heads, shape.capacity, depth_of(spec) + MORE.value)
+            return torch.full(kept, ABSENT.value, dtype=torch.int32, device=self.device).view(torch.float32)
+
         most = max(bucket_of(max_rows), 16)
-        absent = torch.full(kept, ABSENT.value, dtype=torch.int32, device=self.device)
+        takes = [node for node in self.graph.nodes if isinstance(node, Take)]
         return Shared(
             kv=self.kv,
             step=room(step_size, dtype=torch.int32),
             sampled=room(max(bucket_of(max_rows), 1024), dtype=torch.int32),
             partial=room(1 << 18 if is_interpreted() else PARTIAL_SUMS),
             arrivals=room(ARRIVALS, dtype=torch.int32),
-            attention_partial=absent.view(torch.float32),
-            decode_rows=self.shape.decode_rows,
-            stream=room(most, self._hidden_size),
-            queries=room(most, self.shape.num_heads * self._head_dim, dtype=torch.float16),
+            shapes=self.shapes,
+            attention_partial=[absent(*each) for each in zip(self.shapes, self._kinds.values(), strict=True)],
+            kinds={heads: kind for kind, heads in enumerate(self._kinds)},
+            handed={take.x: room(most, take.width) for take in takes},
+            queries=room(most, self._specs[-1].num_heads * self._specs[-1].head_dim, dtype=torch.float16),
         )
 
     # Steps -----------------------------------------------------------------------------------------------------------
@@ -233,7 +242,8 @@ class CudaStep:
         if not is_interpreted():
             torch.cuda.synchronize()
         self._shared.arrivals.zero_()
-        self._shared.attention_partial.view(torch.int32).fill_(ABSENT.value)
+        for partial in self._shared.attention_partial:
+            partial.view(torch.int32).fill_(ABSENT.value)
         if self._room is not None:
             self._room.state.zero_()
 
@@ -244,7 +254,7 @@ class CudaStep:
         take_all = len(batch.logit_rows) == len(batch.ids) and bool((np.diff(batch.logit_rows) == 1).all())
         if take_all:
             logits = rows
-        self._make_room(steps.size_of(batch, rows, logits, self.shape), rows, 0 if words is None else logits)
+        self._make_room(steps.size_of(batch, rows, logits, self.shapes), rows, 0 if words is None else logits)
         self._send(batch, rows, logits, words, sources, take_all=take_all)
         if take_all:
             graph, out = self._layout("all", rows, rows, mode)
@@ -327,7 +337,7 @@ class CudaStep:
             batch,
             rows,
             logits,
-            self.shape,
+            self.shapes,
             take_all=take_all,
             sources=sources,
             params=words,

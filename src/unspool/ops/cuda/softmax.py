@@ -111,6 +111,14 @@ def enter_split_evenly(
 
 
 @triton.jit
+def with_sink(mass, m, sinks, head):
+    """The sum of weights, to which each head's sink adds its own."""
+    if sinks is not None:
+        mass = mass + tl.exp2(tl.load(sinks + head) * 1.4426950408889634 - base_of(m))
+    return mass
+
+
+@triton.jit
 def answer_of(mass, acc):
     return acc / tl.where(mass == 0.0, 1.0, mass)
 
@@ -128,7 +136,7 @@ def keep_split(partial, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr
 
 @triton.jit
 def merge_splits(
-    partial, out, at, first, rows, begin, end, first_row, head,
+    partial, out, sinks, at, first, rows, begin, end, first_row, head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, TIMES: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
@@ -154,6 +162,7 @@ def merge_splits(
             clear(row + D + i * stride, count > i)
             clear(row + D + 1 + i * stride, count > i)
             m, mass, acc = merge_taken(m, mass, acc, found, i * (2 + EACH), EACH)
+    mass = with_sink(mass, m, sinks, head * GROUP + r % GROUP)
     answer = ()
     for j in tl.static_range(EACH):
         answer = answer + (answer_of(mass, acc[j]).to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
@@ -184,15 +193,15 @@ def side_by_side(parts, first: tl.constexpr, step: tl.constexpr, COUNT: tl.const
 
 @triton.jit
 def merge_rows(
-    partial, out, at, first, count, rows, begin, end, first_row, head,
+    partial, out, sinks, at, first, count, rows, begin, end, first_row, head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """The same for a count of rows, 1 or 4: many splits of one, or few of all four at once."""
     if count == 1:
         merge_splits(
-            partial, out, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 1, 8, ALONE
+            partial, out, sinks, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 1, 8, ALONE
         )
     else:
         merge_splits(
-            partial, out, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 4, 4, ALONE
+            partial, out, sinks, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 4, 4, ALONE
         )

@@ -1,7 +1,10 @@
 """A step as the device reads it: one array of int32, copied over in one go.
 
     header | ids | positions | slots | sources | logit rows, their positions | items, three lists | tables | sampling
-    16       rows  rows        rows    rows      these where the header says                                parameters
+             rows  rows        rows    rows      these where the header says                                parameters
+
+The header has 16 words for each kind of attention heads that a model has: a kind has lists of items of its own, and the
+other places stand in the first 16.
 
 The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
 those that a batch has are padding: their slot is -1 and nothing of theirs is kept.
@@ -9,6 +12,7 @@ those that a batch has are padding: their slot is -1 and nothing of theirs is ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,22 +53,24 @@ class Shape:
         return max(DECODE_ROWS, 1 << (self.group - 1).bit_length())
 
 
-def places(rows: int) -> dict[str, int]:
+def places(rows: int, kinds: int = 1) -> dict[str, int]:
     """Where each part of fixed size begins: at multiples of 16 bytes, or kernels would come in two kinds."""
     names = ("ids", "positions", "slots", "sources")
-    return {name: HEADER + index * padded(rows) for index, name in enumerate(names)}
+    return {name: HEADER * kinds + index * padded(rows) for index, name in enumerate(names)}
 
 
 def padded(rows: int) -> int:
     return -(-rows // 4) * 4
 
 
-def size_of(batch: ArrayBatch, rows: int, logits: int, shape: Shape) -> int:
+def size_of(batch: ArrayBatch, rows: int, logits: int, shapes: Sequence[Shape]) -> int:
     """An upper bound of what describe() writes."""
     items = 0
     for positions in (batch.positions, batch.positions[batch.logit_rows]):
-        items += ITEM * (int((positions // (KEYS * SPLIT) + 1).sum()) + (1 + shape.group) * len(positions))
-    return HEADER + 4 * padded(rows) + 2 * logits + items + batch.tables.size + TABLE_SLACK + PARAMS * logits
+        for shape in shapes:
+            items += ITEM * (int((positions // (KEYS * SPLIT) + 1).sum()) + (1 + shape.group) * len(positions))
+    fixed = HEADER * len(shapes) + 4 * padded(rows) + TABLE_SLACK
+    return fixed + 2 * logits + items + batch.tables.size + PARAMS * logits
 
 
 def describe(
@@ -72,7 +78,7 @@ def describe(
     batch: ArrayBatch,
     rows: int,
     logits: int,
-    shape: Shape,
+    shapes: Sequence[Shape],
     *,
     take_all: bool = False,
     sources: np.ndarray | None = None,
@@ -82,7 +88,7 @@ def describe(
     """Write the step into `out`; its length comes back. `params` are the rows' sampling parameters, `results` says
     where theirs go."""
     live = len(batch.ids)
-    at = places(rows)
+    at, header = places(rows, len(shapes)), HEADER * len(shapes)
     for name, values, filler in (
         ("ids", batch.ids, 0),
         ("positions", batch.positions, 0),
@@ -95,18 +101,19 @@ def describe(
         else:
             out[start : start + live] = values
             out[start + live : start + rows] = filler
-    start = out[LOGIT_ROWS] = HEADER + 4 * padded(rows)
+    start = out[LOGIT_ROWS] = header + 4 * padded(rows)
     end = start + 2 * logits
     out[start:end] = 0
     out[start : start + len(batch.logit_rows)] = batch.logit_rows
     out[start + logits : start + logits + len(batch.logit_rows)] = batch.positions[batch.logit_rows]
-    few, many = divide(batch, shape, take_all=take_all)
-    last = few[:0] if take_all else divide_last(batch, shape)
-    for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many), (LAST_ITEMS, last)):
-        positions = start + logits if place == LAST_ITEMS else at["positions"]
-        out[place : place + 3] = len(items), end, positions
-        out[end : end + items.size] = items.reshape(-1)
-        end += items.size
+    for kind, shape in enumerate(shapes):
+        few, many = divide(batch, shape, take_all=take_all)
+        last = few[:0] if take_all else divide_last(batch, shape)
+        for place, items in ((FEW_ITEMS, few), (MANY_ITEMS, many), (LAST_ITEMS, last)):
+            positions = start + logits if place == LAST_ITEMS else at["positions"]
+            out[HEADER * kind + place : HEADER * kind + place + 3] = len(items), end, positions
+            out[end : end + items.size] = items.reshape(-1)
+            end += items.size
     out[TABLES], out[TABLES + 1] = end, batch.tables.shape[1]
     out[end : end + batch.tables.size] = batch.tables.reshape(-1)
     end += batch.tables.size

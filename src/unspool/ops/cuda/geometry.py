@@ -1,0 +1,101 @@
+"""What attention's kernels need to know of a layer's heads, and rotations of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unspool.ops import AttentionSpec, Rope
+from unspool.ops.cuda import steps
+from unspool.ops.cuda.launch import Arena, Launch, next_power
+
+Heads = tuple[int, int, int]  # heads, KV heads, channels of each
+
+
+def heads_of(spec: AttentionSpec) -> Heads:
+    return spec.num_heads, spec.num_kv_heads, spec.head_dim
+
+
+def pairs_of(spec: AttentionSpec) -> int:
+    """How many pairs of a head's channels are rotated."""
+    return 0 if spec.rope is None else len(spec.rope.inv_freq)
+
+
+def depth_of(spec: AttentionSpec) -> int:
+    """A head's channels as the matrix unit takes them: keys and values stand on its M side, 64 wide at least."""
+    return max(next_power(spec.head_dim), 64)
+
+
+def prompt_rows(depth: int) -> int:
+    """Query rows of the prompt kernel's tile: the registers hold results of a split and of all before it."""
+    return 128 if depth <= 128 else 64
+
+
+def programs_each(depth: int, rows: int) -> int:
+    """Programs of the decode kernel for so many query rows that a multiprocessor runs at once, by the shared memory
+    that their pipelines take. All of the card's must have room: whoever merges waits for others (handover.py)."""
+    each = 4 if depth <= 64 else 2 if depth <= 128 else 1
+    return each if rows <= steps.DECODE_ROWS else max(each // 2, 1)
+
+
+def is_fusable(spec: AttentionSpec) -> bool:
+    """Whether q, k and v can be rotated and stored where they are computed: pairs must come in eights, and a norm over
+    a head needs the whole head."""
+    is_usual = spec.q_norm is None and spec.stores and spec.growth == 0
+    return is_usual and pairs_of(spec) > 0 and pairs_of(spec) % 8 == 0 and spec.head_dim % 16 == 0
+
+
+class Rotations:
+    """cos and sin of every row's position, for each rotation of a model. Those of as many pairs as the first are made
+    with the embedding, others by kernels of their own."""
+
+    def __init__(self, ropes: Sequence[Rope], rows: int, arena: Arena) -> None:
+        self.rows = rows
+        sizes = dict.fromkeys(len(rope.inv_freq) for rope in ropes)
+        self._tables = [_Table([each for each in ropes if len(each.inv_freq) == size], rows, arena) for size in sizes]
+
+    def args(self) -> dict[str, Any]:
+        """What the embedding's kernel is called with."""
+        if self._tables:
+            return self._tables[0].args()
+        names = ("inv_freq", "rope_scale", "cos", "sin")
+        return dict.fromkeys(names) | {"ROPES": 0, "PAIRS": 1, "PAIRS_PADDED": 1}
+
+    def launches(self, positions: Tensor) -> list[Launch]:
+        """The kernels that make the others."""
+        from unspool.ops.cuda.general import rotations_kernel
+
+        beside = {"positions": positions, "num_rows": self.rows}
+        return [Launch(rotations_kernel, (self.rows,), each.args() | beside, warps=1) for each in self._tables[1:]]
+
+    def of(self, spec: AttentionSpec) -> dict[str, Any]:
+        found = (each.of(spec.rope) for each in self._tables if spec.rope is not None)
+        return next((each for each in found if each is not None), {"cos": None, "sin": None})
+
+
+class _Table:
+    """Rotations of as many pairs each."""
+
+    def __init__(self, ropes: list[Rope], rows: int, arena: Arena) -> None:
+        self.ropes, self.rows, self.pairs = ropes, rows, len(ropes[0].inv_freq)
+        speeds = np.stack([rope.inv_freq for rope in ropes]).astype(np.float32)
+        self.inv_freq = torch.from_numpy(speeds).to(arena.device)
+        self.scale = torch.tensor([rope.scale for rope in ropes], dtype=torch.float32, device=arena.device)
+        self.cos = arena.take(rows, len(ropes) * self.pairs, torch.float32)  # read as [ropes, rows, pairs]
+        self.sin = arena.take(rows, len(ropes) * self.pairs, torch.float32)
+
+    def args(self) -> dict[str, Any]:
+        tensors = {"inv_freq": self.inv_freq, "rope_scale": self.scale, "cos": self.cos, "sin": self.sin}
+        sizes = {"ROPES": len(self.ropes), "PAIRS": self.pairs, "PAIRS_PADDED": next_power(self.pairs)}
+        return tensors | sizes
+
+    def of(self, rope: Rope) -> dict[str, Any] | None:
+        for index, each in enumerate(self.ropes):
+            if each is rope:
+                start = index * self.rows * self.pairs
+                return {"cos": self.cos.view(-1)[start:], "sin": self.sin.view(-1)[start:]}
+        return None

@@ -1,0 +1,90 @@
+"""What layouts of one model share, and in which order its nodes are laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unspool.ops.cuda import steps
+from unspool.ops.cuda.body_kv import CudaKV
+from unspool.ops.cuda.geometry import Heads
+from unspool.ops.graph import Arrange, Attention, Graph, LayerNorm, Node, Norm, Take
+
+
+@dataclass(frozen=True)
+class Value:
+    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square:
+    sums of squares, [group, row]."""
+
+    data: Tensor
+    parts: Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass
+class Shared:
+    """What every layout of one model uses: the step's array, sampled tokens, rotations, room for partial sums."""
+
+    kv: CudaKV
+    step: Tensor  # int32, see steps.py
+    sampled: Tensor  # int32: the last step's tokens
+    partial: Tensor  # float32: linear layers' splits
+    arrivals: Tensor  # int32
+    shapes: list[steps.Shape]  # of all kinds of heads
+    attention_partial: list[Tensor]  # of each: float32 [kv heads, capacity, D + MORE], splits (handover.py)
+    kinds: dict[Heads, int]  # which of them
+    handed: dict[Node, Tensor]  # float32: where a body leaves the rows that the tail takes some of
+    queries: Tensor  # f16: and the last layer's queries
+
+    tables: dict[Node, Tensor] = field(default_factory=dict)  # parts of rows that are arranged
+
+    @property
+    def stream(self) -> Tensor:
+        return next(iter(self.handed.values()))
+
+    def parts_of(self, node: Arrange) -> Tensor:
+        """Where each part starts, its width, where it goes, its kind and where its weights begin."""
+        if node not in self.tables:
+            rows, target, weight = [], 0, 0
+            for part in node.parts:
+                rows.append((part.start, part.width, target, ("copy", "rms", "centered").index(part.norm), weight))
+                target += part.width
+                weight += 0 if part.norm == "copy" else part.width
+            self.tables[node] = torch.tensor(rows, dtype=torch.int32, device=self.step.device)
+        return self.tables[node]
+
+
+def body_first(graph: Graph) -> list[Node]:
+    """All that is computed for every row, then the last attention, then the rest."""
+    body = [node for node in graph.nodes if not node.narrow]
+    late = [node for node in graph.nodes if node.narrow]
+    last = [node for node in late if isinstance(node, Attention)]
+    return body + last + [node for node in late if not isinstance(node, Attention)]
+
+
+def norms_after_takes(graph: Graph) -> Graph:
+    """The same step, where a norm of all rows of which some are taken is a norm of the taken rows, too: the tail is
+    handed streams, and makes norms of them again."""
+    taken: dict[Node, Node] = {}
+    renamed: dict[Node, Node] = {}
+
+    def take(node: Node) -> Node:
+        if node not in taken:
+            taken[node] = Take(node, narrow=True)
+        return taken[node]
+
+    for node in graph.nodes:
+        if isinstance(node, Take):
+            x = renamed[node.x]
+            if isinstance(x, Norm | LayerNorm) and x.residual is None:
+                renamed[node] = replace(x, x=take(x.x), narrow=True)
+            else:
+                renamed[node] = take(x)
+            continue
+        inputs: dict[str, Any] = {role: renamed[each] for role, each in node.inputs.items()}
+        is_same = all(inputs[role] is each for role, each in node.inputs.items())
+        renamed[node] = node if is_same else replace(node, **inputs)
+    return Graph(renamed[graph.output])
