@@ -34,7 +34,7 @@ def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     for start in range(0, len(ids), 64):
         tokens = tuple(ids[start : start + 64])
         work = Work(0, start, tokens, blocks, num_logits=len(tokens), num_samples=0)
-        rows.append(engine.runner.run(Plan((work,))).copy())
+        rows.append(np.array(engine.runner.run(Plan((work,)))))
     return np.concatenate(rows)
 
 

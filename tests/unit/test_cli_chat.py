@@ -307,6 +307,7 @@ def test_what_is_pasted_is_one_message(chat_model: str, own_cache: Path, tmp_pat
     terminal.wait_for("› ")
     terminal.type(f"/save {tmp_path}/talk.json\n")
     terminal.wait_for("Saved 2 messages")
+    terminal.wait_for("› ")
     terminal.type("\x04")
     assert terminal.close() == 0
     saved = json.loads((tmp_path / "talk.json").read_text())
