@@ -12,6 +12,7 @@ NAMES = {
     "sampling": "choosing a token beside llama.cpp and transformers",
     "attacks": "how long /health takes while the server is attacked",
     "bits": "token ids and logprob bits of two checkouts",
+    "extract": "facts extracted from sentences: freely, by a schema, by a tool",
 }
 
 
