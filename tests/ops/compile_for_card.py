@@ -1,5 +1,8 @@
 """Compile the kernels of some steps for a Hopper card, where there is none: run by test_cuda_compile.py.
 
+    compile_for_card.py '[["tiny-wide", "bf16"], …]'   the kernels of models of random weights
+    compile_for_card.py '"layers"'                     every variant of a kernel that the interpreter's tests use
+
 Under the interpreter a kernel is Python, which forgives what a compiler does not: a name that changes its shape, a type
 that does not fit, more shared memory than there is.
 """
@@ -10,17 +13,24 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tests.ops.test_layers import GEOMETRIES, MODELS, WHOLE, architecture, random_weights
 from unspool.config import EngineConfig
-from unspool.models.random import SHAPES, shared_checkpoint
-from unspool.models.registry import architecture_of, build
+from unspool.models.decoder import Decoder
+from unspool.models.random import SHAPES, random_checkpoint, shared_checkpoint
+from unspool.models.registry import build
+from unspool.models.shapes import EVERY_FAMILY, TINY
+from unspool.models.tensors import TensorReader
 from unspool.ops.cuda import attention, launch, lower, project, runner, sampler
 from unspool.ops.cuda.body import CudaOps
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
@@ -28,6 +38,11 @@ from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.sampler import SamplingRoom, results_room
 
 SHARED_MEMORY = 232_448  # bytes that a program may have on Hopper
+LARGE = (
+    linear_kernel, linear_many_kernel, quantized_kernel,
+    attention.decode_attention_kernel, attention.prompt_attention_kernel,
+)  # fmt: skip
+PROMPT: list[Any] = [("body", 300, 16, None), ("tail", 300, 16, None)]
 SHARED_ALL = 233_472  # that a multiprocessor has, with 1 KiB for each program
 
 
@@ -61,15 +76,78 @@ def launches_of(shape: str, format: str) -> list[Any]:
     if config.num_layers > 4:  # a real model: its widths are what counts
         config = replace(config, num_layers=2, vocab_size=4096)
     checkpoint = shared_checkpoint(config, format)
+    parts = [("all", 1, 1, (True, True)), ("all", 8, 8, None), ("all", 48, 48, (False, False)), ("all", 128, 128, None)]
+    ops = card_ops()
+    return laid_out(ops, build(checkpoint.config, checkpoint.weights, ops), [*parts, *PROMPT], block_size=128)
+
+
+def card_ops() -> CudaOps:
     ops = object.__new__(CudaOps)
     ops.device = torch.device("cpu")
-    engine = EngineConfig(block_size=128, step_tokens=512, kv_tokens=1024).with_device_defaults("cuda")
-    kv = ops.kv_cache(architecture_of(checkpoint.config).storage, engine, 8)
-    step = ops.compile(build(checkpoint.config, checkpoint.weights, ops), kv)
+    return ops
+
+
+def laid_out(ops: CudaOps, model: Any, parts: list[Any], block_size: int) -> list[Any]:
+    engine = EngineConfig(block_size=block_size, step_tokens=512, kv_tokens=1024).with_device_defaults("cuda")
+    step = ops.compile(model, ops.kv_cache(model.architecture.storage, engine, 8))
     step._room, step._results = SamplingRoom(64, step.vocab_size, ops.device), results_room(64, runner.RING, ops.device)
-    parts: list[Any] = [("all", 1, 1, (True, True)), ("all", 8, 8, None), ("all", 48, 48, (False, False))]
-    parts += [("all", 128, 128, None), ("body", 300, 16, None), ("tail", 300, 16, None)]
     return [each for part in parts for each in step._layout(*part)[0].launches]
+
+
+def variants() -> Iterator[tuple[str, Any]]:
+    """The launches of every model that the interpreter's tests run, and the model's name."""
+    for name in (*MODELS, *WHOLE):  # of tests/ops/test_layers.py
+        model = architecture(GEOMETRIES, **WHOLE[name]) if name in WHOLE else architecture(MODELS[name])
+        ops = card_ops()
+        decoder = Decoder(TINY, model, TensorReader(ops, random_weights(model, seed=1, format="bf16")))
+        yield from ((name, each) for each in laid_out(ops, decoder, [("all", 2, 2, None), *PROMPT], block_size=16))
+    cases = [(shape, "bf16") for shape in EVERY_FAMILY] + [("tiny-wide", format) for format in ("q3_k", "q5_1")]
+    for shape, format in cases:
+        checkpoint, ops = random_checkpoint(SHAPES[shape], format=format), card_ops()
+        if any("_exps" in name for name in checkpoint.weights):
+            continue  # refused by name
+        decoder = build(checkpoint.config, checkpoint.weights, ops)
+        yield from ((shape, each) for each in laid_out(ops, decoder, [("all", 2, 2, None), *PROMPT], block_size=16))
+
+
+class FrontEndDone(Exception):
+    """The compiler has read a kernel and is about to make machine code of it."""
+
+
+def compile_variants() -> None:
+    """Small kernels are compiled to the end. Large ones take seconds each, and other cases compile them to the end:
+    here the compiler only reads every variant of theirs, and checks names, shapes and types."""
+    make_code = CUDABackend.__dict__["make_ttgir"]
+
+    @staticmethod
+    def stop(*args: Any) -> Any:
+        raise FrontEndDone
+
+    seen: set[str] = set()
+    for name, each in variants():
+        arguments = {key: described(value) for key, value in {**each.arguments, **each.options}.items()}
+        variant = f"{each.kernel.fn.__name__}{arguments}"
+        if variant in seen:
+            continue
+        seen.add(variant)
+        CUDABackend.make_ttgir = stop if each.kernel in LARGE else make_code
+        try:
+            compiled = each.kernel.warmup(grid=each.grid, **each.arguments, **each.options)
+            assert compiled.metadata.shared <= SHARED_MEMORY, f"{each.label} asks for {compiled.metadata.shared} bytes"
+        except FrontEndDone:
+            pass
+        except Exception as error:
+            raise RuntimeError(f"{name}: {each.label} ({each.kernel.fn.__name__}) does not compile") from error
+    print(json.dumps({"variants": len(seen)}))
+
+
+def described(value: Any) -> Any:
+    """What a compiled kernel depends on of an argument."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype)
+    if isinstance(value, TensorDescriptor):
+        return str(value.base.dtype), tuple(value.block_shape)
+    return (value == 1, value % 16 == 0) if type(value) is int and value > 1 << 12 else value
 
 
 def held_once(text: str) -> bool:
@@ -91,7 +169,6 @@ def held_once(text: str) -> bool:
 
 
 def main(cases: list[list[str]]) -> None:
-    pretend()
     told: dict[str, int] = {}
     for shape, format in cases:
         for each in launches_of(shape, format):
@@ -113,4 +190,6 @@ def main(cases: list[list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    pretend()
+    asked = json.loads(sys.argv[1])
+    compile_variants() if asked == "layers" else main(asked)

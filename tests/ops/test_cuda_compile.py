@@ -21,16 +21,18 @@ CASES = {
     "real": [("llama-8b", "bf16"), ("llama-1b", "fp8"), ("llama-1b", "q4_1")],
     "odd": [("gemma3-270m", "bf16"), ("smollm2-135m", "q8_0")],
 }
+LAYERS = "layers"  # every variant of a kernel that the interpreter's tests use
 
 
 @pytest.fixture(scope="module")
 def compilers() -> Iterator[dict[str, subprocess.Popen[str]]]:
     """A process for each case, all at once: a kernel compiles on one core."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(SCRIPT.parents[2])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     started = {
         name: subprocess.Popen([sys.executable, str(SCRIPT), json.dumps(cases)], env=environment, text=True, **pipes)
-        for name, cases in CASES.items()
+        for name, cases in (CASES | {LAYERS: LAYERS}).items()
     }
     yield started
     for process in started.values():
@@ -38,9 +40,20 @@ def compilers() -> Iterator[dict[str, subprocess.Popen[str]]]:
         process.communicate()
 
 
+def result_of(compiler: subprocess.Popen[str]) -> dict[str, int]:
+    out, errors = compiler.communicate()
+    assert compiler.returncode == 0, errors[-4000:]
+    found: dict[str, int] = json.loads(out.splitlines()[-1])
+    return found
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile_for_hopper(name: str, compilers: dict[str, subprocess.Popen[str]]) -> None:
-    out, errors = compilers[name].communicate()
-    assert compilers[name].returncode == 0, errors[-4000:]
-    told = json.loads(out.splitlines()[-1])
+    told = result_of(compilers[name])
     assert set(told) >= SAMPLING | {"attention", "attention-prompt"}
+
+
+def test_every_variant_that_the_interpreter_runs_is_read_by_the_compiler(
+    compilers: dict[str, subprocess.Popen[str]],
+) -> None:
+    assert result_of(compilers[LAYERS])["variants"] > 100

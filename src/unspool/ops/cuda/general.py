@@ -135,12 +135,14 @@ def arrange_kernel(
     column = tl.arange(0, D)
     inside = column < size
     y = tl.load(x + row * X_SIZE + start + column, mask=inside, other=0.0).to(tl.float32)
-    if kind > 0:
-        by = tl.load(weight + first + column, mask=inside, other=0.0)
-        if kind == 1:
-            y = normed(y, inside, size, eps, False, D) * by
-        else:
-            y = normed(y, inside, size, eps, True, D) * by
+    # Two conditions: the first is settled when the kernel is compiled, and without norms there is nothing to load from.
+    if weight is not None:  # noqa: SIM102
+        if kind > 0:
+            by = tl.load(weight + first + column, mask=inside, other=0.0)
+            if kind == 1:
+                y = normed(y, inside, size, eps, False, D) * by
+            else:
+                y = normed(y, inside, size, eps, True, D) * by
     tl.store(out + row * OUT_SIZE + target + column, y.to(out.dtype.element_ty), mask=inside)
 
 

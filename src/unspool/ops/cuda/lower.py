@@ -444,7 +444,8 @@ class Lowering:
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv
-        args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": spec.k_norm, "eps": spec.norm_eps, "q": q}
+        k_norm = spec.k_norm if spec.stores else spec.q_norm  # rows without keys: the compiler wants a pointer, unused
+        args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": k_norm, "eps": spec.norm_eps, "q": q}
         args |= self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim}
         args |= {"ROPE_PAIRS": pairs_of(spec), "BLOCK_SIZE": kv.block_size, "ROW": spec.row_width}
