@@ -60,6 +60,11 @@ def object_for(rng: random.Random, schema: Schema, depth: int, share: float = 0.
 def body_for(rng: random.Random, schema: Schema) -> dict[str, Any]:
     body = object_for(rng, schema, 0)
     body.pop("model", None)
+    if {"prompt", "messages"} <= schema["properties"].keys() and rng.random() < 0.8:  # one of the two is needed
+        body.pop("messages", None)
+        body["prompt"] = value_for(rng, schema["properties"]["prompt"])
+    if "crowd" in schema["properties"]:
+        body |= {"seed": rng.randrange(9), "crowd": rng.randrange(4)}
     for name in ("max_tokens", "max_output_tokens", "max_completion_tokens"):
         if name in schema["properties"] and rng.random() < 0.9:
             body[name] = rng.randrange(6)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from unspool.digest import blake2b
 from unspool.errors import EngineError
@@ -51,6 +52,13 @@ class Blocks:
     @property
     def num_cached(self) -> int:
         return len(self._cached)
+
+    def state(self, block: int) -> Literal["free", "cached", "private", "shared"]:
+        """Who has a block: nobody, the index of prefixes alone, one sequence, or several."""
+        owners = self._owners[block]
+        if owners:
+            return "private" if owners == 1 else "shared"
+        return "cached" if block in self._cached else "free"
 
     def allocate(self) -> int:
         if self._free:

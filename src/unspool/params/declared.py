@@ -57,6 +57,8 @@ class SamplingFields:
     logprobs_stage: Literal["raw", "final"] | None = None
     prompt_logprobs: int | None = None
     trace: bool = False
+    trace_top: int = 8
+    trace_tokens: Sequence[int] | None = None
     order: str | Sequence[Stage] | None = None
     priority: int = 0
     cache_salt: str | None = None
@@ -106,6 +108,8 @@ class ResolvedFields:
     logprobs_stage: Literal["raw", "final"]
     prompt_logprobs: int | None
     trace: bool
+    trace_top: int
+    trace_tokens: tuple[int, ...]
     order: tuple[Stage, ...]
     priority: int
     cache_salt: str | None
@@ -154,6 +158,8 @@ class SamplingOptions(TypedDict, total=False):
     logprobs_stage: Literal["raw", "final"] | None
     prompt_logprobs: int | None
     trace: bool
+    trace_top: int
+    trace_tokens: Sequence[int] | None
     order: str | Sequence[Stage] | None
     priority: int
     cache_salt: str | None

@@ -285,6 +285,16 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="trace", kind=Flag(), group=REPORT, default=False, is_set=True, no_flag="`unspool explain` sets it",
         help="Add to each token what every sampling stage did to it.",
     ),
+    Parameter(
+        name="trace_top", kind=Integer(1, 1000), group=REPORT, default=8, is_set=True,
+        no_flag="`unspool explain` sets it",
+        help="How many of the likeliest tokens a trace follows through the stages, and at least how many of the draw's "
+        "best scores it reports (32 if more).",
+    ),
+    Parameter(
+        name="trace_tokens", kind=TokenIds(), group=REPORT, default=(), no_flag="a command knows no token ids",
+        help="Further tokens that a trace follows, however unlikely they are.",
+    ),
     # How it is run
     Parameter(
         name="order", kind=Order(), group=DRAW, derived="unspool", metavar="ORDER",

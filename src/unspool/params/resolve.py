@@ -60,7 +60,7 @@ def _from_model(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_vocab(values: Mapping[str, Any], vocab_size: int) -> None:
-    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "trace_tokens"):
         checks.within_vocab(name, tuple(values[name] or ()), vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         if values[name] is not None and values[name] > vocab_size:
@@ -109,6 +109,10 @@ def _warnings(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[
         warnings.append(f"repetition_penalty {values['repetition_penalty']:g} is above 1.3: answers tend to fall apart")
     if values["logprobs_stage"] != "raw" and values["logprobs"] is None:
         warnings.append("logprobs_stage does nothing without logprobs")
+    if not values["trace"]:
+        for name in ("trace_top", "trace_tokens"):
+            if origins[name] == "request":
+                warnings.append(f"{name} does nothing without trace")
     if values["beam"] is not None and values["temperature"] != 1 and origins["temperature"] == "request":
         warnings.append("beam search draws nothing: temperature can do nothing")
     warnings += _idle(values, origins, "dry_multiplier", ("dry_base", "dry_allowed_length", "dry_window"))

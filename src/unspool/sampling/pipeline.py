@@ -306,8 +306,18 @@ class Sampler:
         top = tuple((other, stats.logprob(row[other])) for other in best)
         steps = None
         if recorded is not None and final is not None:
-            greedy = self.params.greedy
-            steps = trace.step_trace(logits, recorded, final, token, position, seed=self.seed, greedy=greedy)
+            params = self.params
+            steps = trace.step_trace(
+                logits,
+                recorded,
+                final,
+                token,
+                position,
+                seed=self.seed,
+                greedy=params.greedy,
+                top=params.trace_top,
+                also=params.trace_tokens,
+            )
         return Choice(token, stats.logprob(row[token]), rank, top, steps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,7 @@ from unspool.sampling.draw import F32, gumbel
 from unspool.sampling.filters import ranking, weights
 from unspool.sampling.logprobs import entropy, rank_of, row_stats, top_ids
 
-NUM_ALTERNATIVES = 8  # top raw tokens that are followed through the stages
-NUM_CANDIDATES = 32  # best scores of the draw that are reported
+NUM_CANDIDATES = 32  # best scores of the draw that are reported, at least
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class StepTrace:
     raw_probability: float
     raw_rank: int  # 1 is the model's favourite
     entropy_bits: float  # of the raw distribution
-    alternatives: tuple[tuple[int, float], ...]  # top raw tokens and their probabilities
+    alternatives: tuple[tuple[int, float], ...]  # top raw tokens and their probabilities, then those asked for
     stages: tuple[StageTrace, ...]
     greedy: bool
     seed: int
@@ -83,10 +83,21 @@ class Recorded:
 
 
 def step_trace(
-    raw: F32, recorded: list[Recorded], final: F32, token: int, position: int, *, seed: int, greedy: bool
+    raw: F32,
+    recorded: list[Recorded],
+    final: F32,
+    token: int,
+    position: int,
+    *,
+    seed: int,
+    greedy: bool,
+    top: int,
+    also: Sequence[int] = (),
 ) -> StepTrace:
+    """The trace of a choice. It follows the `top` likeliest tokens and those in `also`."""
     stats = row_stats(raw)
-    best = top_ids(raw, NUM_ALTERNATIVES)
+    best = top_ids(raw, top)
+    best += [other for other in dict.fromkeys(also) if other not in best]
     followed = [token, *(other for other in best if other != token)]
     return StepTrace(
         position=position,
@@ -98,7 +109,7 @@ def step_trace(
         stages=tuple(_stage_trace(step, followed) for step in recorded),
         greedy=greedy,
         seed=seed,
-        candidates=_candidates(final, position, seed, greedy),
+        candidates=_candidates(final, position, seed, greedy, max(top, NUM_CANDIDATES)),
     )
 
 
@@ -118,11 +129,11 @@ def _alive(logit: np.float32) -> float | None:
     return float(logit) if logit > -np.inf else None
 
 
-def _candidates(final: F32, position: int, seed: int, greedy: bool) -> tuple[Candidate, ...]:
+def _candidates(final: F32, position: int, seed: int, greedy: bool, count: int) -> tuple[Candidate, ...]:
     survivors = np.flatnonzero(final > -np.inf)
     noise = np.zeros(survivors.size, np.float32) if greedy else gumbel(seed, position, survivors)
     scores = final[survivors] + noise
-    order = ranking(scores)[:NUM_CANDIDATES]
+    order = ranking(scores)[:count]
     return tuple(
         Candidate(int(survivors[i]), float(final[survivors[i]]), float(noise[i]), float(scores[i])) for i in order
     )

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from unspool.errors import RequestError
-from unspool.server import anthropic, chat_completions, completions, pages, responses, schema, scores, tokens
+from unspool.server import (
+    anthropic,
+    chat_completions,
+    completions,
+    engine_view,
+    forks,
+    pages,
+    responses,
+    schema,
+    scores,
+    tokens,
+)
 from unspool.server.dialect import Body, WholeWriter
 from unspool.server.job import Job
 from unspool.server.kinds import Checker, Schema
@@ -53,9 +63,10 @@ class Page:
     path: str
     id: str
     summary: str
-    answer: Callable[[Service, Request], Awaitable[Response]]
+    answer: Callable[[Service, Request], Awaitable[Any]]
     media_type: str = "application/json"
     statuses: tuple[int, ...] = ()
+    parameters: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of the query: type and description
 
 
 _HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -119,6 +130,30 @@ ENDPOINTS: dict[str, Endpoint] = {
             {"input": "The sky is blue.", "top_logprobs": 2},
         ),
         Endpoint(
+            "/v1/fork",
+            "createFork",
+            "Continue an answer from the tokens that it begins with, on the cached prefix; several ways with n.",
+            schema.FORK,
+            Generation(forks.prepare_fork, forks.ForkWriter, "text_completion"),
+            {"prompt": "Once upon a time", "output_text": ", there", "max_tokens": 16, "logprobs": 2},
+        ),
+        Endpoint(
+            "/v1/whatif",
+            "createWhatIf",
+            "Choose one token again, with these parameters, and tell what every stage did to the whole vocabulary.",
+            schema.WHATIF,
+            Generation(forks.prepare_whatif, forks.WhatIfWriter, "text_completion"),
+            {"prompt": "Once upon a time", "temperature": 0.7, "top_p": 0.9, "seed": 7, "trace_top": 4},
+        ),
+        Endpoint(
+            "/v1/replay",
+            "createReplay",
+            "Answer a request again in a batch with random others, to compare ids and logprob bits.",
+            schema.REPLAY,
+            Generation(forks.prepare_replay, forks.ReplayWriter, "text_completion"),
+            {"prompt": "Once upon a time", "seed": 7, "max_tokens": 8, "logprobs": 0, "crowd": 4},
+        ),
+        Endpoint(
             "/tokenize",
             "tokenize",
             "Text or a conversation to token ids.",
@@ -141,6 +176,39 @@ PAGES: dict[str, Page] = {
     for page in (
         Page("/v1/models", "listModels", "The models served.", pages.models),
         Page("/v1/models/{name}", "getModel", "One model.", pages.model, statuses=(404,)),
+        Page(
+            "/v1/capabilities",
+            "getCapabilities",
+            "The model, every parameter with its range and its value in force, the receipt.",
+            engine_view.capabilities,
+        ),
+        Page(
+            "/v1/engine/steps",
+            "listSteps",
+            "The engine's latest steps: how many tokens of which request, when, how long. Never a token.",
+            engine_view.steps,
+            statuses=(400,),
+            parameters={
+                "since": ("integer", "Only steps after this number."),
+                "follow": ("boolean", "With 1 or true: server-sent events, as the steps come."),
+            },
+        ),
+        Page(
+            "/v1/engine/cache",
+            "getCache",
+            "The state of every cache block, and which blocks each request holds. Never a token.",
+            engine_view.cache,
+        ),
+        Page("/v1/machine", "getMachine", "The machine, and its measured ceilings.", engine_view.machine),
+        Page("/", "inspector", "The inspector, a web page.", pages.inspector, "text/html", statuses=(503,)),
+        Page(
+            "/assets/{name}",
+            "getAsset",
+            "A part of a page.",
+            pages.asset,
+            "application/octet-stream",
+            statuses=(404,),
+        ),
         Page("/health", "health", "Whether the process lives and its engine runs.", pages.health, statuses=(503,)),
         Page("/ready", "ready", "Whether requests are taken.", pages.ready, statuses=(503,)),
         Page("/metrics", "metrics", "Prometheus metrics.", pages.metrics, "text/plain"),

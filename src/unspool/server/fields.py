@@ -30,6 +30,7 @@ MAX_PROMPTS = 256
 MAX_TOP = 20
 MAX_TOOLS = 128
 MAX_BIASES = 4096
+MAX_TRACED = 256
 
 TOKEN_ID = integer(0)
 STRING = string(minLength=1, maxLength=MAX_STRING_LENGTH)
@@ -43,6 +44,8 @@ LIMITED: dict[str, Schema] = {
     "speculate": string(maxLength=256),
     "n": integer(1, MAX_CHOICES),
     "best_of": integer(1, MAX_CHOICES),
+    "trace_top": integer(1, MAX_TRACED),
+    "trace_tokens": array(TOKEN_ID, most=MAX_TRACED),
     "logit_bias": mapping(number(-MAX_BIAS, MAX_BIAS), maxProperties=MAX_BIASES),
     "seed": integer(
         -(2**63),

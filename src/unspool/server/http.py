@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from unspool.server.service import Service
 
 access = logging.getLogger("unspool.access")
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+OPEN_ROUTES = frozenset({"/health", "/ready", "/"})
+OPEN_FILES = "/assets/"  # of the page at /, which asks for a key and holds nothing secret
 # A parser holds up every other thread for 0.2 s for so many; a prompt of token ids has as many as the context.
 MAX_VALUES = 1_000_000
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -180,7 +181,7 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         path = scope["path"]
-        if path in OPEN_ROUTES:
+        if path in OPEN_ROUTES or path.startswith(OPEN_FILES):
             return
         if self._keys:
             if not any(self._keys.match(key) for key in _offered(scope)):

@@ -33,6 +33,8 @@ class Job:
     defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
     prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
     length_field: str = "max_tokens"
+    outputs: list[list[int]] = field(default_factory=list)  # how the answers to each begin; empty: with nothing
+    asked: int = 0  # the prompt whose answer was asked for, where others run beside it
 
 
 class Run:
@@ -44,11 +46,12 @@ class Run:
         self.choices: list[Choice] = []  # of all prompts, in order
         self.submissions: list[Submission] = []
         loop = asyncio.get_running_loop()
-        for ids, params in job.prompts:
+        outputs = job.outputs or [[]] * len(job.prompts)
+        for (ids, params), output in zip(job.prompts, outputs, strict=True):
             first = len(self.choices)
             self.choices += [Choice(first + n, Message(tokenizer, job.syntax)) for n in range(params.n)]
             receive = partial(self.receive, first)
-            self.submissions.append(Submission(ids, params, receive, is_chat=job.is_chat, loop=loop))
+            self.submissions.append(Submission(ids, params, receive, output, is_chat=job.is_chat, loop=loop))
         self.done: asyncio.Future[None] = loop.create_future()
         self.done.add_done_callback(_retrieve)
         self._driver, self._metrics = driver, metrics

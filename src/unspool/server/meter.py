@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unspool.engine.sizing import kv_bytes_per_token
@@ -15,6 +17,20 @@ if TYPE_CHECKING:
     from unspool.plan import Plan
 
 ARRAY_BYTES = 128 << 20  # read to learn the ceiling
+MAX_STEPS = 8192  # that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step, without a single token: when and how long, what it read, and how much of which request it computed."""
+
+    number: int
+    start: float  # seconds on the engine's clock
+    seconds: float
+    num_bytes: int  # that it must have read
+    works: tuple[tuple[int, int, int, int], ...]  # (request, first position, tokens, tokens that choose)
+    waiting: int
+    blocks_free: int
 
 
 class Meter:
@@ -28,14 +44,16 @@ class Meter:
         self.sees_all = engine.ahead is None
         weights = engine.checkpoint.weights
         looked_up = 0 if engine.checkpoint.config.tied_embeddings else weights["token_embd.weight"].nbytes
-        self._step_bytes = sum(weight.nbytes for weight in weights.values()) - looked_up
-        self._kv_bytes = kv_bytes_per_token(architecture_of(engine.checkpoint.config).storage, engine.config.kv_dtype)
+        self.step_bytes = sum(weight.nbytes for weight in weights.values()) - looked_up
+        self.kv_bytes = kv_bytes_per_token(architecture_of(engine.checkpoint.config).storage, engine.config.kv_dtype)
         self.num_steps = 0
         self.seconds = 0.0
         self.num_bytes = 0.0
         self.ceiling: float | None = None  # bytes a second; None: not measured
         self.fastest = 0.0  # bytes a second, of any step
         self._seen = (0.0, 0.0)
+        self._scheduler = engine.scheduler
+        self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -44,7 +62,13 @@ class Meter:
         start = time.perf_counter()
         logits = self._runner.run(plan)
         seconds = time.perf_counter() - start
-        num_bytes = self._step_bytes + self._kv_bytes * sum(work.start + len(work.tokens) for work in plan.works)
+        num_bytes = self.step_bytes + self.kv_bytes * sum(work.start + len(work.tokens) for work in plan.works)
+        scheduler = self._scheduler
+        works = tuple((work.request, work.start, len(work.tokens), work.num_samples) for work in plan.works)
+        record = StepRecord(
+            self.num_steps, start, seconds, int(num_bytes), works, len(scheduler.waiting), scheduler.blocks.num_free
+        )
+        self.steps.append(record)
         self.seconds += seconds
         self.num_steps += 1
         self.num_bytes += num_bytes

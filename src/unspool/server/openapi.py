@@ -81,8 +81,14 @@ def _get(page: Page) -> dict[str, Any]:
         "responses": {"200": {"description": "The answer.", "content": {page.media_type: {"schema": kind}}}}
         | _errors((401, 403, *page.statuses), is_plain=page.path in ("/health", "/ready")),
     }
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "description": about, "schema": {"type": type}}
+        for name, (type, about) in page.parameters.items()
+    ]
     if "{name}" in page.path:
-        described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        parameters.append({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}})
+    if parameters:
+        described["parameters"] = parameters
     return described
 
 

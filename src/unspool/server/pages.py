@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unspool.server.faults import HTTPFault
 from unspool.server.service import Service
 from unspool.server.sse import dumps
 
@@ -60,7 +61,42 @@ async def openapi(service: Service, request: Request) -> Response:
 
 
 async def docs(service: Service, request: Request) -> Response:
-    from unspool.web import docs_page
+    from unspool.web import docs_page, docs_policy
 
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-    return Response(docs_page(), media_type="text/html", headers={"content-security-policy": policy})
+    return Response(docs_page(), media_type="text/html", headers=_page_headers(docs_policy()))
+
+
+INSPECTOR_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+async def inspector(service: Service, request: Request) -> Response:
+    from unspool.web import inspector_page
+
+    page, is_built = inspector_page()
+    return Response(page, 200 if is_built else 503, media_type="text/html", headers=_page_headers(INSPECTOR_POLICY))
+
+
+async def asset(service: Service, request: Request) -> Response:
+    from unspool.web import find_asset
+
+    found = find_asset(request.path_params["name"])
+    if found is None:
+        raise HTTPFault(404, f"there is nothing at {request.url.path[:200]}")
+    data, media_type, tag = found
+    # Asked for again each time, and sent only when it has changed: a page never mixes two versions.
+    headers = {"etag": tag, "cache-control": "no-cache", "x-content-type-options": "nosniff"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type=media_type, headers=headers)
+
+
+def _page_headers(policy: str) -> dict[str, str]:
+    return {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }

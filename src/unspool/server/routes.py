@@ -39,7 +39,7 @@ class Routes:
         return [*posts, *gets]
 
     def _page(self, page: Page) -> Handler:
-        async def handle(request: Request) -> Response:
+        async def handle(request: Request) -> Any:
             request.scope["unspool.route"] = page.path
             return await page.answer(self.service, request)
 

@@ -385,3 +385,26 @@ SCORE = record(
     },
     required=("input",),
 )
+
+# Answers that begin as they are told --------------------------------------------------------------------------------
+_FORK: dict[str, Schema] = {
+    "prompt": any_of(string(), array(f.TOKEN_ID, least=1), description="A text or token ids; either this or messages."),
+    "messages": array(MESSAGE, least=1, most=f.MAX_MESSAGES),
+    "is_chat": flag(description="With a prompt: it is a rendered conversation, so the answer is a text of its own."),
+    **TEMPLATE,
+    "output": array(f.TOKEN_ID, description="How the answer begins, as if these tokens had been chosen."),
+    "output_text": string(description="Text that the answer goes on with, after the tokens in output."),
+    **f.MODEL,
+    **f.SAMPLING,
+    "max_tokens": integer(0, description="Of the whole answer, what is given of it included."),
+    "logprobs": integer(0, f.MAX_TOP),
+}
+FORK = record({**_FORK, "stream": STREAM["stream"]})
+_OF_ANSWERS = ("n", "best_of", "beam", "trace", "logprobs")
+WHATIF = record({name: field for name, field in _FORK.items() if name not in _OF_ANSWERS})
+REPLAY = record(
+    {
+        **{name: field for name, field in _FORK.items() if name != "beam"},
+        "crowd": integer(0, 64, description="How many random requests run in the same batch; 16 when absent."),
+    }
+)

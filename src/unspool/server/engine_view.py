@@ -1,0 +1,173 @@
+"""What the engine does and what it runs on: its steps, its cache, its machine, its parameters. Counts, never tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unspool.errors import RequestError
+from unspool.machine import free_memory, num_cores
+from unspool.params import SamplingParams
+from unspool.params.order import PRESETS
+from unspool.params.registry import PARAMETERS
+from unspool.params.resolve import jsonable
+from unspool.server.fields import field
+from unspool.server.kinds import published
+from unspool.server.pages import json_response
+from unspool.server.service import Service
+from unspool.server.sse import EventStream, Write, frame
+from unspool.version import VERSION
+
+if TYPE_CHECKING:
+    from unspool.engine.engine import Engine
+    from unspool.server.meter import StepRecord
+
+POLL_SECONDS = 0.1  # between looks at the engine's history, while somebody follows it
+MOST_STEPS = 2048  # in one event
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+async def steps(service: Service, request: Request) -> Any:
+    """The steps after number `since`, as one object; with `follow=1`, and those to come, as events."""
+    since = _integer(request, "since", -1)
+    if request.query_params.get("follow") not in ("1", "true"):
+        return json_response(_steps_after(service, since))
+    stop = asyncio.Event()
+
+    async def feed(write: Write) -> None:
+        last = since
+        while not stop.is_set() and service.state == "ready":
+            news = _steps_after(service, last)
+            if news["steps"]:
+                last = news["steps"][-1]["number"]
+                write(frame(news))
+            try:
+                await asyncio.wait_for(stop.wait(), POLL_SECONDS)
+            except TimeoutError:
+                continue
+
+    return EventStream(feed, stop.set, ping_interval=service.config.ping_interval)
+
+
+def _integer(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError(f"{name} is {text[:40]!r}; an integer is needed", name) from None
+
+
+def _steps_after(service: Service, since: int) -> dict[str, Any]:
+    """The oldest of the steps that are remembered first; `dropped` says how many after `since` are not any more."""
+    known = service.meter.steps.copy()
+    news = [step for step in known if step.number > since]
+    first = news[0].number if news else since + 1
+    return {
+        "object": "steps",
+        "now": time.perf_counter(),
+        "dropped": max(0, first - since - 1) if since >= 0 else 0,
+        "sees_all": service.meter.sees_all,
+        "steps": [_step(step) for step in news[:MOST_STEPS]],
+    }
+
+
+def _step(step: StepRecord) -> dict[str, Any]:
+    names = ("request", "start", "tokens", "samples")
+    return {**asdict(step), "works": [dict(zip(names, work, strict=True)) for work in step.works]}
+
+
+# The cache ----------------------------------------------------------------------------------------------------------
+async def cache(service: Service, request: Request) -> Response:
+    return json_response(await service.engine.call_async(cache_map))
+
+
+def cache_map(engine: Engine) -> dict[str, Any]:
+    """Every block's state, as runs of equal ones, and which blocks each request holds."""
+    scheduler, blocks = engine.scheduler, engine.scheduler.blocks
+    states = [blocks.state(block) for block in range(blocks.num_blocks)]
+    requests = [(one, "running") for one in scheduler.running] + [(one, "waiting") for one in scheduler.waiting]
+    return {
+        "object": "cache",
+        "num_blocks": blocks.num_blocks,
+        "block_size": blocks.block_size,
+        "counts": {name: states.count(name) for name in ("free", "cached", "private", "shared")},
+        "map": [[state, len(list(run))] for state, run in groupby(states)],
+        "evictions": blocks.num_evictions,
+        "prefix_queries": scheduler.prefix_queries,
+        "prefix_hits": scheduler.prefix_hits,
+        "preemptions": scheduler.num_preemptions,
+        "requests": [
+            {
+                "number": one.number,
+                "state": state,
+                "prompt_tokens": one.num_prompt,
+                "tokens": len(one.tokens),
+                "computed": one.num_computed,
+                "cached": one.num_cached,
+                "blocks": list(one.blocks),
+            }
+            for one, state in requests
+        ],
+    }
+
+
+# The machine and the model ------------------------------------------------------------------------------------------
+async def machine(service: Service, request: Request) -> Response:
+    meter, engine = service.meter, service.llm.engine
+    config = engine.checkpoint.config
+    return json_response(
+        {
+            "object": "machine",
+            "cores": num_cores(),
+            "threads": engine.config.threads or num_cores(),
+            "free_memory": free_memory(),
+            "device": engine.ops.name,
+            "kernels": engine.ops.kernel_set,
+            "bandwidth": {"ceiling": meter.ceiling, "fastest": meter.fastest or None},
+            "weights_bytes": meter.step_bytes,
+            "kv_bytes_per_token": meter.kv_bytes,
+            "layers": config.num_layers,
+        }
+    )
+
+
+async def capabilities(service: Service, request: Request) -> Response:
+    engine, tokenizer = service.llm.engine, service.llm.tokenizer
+    checkpoint = engine.checkpoint
+    resolved = SamplingParams(seed=0).resolve(checkpoint.generation, vocab_size=checkpoint.config.vocab_size).as_dict()
+    parameters = [
+        {
+            "name": one.name,
+            "group": one.group,
+            "help": one.help,
+            "schema": published(field(one)),
+            "value": None if one.name == "seed" else resolved[one.name]["value"],
+            "origin": "drawn" if one.name == "seed" else resolved[one.name]["origin"],
+        }
+        for one in PARAMETERS
+    ]
+    return json_response(
+        {
+            "object": "capabilities",
+            "version": VERSION,
+            "model": service.name,
+            "models": list(service.names),
+            "context_length": engine.context_length,
+            "vocab_size": checkpoint.config.vocab_size,
+            "has_template": service.llm.template is not None,
+            "special_tokens": {str(id): tokenizer.token_text(id) for id in sorted(tokenizer.special_ids)[:256]},
+            "end_ids": sorted(engine.end_ids),
+            "drafters": list(engine.speculation.drafters),
+            "orders": {name: jsonable(preset.stages) for name, preset in PRESETS.items()},
+            "receipt": service.llm.receipt(0).as_dict(),
+            "parameters": parameters,
+        }
+    )
