@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "unspool"
 # inside functions count too. The numpy sampling stages are the specification of the GPU's, so they are below `ops`.
 LAYERS = (
     ("errors", "version", "digest", "lazy", "events", "plan", "web"),
-    ("isolation", "strict_json", "machine", "params", "cache"),
+    ("isolation", "strict_json", "machine", "hardware", "params", "cache"),
     ("text", "sampling"),
     ("weights", "drafter"),
     ("config",),
@@ -22,7 +22,7 @@ LAYERS = (
     ("chat", "speculate", "options"),
     ("results",),
     ("engine",),
-    ("llm",),
+    ("llm", "planning"),
     ("async_llm",),
     ("server", "doctor", "bench"),
     ("cli",),

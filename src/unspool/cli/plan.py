@@ -1,175 +1,140 @@
-"""unspool plan: what a model needs and how fast it can be, from its headers alone."""
+"""unspool plan: what a model needs and how fast it can be, from its headers alone, on this machine or another."""
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli import flags
-from unspool.cli.parser import Parser
+from unspool.cli.parser import Parser, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from unspool.config import EngineConfig
-    from unspool.machine import Bandwidth
     from unspool.models.checkpoint import Checkpoint
-    from unspool.weights.weight import Weight
+    from unspool.planning import Floor, Plan, Planner, Target
 
 DESCRIPTION = """\
-What a model needs and how fast it can be, before it is loaded: only its headers are read. The decode floor is what
-every engine has to obey: to make one token, all weights have to come through memory once."""
-EXAMPLE_TOKENS = 1024  # of a modest request
+What a model needs and how fast it can be, before it is loaded: only its headers are read. Floors are what every engine
+has to obey: to make one token, the weights have to come through memory once; to read a prompt, its products have to be
+computed."""
+EPILOG = """\
+examples:
+  unspool plan model.gguf                              this machine
+  unspool plan model.gguf --on "RTX 4090"              another one
+  unspool plan --random llama2-70b:f16 --on h100       a shape instead of a model
+  unspool plan --on list                               the hardware that is known, and the sources"""
 
 
-@dataclass(frozen=True)
-class KvLayers:
-    """Layers that keep keys and values of the same sizes."""
+def main(argv: Sequence[str]) -> int:
+    namespace = make_parser().parse_args(argv)
+    if namespace.on is not None and namespace.on.lower() == "list":
+        return list_hardware(as_json=namespace.json)
+    options = flags.engine_options(namespace)
 
-    num_layers: int
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
+    from unspool.cli.terminal import show
+    from unspool.config import EngineConfig
+    from unspool.planning import Planner
 
-    def describe(self, kv_dtype: str) -> str:
-        from unspool.engine.sizing import integer_key_bytes
+    config = EngineConfig(**options)
+    target = target_of(namespace, config)
+    checkpoint = _checkpoint(namespace)
+    planner = Planner(checkpoint.name, checkpoint.config, checkpoint.weights, config, target, namespace.tokens)
+    if namespace.json:
+        import json
 
-        factors = f"{self.num_layers} layers · {self.num_kv_heads} KV heads"
-        if kv_dtype == "q8":
-            key = integer_key_bytes(self.key_dim)
-            return f"{factors} · (a key of {key}, a value of {self.value_dim}, 4 for the scale of each)"
-        size = 4 if kv_dtype == "f32" else 2
-        if self.key_dim == self.value_dim:
-            return f"2 · {factors} · {self.key_dim} · {size} bytes"
-        return f"{factors} · ({self.key_dim} + {self.value_dim}) · {size} bytes"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes in bytes, times in seconds."""
-
-    model: str
-    architecture: str
-    num_layers: int
-    kv_layers: list[KvLayers]
-    context_length: int
-    parameters: int
-    weight_bytes: int
-    weight_formats: dict[str, int]  # bytes in each format
-    step_bytes: int  # read once a step: all but the embedding table, of which a step reads a row a token
-    kv_dtype: str
-    kv_bytes_per_token: int
-    kv_tokens: int
-    kv_bytes: float
-    free_bytes: int
-    device: str
-    workspace_bytes: int  # of a device with memory of its own: what a step needs beside weights and cache
-    requests: dict[int, int]  # tokens of a request, its answer included -> how many fit at once
-    problem: str | None = None  # why a GPU has no room for a cache
-
-    @property
-    def fits(self) -> bool:
-        return self.problem is None and self.weight_bytes + self.workspace_bytes + self.kv_bytes <= self.free_bytes
+        print(json.dumps(as_object(planner, target)))
+    else:
+        show(describe(planner, target))
+    return 0
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU's memory in bytes, and how fast it is read where that is known."""
-
-    name: str
-    total: int
-    free: int
-    bytes_per_second: float | None = None
-    how: str = ""
-
-
-def make_plan(checkpoint: Checkpoint, config: EngineConfig, gpu: Gpu | None = None) -> Plan:
-    import math
-
-    from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
-    from unspool.errors import BackendError
-    from unspool.machine import free_memory
-    from unspool.models.registry import architecture_of
-
-    model, weights = checkpoint.config, checkpoint.weights
-    architecture = architecture_of(model)
-    caches = [layer.kv for layer in architecture.storage if layer.kv is not None]
-    kept = Counter((kv.num_heads, kv.key_dim, kv.value_dim) for kv in caches)
-    formats: Counter[str] = Counter()
-    for weight in weights.values():
-        name, nbytes = _held(weight, gpu)
-        formats[name] += nbytes
-    is_idle = not model.tied_embeddings and "token_embd.weight" in weights
-    idle = weights["token_embd.weight"] if is_idle else None
-    per_token = kv_bytes_per_token(architecture.storage, config.kv_dtype)
-    room = workspace = problem = None
-    if gpu is not None:
-        from unspool.ops.cuda import memory
-
-        workspace = memory.workspace_bytes(architecture.widths, config)
-        if config.kv_tokens is None:
-            try:
-                room = memory.kv_room(gpu.free - formats.total(), gpu.total, architecture.widths, config)
-            except BackendError as error:
-                problem = str(error)
-    num_blocks = num_kv_blocks(architecture.storage, model.context_length, config, room) if problem is None else 0
-    lengths = sorted({min(EXAMPLE_TOKENS, model.context_length), model.context_length})
-    return Plan(
-        model=checkpoint.name,
-        architecture=model.architecture,
-        num_layers=model.num_layers,
-        kv_layers=[KvLayers(count, *sizes) for sizes, count in kept.items()],
-        context_length=model.context_length,
-        parameters=sum(math.prod(weight.shape) for weight in weights.values()),
-        weight_bytes=formats.total(),
-        weight_formats=dict(formats.most_common()),
-        step_bytes=formats.total() - (0 if idle is None else _held(idle, gpu)[1]),
-        kv_dtype=config.kv_dtype,
-        kv_bytes_per_token=per_token,
-        kv_tokens=num_blocks * config.block_size,
-        kv_bytes=num_blocks * config.block_size * per_token,
-        free_bytes=free_memory() if gpu is None else gpu.free,
-        device="cpu" if gpu is None else gpu.name,
-        workspace_bytes=workspace or 0,
-        requests={length: num_blocks // -(-length // config.block_size) for length in lengths},
-        problem=problem,
+def make_parser() -> Parser:
+    parser = Parser("plan", "[MODEL] [options]", DESCRIPTION, EPILOG)
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help="as for run's -m (smollm2)")
+    parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="as for run: a shape instead of a model")
+    parser.add_argument("--on", metavar="NAME", help="hardware that is not here: h100, rtx-4090, m4-max, …; list: all")
+    parser.add_argument("--memory", type=size, metavar="SIZE", help="of that hardware, where it is not the usual one")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of a request, prompt and answer (1024)")
+    parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
+    parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
+    parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in q8, f16 or f32")
+    parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that read memory")
+    parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
+    parser.add_argument(
+        "--gpu-size", type=size, metavar="SIZE", help="plan for a GPU with so much memory, here or not: 141GiB, 80GB"
     )
+    parser.add_argument("--gpu-memory", dest="engine.gpu_memory", type=float, metavar="SHARE",
+                        help="of a GPU's memory that may be in use (0.9)")  # fmt: skip
+    parser.add_argument("--gpu-bandwidth", type=size, metavar="RATE", help="that reads so fast: 4.4TB/s")
+    parser.add_common()
+    return parser
 
 
-def _held(weight: Weight, gpu: Gpu | None) -> tuple[str, int]:
-    """The format of a weight and the bytes that it takes where it is computed with."""
-    import math
+def _checkpoint(namespace: Namespace) -> Checkpoint:
+    from unspool.cli.loading import locate
+    from unspool.models.checkpoint import open_checkpoint
 
-    from unspool.weights.fp8_scales import EIGHT_BIT_FLOATS
+    if namespace.random is None:
+        return open_checkpoint(locate(namespace.model))
+    from unspool.models.random import outline
 
-    if gpu is not None:
-        from unspool.ops.cuda.memory import weight_bytes
-
-        return weight.format, weight_bytes([weight])
-    if weight.format in EIGHT_BIT_FLOATS:  # see docs/loading.md
-        return f"{weight.format} as bf16", 2 * math.prod(weight.shape)
-    return weight.format, weight.nbytes
+    return outline(namespace.random)
 
 
-def gpu_of(namespace: Namespace, config: EngineConfig) -> Gpu | None:
-    """The GPU that is planned for: one that was described, or the one that is here."""
-    from unspool.ops import uses_cuda
+# The machine --------------------------------------------------------------------------------------------------------
+def target_of(namespace: Namespace, config: EngineConfig) -> Target:
+    """What is planned for: hardware that was named or described, the GPU that is here, or this computer."""
+    from unspool.planning import Target
 
+    given = [name for name in ("on", "gpu_size") if getattr(namespace, name) is not None]
+    if len(given) > 1:
+        raise UsageError("--on and --gpu-size both say what is planned for; give one")
+    if namespace.memory is not None and namespace.on is None:
+        raise UsageError("--memory is of the hardware that --on names")
+    if namespace.tokens is not None and namespace.tokens < 1:
+        raise UsageError(f"--tokens is {namespace.tokens}; allowed: 1 or more")
+    if namespace.on is not None:
+        return _named(namespace.on, namespace.memory)
     if namespace.gpu_size is not None:
         total = namespace.gpu_size
-        return Gpu("a GPU that is not here", total, total, namespace.gpu_bandwidth, "as told")
-    if not uses_cuda(config):
-        return None
+        return Target("a GPU that is not here", "cuda", total, total, namespace.gpu_bandwidth, "as told")
+    from unspool.ops import uses_cuda
+
+    return _gpu_here(namespace.gpu_bandwidth) if uses_cuda(config) else _computer_here(config)
+
+
+def _named(name: str, memory: int | None) -> Target:
+    from unspool.hardware import find_hardware
+    from unspool.planning import Target
+
+    found = find_hardware(name)
+    total = int(memory or found.memory)
+    kind = "cuda" if found.kind == "gpu" else "cpu"
+    how = f"{found.title}, as its maker says"
+    return Target(found.title, kind, total, total, found.bandwidth, how, found.compute, how)  # type: ignore[arg-type]
+
+
+def _gpu_here(told: float | None) -> Target:
     from unspool.machine import measure_gpu_bandwidth
     from unspool.ops.cuda import CudaOps
+    from unspool.planning import Target
 
     name, free, total = CudaOps().card()  # or what is missing is told
-    speed = namespace.gpu_bandwidth or measure_gpu_bandwidth().bytes_per_second
-    how = "as told" if namespace.gpu_bandwidth else "measured by reading 8 GiB"
-    return Gpu(name, total, free, speed, how)
+    speed = told or measure_gpu_bandwidth().bytes_per_second
+    return Target(name, "cuda", total, free, speed, "as told" if told else "measured by reading 8 GiB")
+
+
+def _computer_here(config: EngineConfig) -> Target:
+    from unspool.machine import free_memory, measure_bandwidth
+    from unspool.planning import Target
+
+    bandwidth = measure_bandwidth(config.threads)
+    free = free_memory()
+    return Target("", "cpu", free, free, bandwidth.bytes_per_second, bandwidth.how)
 
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -189,64 +154,70 @@ def size(value: str) -> int:
     return int(number * (1024 if match[3] else 1000) ** _UNITS[match[2].upper()])
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = Parser("plan", "[MODEL] [options]", DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help="as for run's -m (smollm2)")
-    parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="as for run: a shape instead of a model")
-    parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
-    parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
-    parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in q8, f16 or f32")
-    parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that read memory")
-    parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
-    parser.add_argument(
-        "--gpu-size", dest="gpu_size", type=size, metavar="SIZE",
-        help="plan for a GPU with so much memory, here or not: 141GiB, 80GB",
-    )  # fmt: skip
-    parser.add_argument("--gpu-bandwidth", type=size, metavar="RATE", help="that reads so fast: 4.4TB/s")
-    parser.add_common()
-    namespace = parser.parse_args(argv)
-    options = flags.engine_options(namespace)
+def list_hardware(*, as_json: bool) -> int:
+    from unspool.hardware import HARDWARE
 
-    from unspool.cli.loading import source_of
-    from unspool.cli.terminal import show
-    from unspool.config import EngineConfig
-    from unspool.machine import Bandwidth, measure_bandwidth
-    from unspool.models.checkpoint import Checkpoint, open_checkpoint
-
-    config = EngineConfig(**options)
-    gpu = gpu_of(namespace, config)
-    source = source_of(namespace)
-    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    plan = make_plan(checkpoint, config.with_device_defaults("cpu" if gpu is None else "cuda"), gpu)
-    if gpu is None:
-        bandwidth: Bandwidth | None = measure_bandwidth(config.threads)
-    else:
-        bandwidth = None if gpu.bytes_per_second is None else Bandwidth(gpu.bytes_per_second, gpu.how)
-    if namespace.json:
+    if as_json:
         import json
 
-        print(json.dumps(as_object(plan, bandwidth)))
-    else:
-        show(describe(plan, bandwidth))
+        print(json.dumps({"hardware": [asdict(each) for each in HARDWARE.values()]}))
+        return 0
+    print(f"{'name':<11}{'memory':>8}{'bandwidth':>12}{'compute':>13}{'balance':>10}  source")
+    for each in HARDWARE.values():
+        print(
+            f"{each.name:<11}{each.memory / 1e9:>5.0f} GB{each.bandwidth / 1e9:>7.0f} GB/s"
+            f"{each.compute / 1e12:>6.1f} TFLOP/s{each.balance:>10.0f}  {each.source}"
+        )
+    print("balance: operations that can be computed while one byte is read")
     return 0
 
 
-def as_object(plan: Plan, bandwidth: Bandwidth | None) -> dict[str, Any]:
-    told = asdict(plan) | {"fits": plan.fits}
-    if bandwidth is None:
-        return told | {"bandwidth": None, "decode_floor": None}
-    floor = plan.step_bytes / bandwidth.bytes_per_second
-    full = floor + plan.context_length * plan.kv_bytes_per_token / bandwidth.bytes_per_second
-    return told | {
-        "bandwidth": asdict(bandwidth) | {"how": bandwidth.how},
-        "decode_floor": {"seconds_per_token": floor, "tokens_per_second": 1 / floor, "at_full_context": full},
-    }
+# Telling ------------------------------------------------------------------------------------------------------------
+def as_object(planner: Planner, target: Target) -> dict[str, Any]:
+    """Documented by docs/schemas/plan.json. What is not known is null."""
+    plan, tokens = planner.plan(), planner.request_tokens
+    decode, full = planner.decode_floor(), planner.decode_floor(plan.context_length)
+    told: dict[str, Any] = asdict(plan) | {"fits": plan.fits}
+    told["bandwidth"] = _speed(target.bandwidth, "bytes_per_second", target.bandwidth_how)
+    told["compute"] = _speed(target.compute, "flops", target.compute_how)
+    told["decode_floor"] = None
+    if decode is not None and full is not None:
+        told["decode_floor"] = {
+            "seconds_per_token": decode.seconds,
+            "tokens_per_second": 1 / decode.seconds,
+            "at_full_context": full.seconds,
+        }
+    prefill = planner.prefill_floor(tokens)
+    told["prefill_floor"] = None if prefill is None else {"tokens": tokens, **_rate(prefill, tokens)}
+    batches = {context: planner.compute_bound_batch(context) for context in (0, tokens)}
+    told["compute_bound_batch"] = None if target.compute is None else batches
+    told["users"] = _users(planner, plan)
+    return told
 
 
-def describe(plan: Plan, bandwidth: Bandwidth | None) -> str:
+def _speed(value: float | None, unit: str, how: str) -> dict[str, Any] | None:
+    return None if value is None else {unit: value, "how": how}
+
+
+def _rate(floor: Floor, tokens: int) -> dict[str, Any]:
+    return {"seconds": floor.seconds, "tokens_per_second": tokens / floor.seconds, "bound": floor.bound}
+
+
+def _users(planner: Planner, plan: Plan) -> dict[str, Any] | None:
+    """As many requests at once as fit, each with its own tokens: what one step of all of them takes at the least."""
+    tokens = planner.request_tokens
+    count = plan.requests[tokens]
+    floor = planner.decode_floor(tokens, count) if count else None
+    if floor is None:
+        return None
+    return {"tokens": tokens, "at_once": count, "step": floor.seconds, "tokens_per_second": count / floor.seconds,
+            "bound": floor.bound}  # fmt: skip
+
+
+def describe(planner: Planner, target: Target) -> str:
     from unspool.cli.terminal import human_bytes as size
-    from unspool.cli.terminal import human_number, human_seconds
 
+    plan = planner.plan()
     bits = 8 * plan.weight_bytes / plan.parameters
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
     factors = " + ".join(layers.describe(plan.kv_dtype) for layers in plan.kv_layers)
@@ -255,27 +226,53 @@ def describe(plan: Plan, bandwidth: Bandwidth | None) -> str:
     if plan.workspace_bytes:
         whole += f", {size(plan.workspace_bytes)} for a step"
     verdict = "" if plan.fits else ": they do not fit together"
-    when = "taken as it is used" if plan.device == "cpu" else "taken at once"
+    when = "taken at once" if target.kind == "cuda" else "taken as it is used"
+    where = f" on {target.name}" if target.name else ""
     lines = [
         f"{plan.model}: {plan.architecture}, {plan.num_layers} layers, context {plan.context_length:,}",
         f"weights       {size(plan.weight_bytes)}: {plan.parameters:,} parameters of {bits:.1f} bits ({formats})",
         f"KV cache      {plan.kv_bytes_per_token:,} bytes a token = {factors}",
         f"              room for {plan.kv_tokens:,} tokens, {size(plan.kv_bytes)} when full, {when}",
         f"requests      at once: {fitting}",
-        f"memory        {size(plan.free_bytes)} free{_where(plan)}, {whole}{verdict}",
+        f"memory        {size(plan.free_bytes)} free{where}, {whole}{verdict}",
     ]
     if plan.problem is not None:
         lines.append(f"              {plan.problem}")
-    if bandwidth is not None:
-        told = as_object(plan, bandwidth)["decode_floor"]
+    return "\n".join([*lines, *_times(as_object(planner, target))])
+
+
+def _times(told: dict[str, Any]) -> list[str]:
+    from unspool.cli.terminal import human_bytes as size
+    from unspool.cli.terminal import human_number, human_seconds
+
+    lines, tokens = [], told["request_tokens"]
+    if told["bandwidth"] is not None:
+        floor, speed = told["decode_floor"], told["bandwidth"]
         lines += [
-            f"bandwidth     {bandwidth.bytes_per_second / 1e9:,.1f} GB/s ({bandwidth.how})",
-            f"decode floor  {human_seconds(told['seconds_per_token'])} a token, "
-            f"{human_number(told['tokens_per_second'])} tokens/s: {size(plan.step_bytes)} read each step; "
-            f"{human_seconds(told['at_full_context'])} with a full context",
+            f"bandwidth     {speed['bytes_per_second'] / 1e9:,.1f} GB/s ({speed['how']})",
+            f"decode floor  {human_seconds(floor['seconds_per_token'])} a token, "
+            f"{human_number(floor['tokens_per_second'])} tokens/s: {size(told['step_bytes'])} read each step; "
+            f"{human_seconds(floor['at_full_context'])} with a full context",
         ]
-    return "\n".join(lines)
-
-
-def _where(plan: Plan) -> str:
-    return "" if plan.device == "cpu" else f" on {plan.device}"
+    if told["compute"] is not None:
+        prefill, speed = told["prefill_floor"], told["compute"]
+        lines += [
+            f"compute       {speed['flops'] / 1e12:,.2f} TFLOP/s ({speed['how']})",
+            f"prefill floor {human_seconds(prefill['seconds'])} for {prefill['tokens']:,} tokens, "
+            f"{human_number(prefill['tokens_per_second'])} tokens/s: limited by {prefill['bound']}",
+        ]
+        first, behind = told["compute_bound_batch"][0], told["compute_bound_batch"][tokens]
+        after = f"never: reading their keys and values takes longer behind {tokens:,} tokens each"
+        lines.append(
+            "batch         decode is limited by compute from "
+            + ("no batch size on" if first is None else f"{first:,} at once")
+            + "; "
+            + (after if behind is None else f"from {behind:,} behind {tokens:,} tokens each")
+        )
+    if told["users"] is not None:
+        users = told["users"]
+        lines.append(
+            f"users         {users['at_once']:,} at once with {users['tokens']:,} tokens each: a step takes at least "
+            f"{human_seconds(users['step'])}, {human_number(users['tokens_per_second'])} tokens/s for all"
+        )
+    return lines

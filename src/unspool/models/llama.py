@@ -35,6 +35,14 @@ LLAMA_1B = replace(
     rope_scaling=RopeScaling("llama3", 32.0, original_context=8192),
     tied_embeddings=True,
 )
+LLAMA_70B = replace(
+    LLAMA_8B, num_layers=80, hidden_size=8192, num_heads=64, intermediate_size=28_672
+)
+# The second generation: a vocabulary of 32,000, and 4,096 tokens of context.
+LLAMA2_70B = replace(LLAMA_70B, vocab_size=32_000, context_length=4096, rope_theta=10_000.0, rope_scaling=None)
+LLAMA2_7B = replace(
+    LLAMA2_70B, num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=32, intermediate_size=11_008
+)
 SMOLLM2_135M = ModelConfig(
     architecture="llama",
     num_layers=30,
@@ -73,6 +81,9 @@ class Llama(Family):
     gguf_rope_style = "interleaved"
     shapes = {
         "llama-8b": LLAMA_8B,
+        "llama-70b": LLAMA_70B,
+        "llama2-7b": LLAMA2_7B,
+        "llama2-70b": LLAMA2_70B,
         "llama-1b": LLAMA_1B,
         "smollm2-135m": SMOLLM2_135M,
         "tiny": TINY,

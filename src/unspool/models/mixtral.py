@@ -11,7 +11,7 @@ from unspool.models import expert_config, gguf_keys, hf_keys
 from unspool.models.expert_config import ExpertConfig
 from unspool.models.family import IN_LAYER, Family
 from unspool.models.layers import FeedForward
-from unspool.models.llama import TINY
+from unspool.models.llama import LLAMA_8B, TINY
 from unspool.models.moe import Moe
 from unspool.ops.routing import Routing
 from unspool.weights.fields import Fields
@@ -24,10 +24,17 @@ PARTS = {"1": "gate", "2": "down", "3": "up"}
 class Mixtral(Family):
     gguf_rope_style = "interleaved"
     shapes = {
+        "mixtral-8x7b": ExpertConfig(
+            **vars(replace(
+                LLAMA_8B, architecture="mixtral", vocab_size=32_000, context_length=32_768, rope_theta=1e6,
+                rope_scaling=None,
+            )),
+            num_experts=8, num_used_experts=2, expert_width=14_336,
+        ),
         "tiny-mixtral": ExpertConfig(
             **vars(replace(TINY, architecture="mixtral")), num_experts=4, num_used_experts=2, expert_width=96
-        )
-    }
+        ),
+    }  # fmt: skip
     layer_names = {**IN_LAYER, "block_sparse_moe.gate.weight": "ffn_gate_inp.weight"}
 
     def from_hf(self, fields: Fields, name: str) -> ExpertConfig:

@@ -27,8 +27,15 @@ TINY_QWEN3_MOE = ExpertConfig(
 )
 
 
+QWEN3_30B_A3B = replace(
+    TINY_QWEN3_MOE, num_layers=48, hidden_size=2048, num_heads=32, num_kv_heads=4, head_dim=128, rope_dim=128,
+    intermediate_size=6144, vocab_size=151_936, context_length=40_960, rope_theta=1e6, tied_embeddings=False,
+    num_experts=128, num_used_experts=8, expert_width=768,
+)  # fmt: skip
+
+
 class Qwen3Moe(Qwen3):
-    shapes = {"tiny-qwen3-moe": TINY_QWEN3_MOE}
+    shapes = {"qwen3-30b-a3b": QWEN3_30B_A3B, "tiny-qwen3-moe": TINY_QWEN3_MOE}
     layer_names = {**IN_LAYER, "mlp.gate.weight": "ffn_gate_inp.weight"}
 
     def from_hf(self, fields: Fields, name: str) -> ExpertConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,15 @@ from unspool.weights.weight import Weight, encode_weight
 if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
-__all__ = ["SHAPES", "byte_vocabulary", "random_checkpoint", "shared_checkpoint", "stand_in", "write_random_gguf"]
+__all__ = [
+    "SHAPES",
+    "byte_vocabulary",
+    "outline",
+    "random_checkpoint",
+    "shared_checkpoint",
+    "stand_in",
+    "write_random_gguf",
+]
 
 NUM_BYTES = 256
 END = "<|endoftext|>"
@@ -49,7 +58,7 @@ def random_checkpoint(config: ModelConfig, *, format: str = "f32", seed: int = 0
         tokenizer=_tokenizer(config),
         chat_template=None,
         generation={},
-        eos_ids=(NUM_BYTES,) if config.vocab_size > NUM_BYTES else (),
+        eos_ids=_ends(config),
     )
 
 
@@ -59,13 +68,46 @@ def stand_in(spec: str) -> Checkpoint:
     Matrices share their numbers in memory, so that eight billion of them take a gigabyte and a second: what is measured
     with them is the reading of bytes.
     """
+    config, format, name = _parse(spec)
+    return shared_checkpoint(config, format, name=name)
+
+
+def _parse(spec: str) -> tuple[ModelConfig, str, str]:
+    """A shape's config, the format, and the name of the model."""
     shape, _, format = spec.partition(":")
     format = format or "bf16"
     if shape not in SHAPES:
         raise ModelError(f"there is no shape {shape!r}; there are {', '.join(SHAPES)}")
     if format not in FORMATS:
         raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
-    return shared_checkpoint(SHAPES[shape], format, name=f"random-{shape}-{format}")
+    return SHAPES[shape], format, f"random-{shape}-{format}"
+
+
+def outline(spec: str) -> Checkpoint:
+    """The model that `--random` names with the sizes of its tensors alone: 70 billion weights take no memory.
+
+    The weights lie in one area that nobody has written to, so reading them gives zeros.
+    """
+    config, format, name = _parse(spec)
+    shapes = tensor_shapes(config)
+
+    def format_of(shape: tuple[int, ...]) -> str:
+        return "f32" if len(shape) == 1 else format
+
+    for shape in shapes.values():
+        if len(shape) > 1:
+            _check_width(shape[-1], format)
+    largest = max(FORMATS[format_of(shape)].nbytes(math.prod(shape)) for shape in shapes.values())
+    area = memoryview(mmap.mmap(-1, largest))
+    weights = {
+        name: Weight(name, format_of(shape), shape, area[: FORMATS[format_of(shape)].nbytes(math.prod(shape))])
+        for name, shape in shapes.items()
+    }
+    return Checkpoint(Path("random"), name, config, weights, _tokenizer(config), None, {}, _ends(config))
+
+
+def _ends(config: ModelConfig) -> tuple[int, ...]:
+    return (NUM_BYTES,) if config.vocab_size > NUM_BYTES else ()
 
 
 def shared_checkpoint(config: ModelConfig, format: str = "bf16", *, name: str = "random") -> Checkpoint:
@@ -82,8 +124,7 @@ def shared_checkpoint(config: ModelConfig, format: str = "bf16", *, name: str = 
         else Weight(name, format, shape, pools[shape[-1]][: kind.nbytes(math.prod(shape))].data)
         for name, shape in shapes.items()
     }
-    ends = (NUM_BYTES,) if config.vocab_size > NUM_BYTES else ()
-    return Checkpoint(Path("random"), name, config, weights, _tokenizer(config), None, {}, ends)
+    return Checkpoint(Path("random"), name, config, weights, _tokenizer(config), None, {}, _ends(config))
 
 
 def _check_width(width: int, format: str) -> None:

@@ -7,6 +7,7 @@ Nothing here imports torch, so that a plan can be made for a GPU on another mach
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,13 @@ def weight_bytes(weights: Iterable[Weight]) -> int:
 def _bytes_of(weight: Weight) -> int:
     if len(weight.shape) == 1:
         return 4 * weight.shape[0]
-    rows, width = weight.shape
+    *experts, rows, width = weight.shape
+    count = math.prod(experts)
     if weight.format not in CODES:
-        return 2 * rows * width
+        return 2 * count * rows * width
     columns = 128 if CODES[weight.format] < 1 else 64
     rows, width = -(-rows // ROWS) * ROWS, -(-width // columns) * columns  # in whole tiles
-    return int(rows * width * (CODES[weight.format] + GROUPS[weight.format]))
+    return int(count * rows * width * (CODES[weight.format] + GROUPS[weight.format]))
 
 
 def workspace_bytes(widths: Widths, engine: EngineConfig) -> int:

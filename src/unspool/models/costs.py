@@ -1,0 +1,143 @@
+"""What a step of a model must read and compute at the least: the base of floors, shares and rooflines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from unspool.config import ModelConfig
+from unspool.models.attention import Attention
+from unspool.models.layers import Architecture
+from unspool.models.moe import Moe
+from unspool.models.registry import architecture_of
+from unspool.ops.storage import state_bytes
+from unspool.weights.weight import Weight
+
+LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")  # a step reads a row a token
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """The experts of one layer, of which a row uses a few."""
+
+    nbytes: float
+    num_experts: int
+    num_used: int
+
+    def read(self, rows: float) -> float:
+        """Bytes that so many rows read, if each chooses its experts by chance: shared ones are read once."""
+        return self.nbytes * (1 - (1 - self.num_used / self.num_experts) ** rows)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Layers whose queries look at the same number of keys: all, or those of a window."""
+
+    window: int | None
+    flops_per_key: float  # of one row
+    kv_bytes: float  # of one token
+
+    def keys(self, context: float) -> float:
+        return context if self.window is None else min(context, self.window)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Bytes and floating-point operations of a model's steps. A multiply-add is two operations."""
+
+    dense_bytes: int  # weights that every step reads
+    experts: tuple[ExpertLayer, ...]
+    row_flops: float  # of the layers' weights, for one row
+    head_flops: float  # for one row of logits
+    spans: tuple[Span, ...]
+    state_bytes: int  # of one sequence, read and written each step
+
+    def weight_bytes(self, rows: float = 1) -> float:
+        return self.dense_bytes + sum(layer.read(rows) for layer in self.experts)
+
+    def cache_bytes(self, context: float) -> float:
+        """Keys, values and states that one sequence's next token reads behind so many tokens."""
+        return sum(span.kv_bytes * span.keys(context) for span in self.spans) + 2 * self.state_bytes
+
+    def decode_flops(self, context: float) -> float:
+        """One token of one sequence, behind so many tokens."""
+        return self.row_flops + self.head_flops + sum(span.flops_per_key * span.keys(context) for span in self.spans)
+
+    def prefill_flops(self, tokens: int, start: int = 0) -> float:
+        """A prompt of so many tokens behind `start` others, and one row of logits."""
+        return tokens * self.row_flops + self.head_flops + sum(
+            span.flops_per_key * _sum_of_keys(start, tokens, span.window) for span in self.spans
+        )
+
+
+def _sum_of_keys(start: int, tokens: int, window: int | None) -> float:
+    """Keys that rows start, start + 1, … look at, themselves included."""
+    def whole(n: int) -> float:  # of the rows before n
+        if window is None or n <= window:
+            return n * (n + 1) / 2
+        return window * (window + 1) / 2 + (n - window) * window
+
+    return whole(start + tokens) - whole(start)
+
+
+def step_costs(
+    config: ModelConfig,
+    weights: Iterable[Weight],
+    kv_bytes: float,
+    held: Callable[[Weight], float] = lambda weight: weight.nbytes,
+) -> StepCosts:
+    """`kv_bytes`: of one token in all layers; `held`: the bytes that a weight takes where it is computed with."""
+    architecture = architecture_of(config)
+    tied = config.tied_embeddings
+    routed = {
+        index: layer.ffn.routing for index, layer in enumerate(architecture.layers) if isinstance(layer.ffn, Moe)
+    }
+    dense, row, head, experts = 0.0, 0.0, 0.0, dict.fromkeys(routed, 0.0)
+    for weight in weights:
+        size, nbytes = math.prod(weight.shape), held(weight)
+        is_head = weight.name == ("token_embd.weight" if tied else "output.weight")
+        layer = _expert_layer(weight)
+        if layer in routed:
+            experts[layer] += nbytes
+            row += 2 * size * routed[layer].num_used / routed[layer].num_experts
+        elif is_head:
+            dense, head = dense + nbytes, 2.0 * size
+        elif weight.name not in LOOKED_UP:
+            dense, row = dense + nbytes, row + (2 * size if len(weight.shape) > 1 else 0)
+    return StepCosts(
+        int(dense),
+        tuple(ExpertLayer(n, routed[index].num_experts, routed[index].num_used) for index, n in experts.items()),
+        row,
+        head,
+        _spans(config, architecture, kv_bytes),
+        state_bytes(architecture.storage),
+    )
+
+
+def _expert_layer(weight: Weight) -> int | None:
+    """The layer whose experts a tensor has; None: it has none."""
+    parts = weight.name.split(".")
+    is_expert = len(parts) > 2 and parts[0] == "blk" and parts[2].endswith("_exps")
+    return int(parts[1]) if is_expert else None
+
+
+def _spans(config: ModelConfig, architecture: Architecture, kv_bytes: float) -> tuple[Span, ...]:
+    storage = architecture.storage
+    values = sum(layer.kv.values_per_token for layer in storage if layer.kv is not None)
+    per_value = kv_bytes / values if values else 0.0
+    flops: dict[int | None, float] = {}
+    nbytes: dict[int | None, float] = {}
+    for layer, kept in zip(architecture.layers, storage, strict=True):
+        mixer, kv = layer.mixer, kept.kv
+        if isinstance(mixer, Attention):
+            heads, dims, window = mixer.num_heads, mixer.head_dim + (mixer.value_dim or mixer.head_dim), mixer.window
+        elif kv is not None:
+            heads, dims, window = config.num_heads, kv.key_dim + kv.value_dim, kv.window
+        else:
+            continue  # its work does not grow with the context
+        source = mixer.kv_layer if isinstance(mixer, Attention) else None
+        read = kv if source is None else storage[source].kv
+        flops[window] = flops.get(window, 0.0) + 2.0 * heads * dims
+        nbytes[window] = nbytes.get(window, 0.0) + (0 if read is None else read.values_per_token * per_value)
+    return tuple(Span(window, flops[window], nbytes[window]) for window in flops)

@@ -1,0 +1,232 @@
+"""What a model needs and how fast it can be on a machine, from the sizes of its tensors alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from unspool.config import ModelConfig
+from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
+from unspool.errors import BackendError, RequestError
+from unspool.models.costs import StepCosts, step_costs
+from unspool.models.registry import architecture_of
+
+if TYPE_CHECKING:
+    from unspool.config import EngineConfig
+    from unspool.models.layers import Architecture
+    from unspool.weights.weight import Weight
+
+EXAMPLE_TOKENS = 1024  # of a modest request
+MOST_AT_ONCE = 1 << 20  # beyond this a batch size is no answer
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine that is planned for, here or not. Sizes in bytes, speeds a second; None: not known."""
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    total: int
+    free: int
+    bandwidth: float | None = None
+    bandwidth_how: str = ""
+    compute: float | None = None
+    compute_how: str = ""
+
+
+@dataclass(frozen=True)
+class KvLayers:
+    """Layers that keep keys and values of the same sizes."""
+
+    num_layers: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    def describe(self, kv_dtype: str) -> str:
+        from unspool.engine.sizing import integer_key_bytes
+
+        factors = f"{self.num_layers} layers · {self.num_kv_heads} KV heads"
+        if kv_dtype == "q8":
+            key = integer_key_bytes(self.key_dim)
+            return f"{factors} · (a key of {key}, a value of {self.value_dim}, 4 for the scale of each)"
+        size = 4 if kv_dtype == "f32" else 2
+        if self.key_dim == self.value_dim:
+            return f"2 · {factors} · {self.key_dim} · {size} bytes"
+        return f"{factors} · ({self.key_dim} + {self.value_dim}) · {size} bytes"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time that something takes, and what limits it."""
+
+    seconds: float
+    bound: Literal["memory", "compute"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes in bytes, times in seconds."""
+
+    model: str
+    architecture: str
+    num_layers: int
+    kv_layers: list[KvLayers]
+    context_length: int
+    parameters: int
+    weight_bytes: int
+    weight_formats: dict[str, int]  # bytes in each format
+    step_bytes: int  # weights that one token reads: of tables that are looked up nothing, of experts the used ones
+    kv_dtype: str
+    kv_bytes_per_token: int
+    kv_tokens: int
+    kv_bytes: float
+    free_bytes: int
+    device: str
+    workspace_bytes: int  # of a device with memory of its own: what a step needs beside weights and cache
+    request_tokens: int  # of a modest request: what the times below are told for
+    requests: dict[int, int]  # tokens of a request, its answer included -> how many fit at once
+    problem: str | None = None  # why a GPU has no room for a cache
+
+    @property
+    def fits(self) -> bool:
+        return self.problem is None and self.weight_bytes + self.workspace_bytes + self.kv_bytes <= self.free_bytes
+
+
+class Planner:
+    """A model on a target: its plan and its floors."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelConfig,
+        weights: Mapping[str, Weight],
+        engine: EngineConfig,
+        target: Target,
+        request_tokens: int | None = None,
+    ) -> None:
+        self._name, self._model, self._weights, self._target = name, model, weights, target
+        self._engine = engine.with_device_defaults(target.kind)
+        self._architecture = architecture_of(model)
+        self.request_tokens = min(request_tokens or EXAMPLE_TOKENS, model.context_length)
+        self._kv_bytes = kv_bytes_per_token(self._architecture.storage, self._engine.kv_dtype)
+        self.costs: StepCosts = step_costs(model, weights.values(), self._kv_bytes, lambda w: self._held(w)[1])
+
+    # Memory ---------------------------------------------------------------------------------------------------------
+    def plan(self) -> Plan:
+        model, engine, target = self._model, self._engine, self._target
+        formats: Counter[str] = Counter()
+        for weight in self._weights.values():
+            name, nbytes = self._held(weight)
+            formats[name] += nbytes
+        num_blocks, workspace, problem = self._blocks(formats.total())
+        tokens = num_blocks * engine.block_size
+        return Plan(
+            model=self._name,
+            architecture=model.architecture,
+            num_layers=model.num_layers,
+            kv_layers=_kv_layers(self._architecture),
+            context_length=model.context_length,
+            parameters=sum(math.prod(weight.shape) for weight in self._weights.values()),
+            weight_bytes=formats.total(),
+            weight_formats=dict(formats.most_common()),
+            step_bytes=round(self.costs.weight_bytes()),
+            kv_dtype=engine.kv_dtype,
+            kv_bytes_per_token=self._kv_bytes,
+            kv_tokens=tokens,
+            kv_bytes=tokens * self._kv_bytes,
+            free_bytes=target.free,
+            device="cpu" if target.kind == "cpu" and not target.name else target.name,
+            workspace_bytes=workspace,
+            request_tokens=self.request_tokens,
+            requests={
+                length: num_blocks // -(-length // engine.block_size)
+                for length in sorted({self.request_tokens, model.context_length})
+            },
+            problem=problem,
+        )
+
+    def _blocks(self, weights: int) -> tuple[int, int, str | None]:
+        """Blocks of the cache, bytes of a step's workspace, and why there is no room, if so."""
+        storage, context, target = self._architecture.storage, self._model.context_length, self._target
+        room, workspace = None, 0
+        if target.kind == "cuda":
+            from unspool.ops.cuda import memory
+
+            workspace = memory.workspace_bytes(self._architecture.widths, self._engine)
+            if self._engine.kv_tokens is None:
+                try:
+                    room = memory.kv_room(target.free - weights, target.total, self._architecture.widths, self._engine)
+                except BackendError as error:
+                    return 0, workspace, str(error)
+        elif target.name:  # a computer that is not here: all that weights leave
+            room = target.free - weights
+            if room <= 0 and self._engine.kv_tokens is None:
+                return 0, 0, f"the weights alone take {weights / 1e9:.1f} GB of {target.total / 1e9:.1f} GB"
+        try:
+            return num_kv_blocks(storage, context, self._engine, room), workspace, None
+        except RequestError as error:
+            if room is None:  # a setting of the user's, which an engine would refuse too
+                raise
+            return 0, workspace, str(error)
+
+    def _held(self, weight: Weight) -> tuple[str, int]:
+        """The format of a weight and the bytes that it takes where it is computed with."""
+        from unspool.weights.fp8_scales import EIGHT_BIT_FLOATS
+
+        if self._target.kind == "cuda":
+            from unspool.ops.cuda.memory import weight_bytes
+
+            return weight.format, weight_bytes([weight])
+        if weight.format in EIGHT_BIT_FLOATS:  # see docs/loading.md
+            return f"{weight.format} as bf16", 2 * math.prod(weight.shape)
+        return weight.format, weight.nbytes
+
+    # Time -----------------------------------------------------------------------------------------------------------
+    def decode_floor(self, context: int = 0, batch: int = 1) -> Floor | None:
+        """One step of `batch` sequences behind so many tokens each."""
+        nbytes = self.costs.weight_bytes(batch) + batch * self.costs.cache_bytes(context)
+        return self._floor(nbytes, batch * self.costs.decode_flops(context))
+
+    def prefill_floor(self, tokens: int) -> Floor | None:
+        """A prompt of so many tokens, until its first token; None where the compute is not known."""
+        if self._target.compute is None:
+            return None
+        return self._floor(self.costs.weight_bytes(tokens), self.costs.prefill_flops(tokens))
+
+    def _floor(self, nbytes: float, flops: float) -> Floor | None:
+        if self._target.bandwidth is None:
+            return None
+        reading = nbytes / self._target.bandwidth
+        computing = flops / self._target.compute if self._target.compute is not None else 0.0
+        return Floor(max(reading, computing), "compute" if computing > reading else "memory")
+
+    def compute_bound_batch(self, context: int) -> int | None:
+        """The fewest sequences whose step takes longer to compute than to read; None: reading is always longer, or a
+        speed is not known."""
+        if self._target.compute is None or self._target.bandwidth is None:
+            return None
+
+        def is_bound(batch: int) -> bool:
+            floor = self.decode_floor(context, batch)
+            return floor is not None and floor.bound == "compute"
+
+        high = 1
+        while not is_bound(high):
+            high *= 2
+            if high > MOST_AT_ONCE:
+                return None
+        low = high // 2
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_bound(middle) else (middle, high)
+        return high
+
+
+def _kv_layers(architecture: Architecture) -> list[KvLayers]:
+    caches = [layer.kv for layer in architecture.storage if layer.kv is not None]
+    kept = Counter((kv.num_heads, kv.key_dim, kv.value_dim) for kv in caches)
+    return [KvLayers(count, *sizes) for sizes, count in kept.items()]
