@@ -9,6 +9,8 @@
         ├── BackendError             a device, driver, library or kernel is missing
         ├── EngineClosedError        the engine was shut down
         ├── EngineDiedError          the engine's thread ended by an error; nothing more can be computed
+        ├── ReplicaLostError         a replica died or fell silent, and no other one can take over
+        ├── ReplayError              another replica computed a different answer
         └── SamplingError            a row of logits from which no token can be chosen
 """
 
@@ -60,6 +62,14 @@ class EngineClosedError(EngineError):
 
 class EngineDiedError(EngineError):
     """The engine's thread ended by an error that is not one request's; only a new engine can compute again."""
+
+
+class ReplicaLostError(EngineError):
+    """A replica died or fell silent in the middle of an answer, and no other one can take over."""
+
+
+class ReplayError(EngineError):
+    """A replica was lost, and the one that computed the answer again does not compute the same."""
 
 
 class SamplingError(EngineError):

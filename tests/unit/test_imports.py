@@ -25,6 +25,7 @@ LAYERS = (
     ("llm", "planning"),
     ("async_llm",),
     ("server", "doctor", "bench"),
+    ("cluster",),
     ("cli",),
     ("__main__",),
 )

@@ -116,6 +116,11 @@ class Blocks:
                 best, most = block, count
         return best, most
 
+    def registered_keys(self, most: int) -> list[bytes]:
+        """The keys of computed blocks, at most so many: those in use, and the most recently used of the others."""
+        held = [block for block in self._key_of if self._owners[block]]
+        return [self._key_of[block][0] for block in [*self._cached, *held][-most:]]
+
     def unregister(self, block: int) -> None:
         """Make a held block private again, so that its one owner may write it."""
         if block in self._key_of:

@@ -33,6 +33,7 @@ from unspool.engine.engine import Engine
 from unspool.errors import EngineClosedError, EngineDiedError, EngineError
 from unspool.events import Event, Failed, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
+from unspool.results import Receipt
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,7 +45,7 @@ Sink = Callable[[Event], None]  # must not raise and must not block
 @dataclass(eq=False, slots=True)
 class Submission:
     """A request for the engine and where its events go: to `sink`, called in `loop` or, without one, by the engine
-    thread. `id` and `resolved` are there once the engine has taken it."""
+    thread. `id`, `resolved` and `receipt` are there once the engine has taken it."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -54,6 +55,7 @@ class Submission:
     loop: asyncio.AbstractEventLoop | None = None
     id: str | None = None
     resolved: ResolvedParams | None = None
+    receipt: Receipt | None = None  # of the engine that took it
     num_left: int = field(init=False)  # choices whose ending has not been delivered
 
     def __post_init__(self) -> None:
@@ -225,6 +227,7 @@ class Driver:
             for one in submissions:
                 one.id = engine.add(one.prompt, one.params, output=one.output, is_chat=one.is_chat)
                 one.resolved = engine.params_of(one.id)
+                one.receipt = engine.receipt(one.resolved.seed)
                 self._submissions[one.id] = one
         except BaseException:
             for one in submissions:
