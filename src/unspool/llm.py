@@ -83,23 +83,36 @@ class Model:
         *,
         tools: Tools = (),
         template_options: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
     ) -> list[int]:
         """Token ids of a conversation, through the model's chat template; control tokens in messages are plain text.
 
-        `template_options` are variables of the template's own, such as `enable_thinking`.
+        `template_options` are variables of the template's own, such as `enable_thinking`. The ids end where the answer
+        begins, or in a last message of the assistant's, which is to be continued, unless the other options say
+        otherwise.
         """
-        options = template_options or {}
-        return self._render(messages, make_toolbox(tools), options, add_generation_prompt=add_generation_prompt).ids
+        options, box = template_options or {}, make_toolbox(tools)
+        return self._render(messages, box, options, add_generation_prompt, continue_final_message).ids
 
     def _render(
-        self, messages: Messages, toolbox: Toolbox, options: Mapping[str, Any], *, add_generation_prompt: bool = True
+        self,
+        messages: Messages,
+        toolbox: Toolbox,
+        options: Mapping[str, Any],
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
     ) -> RenderedPrompt:
         from unspool.chat.messages import check_messages, for_template
 
         check_messages(messages)
-        valid = for_template(messages)
-        return self.model_chat.prompt(valid, toolbox, options, add_generation_prompt=add_generation_prompt)
+        return self.model_chat.prompt(
+            for_template(messages),
+            toolbox,
+            options,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
     # What is to be generated ----------------------------------------------------------------------------------------
     def _many(
@@ -149,7 +162,11 @@ class Model:
             asked = replace(asked, constraint=chat.constraint(toolbox))
         prompt = self._render(messages, toolbox, options)
         return Generation(
-            tuple(prompt.ids), asked, is_chat=True, prompt_warnings=prompt.warnings, syntax=chat.syntax(toolbox)
+            tuple(prompt.ids),
+            chat.with_thinking(asked, prompt),
+            is_chat=not prompt.is_continued,
+            prompt_warnings=prompt.warnings,
+            syntax=chat.syntax(toolbox, prompt.begins),
         )
 
     def _score(self, text: Prompt, top: int) -> Generation:
@@ -211,7 +228,8 @@ class LLM(Model):
         """Answer a conversation: a list of {"role": …, "content": …}.
 
         `tools` and `tool_choice` are in OpenAI's form; the calls that the model makes are `result.tool_calls`.
-        `template_options` are variables of the model's chat template, such as `enable_thinking`.
+        `template_options` are variables of the model's chat template, such as `enable_thinking`. If the last message
+        is the assistant's, the answer continues it, by its `token_ids` where it brings them.
         """
         toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
         generation = self._chat(messages, sampling_params(params, options), toolbox, template_options or {})

@@ -16,7 +16,8 @@ from unspool.params import ResolvedParams
 class Completion:
     """One answer. `tokens` carry what was asked for of each: logprob, alternatives, trace.
 
-    `text` is what the model wrote. If it was given tools, `tool_calls` are the calls in it and `content` is the rest.
+    `text` is what the model wrote. In a chat, `reasoning` is what it thought first, `tool_calls` are the calls in its
+    text, if it was given tools, and `content` is the rest.
     """
 
     text: str
@@ -38,6 +39,11 @@ class Completion:
     @property
     def content(self) -> str:
         return self.text if self.message is None else self.message.content
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered; "" if it did not."""
+        return "" if self.message is None else self.message.reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -89,6 +95,10 @@ class Result:
     @property
     def content(self) -> str:
         return self.choices[0].content
+
+    @property
+    def reasoning(self) -> str:
+        return self.choices[0].reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unspool.chat.guard import encode_chat
+from unspool.chat import guard
 from unspool.chat.template import ChatTemplate
 from unspool.errors import RequestError
 from unspool.text.tokenizer import from_gguf
@@ -19,6 +19,10 @@ CHATML = (
 @pytest.fixture(scope="module")
 def tokenizer(smollm2):
     return smollm2.tokenizer()
+
+
+def encode_chat(*arguments) -> list[int]:
+    return guard.encode_chat(*arguments)[0]
 
 
 def ids_of(tokenizer, content: str) -> list[int]:

@@ -76,7 +76,6 @@ def test_developers_are_systems_to_a_template_that_knows_none(tokenizer: Any) ->
     [
         (None, HELLO, {}, "messages"),
         (BARE, HELLO, {"messages": []}, "chat_template_kwargs.messages"),
-        (BARE, [*HELLO, {"role": "assistant", "content": "Well"}], {}, "messages"),
     ],
 )
 def test_what_cannot_be_rendered_is_refused(
@@ -130,10 +129,10 @@ READ = ("So. then", [("look", '{"at": "}"}'), ("look", "{}")], 4)
 
 def read(tokenizer: Any, pieces: list[tuple[str, list[int]]]) -> tuple[Any, ...]:
     """The message of an answer whose text and tokens come in pieces."""
-    from unspool.chat.answers import CallSyntax, Message
+    from unspool.chat.answers import AnswerSyntax, Message
     from unspool.events import Token
 
-    syntax = CallSyntax(MISTRAL_ARGS, frozenset({"look"}), parallel=True, marks={0: "[TOOL_CALLS]"})
+    syntax = AnswerSyntax(MISTRAL_ARGS, frozenset({"look"}), parallel=True, marks={0: "[TOOL_CALLS]"})
     message = Message(tokenizer, syntax)
     for text, ids in pieces:
         message.push(text, [Token(id) for id in ids])

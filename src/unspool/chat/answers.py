@@ -1,18 +1,23 @@
-"""An answer's text and tokens as they come, read as a message: content and tool calls."""
+"""An answer's text and tokens as they come, read as a message: reasoning, content and tool calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from unspool.chat.call_formats import CallFormat
-from unspool.chat.call_parser import Arguments, Begin, CallParser, Content, Part
+from unspool.chat.call_formats import GENERIC, CallFormat
+from unspool.chat.call_parser import Arguments, Begin, CallParser, Content, Part, Reasoning
+from unspool.chat.harmony import HarmonyParser
+from unspool.chat.reasoning import HARMONY, AnswerParser, ReasoningFormat, ReasoningParser
 from unspool.events import Token
 from unspool.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
+
+
+BEFORE_ANSWER = ("start", "reasoning")  # states of a parser
 
 
 @dataclass(slots=True)
@@ -25,17 +30,30 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class CallSyntax:
-    """How calls are found in the answers to one request."""
+class AnswerSyntax:
+    """How reasoning and calls are found in the answers to one request."""
 
-    format: CallFormat
-    names: frozenset[str]  # of the functions that may be called
-    parallel: bool  # else an answer ends after its first call
-    marks: dict[int, str]  # control tokens of the format, which have no text of their own
+    format: CallFormat | None  # of calls; None: the answer may make none
+    names: frozenset[str] = frozenset()  # of the functions that may be called
+    parallel: bool = True  # else an answer ends after its first call
+    marks: Mapping[int, str] = field(default_factory=dict)  # control tokens of the formats, which have no text
+    reasoning: ReasoningFormat | None = None
+    begins: str = ""  # what the prompt has of the answer already
+
+    def parser(self) -> AnswerParser | None:
+        calls = None if self.format is None else CallParser(self.format, self.names)
+        return calls if self.reasoning is None else reasoning_parser(self.reasoning, calls, self.names, self.begins)
+
+
+def reasoning_parser(
+    format: ReasoningFormat, calls: CallParser | None = None, names: Collection[str] = (), begins: str = ""
+) -> ReasoningParser | HarmonyParser:
+    """A parser of answers that begin with reasoning in this format."""
+    return HarmonyParser(names, begins) if format is HARMONY else ReasoningParser(format, calls, begins)
 
 
 class MarkRestorer:
-    """Puts the control tokens that surround calls, which have no text of their own, back into the text.
+    """Puts the control tokens that surround reasoning and calls, which have no text, back into the text.
 
     A token's text may come before the token does, since a token is passed on once all of its text is out. So a place in
     the text is found by what all tokens before it decode to.
@@ -65,15 +83,17 @@ class MarkRestorer:
 class Message:
     """One answer as it grows. Without a `syntax`, which needs the tokenizer, all of it is content."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None, syntax: CallSyntax | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, syntax: AnswerSyntax | None = None) -> None:
         self.calls: list[ToolCall] = []
         self._written: list[str] = []
         self._syntax = syntax
-        self._parser = None if syntax is None else CallParser(syntax.format, syntax.names)
+        self._parser = None if syntax is None else syntax.parser()
         self._marks: MarkRestorer | None = None
         if syntax is not None and syntax.marks and tokenizer is not None:
             self._marks = MarkRestorer(tokenizer, syntax.marks)
         self._pieces: list[list[str] | ToolCall] = []  # in the order in which they came
+        self._reasoning: list[str] = []
+        self._num_before_answer = 0  # tokens that came before the answer proper
 
     @property
     def text(self) -> str:
@@ -81,8 +101,18 @@ class Message:
         return self.content if self._parser is None else "".join(self._written)
 
     @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered."""
+        return "".join(self._reasoning)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many tokens it thought with, marks and all."""
+        return self._num_before_answer if self._reasoning else 0
+
+    @property
     def content(self) -> str:
-        """The text outside calls."""
+        """The text outside reasoning and calls."""
         return "".join("".join(piece) for piece in self._pieces if isinstance(piece, list))
 
     @property
@@ -106,9 +136,11 @@ class Message:
         else:
             self._written.append(text)
             marked = text if self._marks is None else self._marks.restore(text, tokens)
+            if isinstance(self._parser, ReasoningParser | HarmonyParser) and self._parser.state in BEFORE_ANSWER:
+                self._num_before_answer += len(tokens)
             parts = self._parser.push(marked)
             if self.is_full:
-                parts = [part for part in parts if isinstance(part, Content) or part.index == 0]
+                parts = [part for part in parts if isinstance(part, Content | Reasoning) or part.index == 0]
         self._add(parts)
         return parts
 
@@ -128,9 +160,11 @@ class Message:
                     last.append(part.text)
                 else:
                     self._pieces.append([part.text])
+            elif isinstance(part, Reasoning):
+                self._reasoning.append(part.text)
             elif isinstance(part, Begin):
                 assert self._syntax is not None
-                call = ToolCall(self._syntax.format.new_call_id(), part.name)
+                call = ToolCall((self._syntax.format or GENERIC).new_call_id(), part.name)
                 self.calls.append(call)
                 self._pieces.append(call)
             elif isinstance(part, Arguments):

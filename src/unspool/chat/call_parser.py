@@ -26,6 +26,13 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Reasoning:
+    """What the model thought before it answered."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Begin:
     """A call begins; its arguments follow."""
 
@@ -41,7 +48,7 @@ class Arguments:
     text: str
 
 
-Part = Content | Begin | Arguments
+Part = Content | Reasoning | Begin | Arguments
 
 
 class CallReader:
@@ -258,7 +265,7 @@ class CallParser:
             self._pending = self._pending[at + len(self._format.opens) :]
             self._framing, self._state = self._format.opens, "between"
             return True
-        held = _overlap(self._pending, self._format.opens)
+        held = overlap(self._pending, self._format.opens)
         self._emit(parts, self._pending[: len(self._pending) - held])
         self._pending = self._pending[len(self._pending) - held :]
         return False
@@ -328,7 +335,7 @@ class CallParser:
             parts.append(Content(shown))
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Length of the longest suffix of `text` that is a proper beginning of `mark`."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if mark.startswith(text[-length:]):

@@ -22,16 +22,26 @@ OPEN, CLOSE = "\ue000", "\ue001"
 
 
 def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-) -> list[int]:
-    """Token ids of a conversation: the template's control tokens are control tokens, the messages' are not."""
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    end: str = "",
+) -> tuple[list[int], str] | None:
+    """Token ids of a conversation, and the text that they are of: the template's control tokens are control tokens, the
+    messages' are not. The prompt ends where `end` stands, a text that is in the messages once, if it is given; None:
+    the template does not show it."""
     try:
         written = "\0".join(texts_in((messages, options)))
     except RecursionError:
         raise RequestError("messages: they are nested too deep", "messages") from None
     control = tokenizer.control_marks
     if not any(isinstance(part, int) for part in control.split(written)):
-        return tokenizer.encode(template.render(messages, **options), parse_special=True)
+        text = template.render(messages, **options)
+        if end not in text:
+            return None
+        text = text[: text.rindex(end)] if end else text
+        return tokenizer.encode(text, parse_special=True), text
     mark = _unused_mark(written)
 
     def guarded(value: Any) -> Any:
@@ -42,6 +52,9 @@ def encode_chat(
         return [guarded(item) for item in value] if isinstance(value, list | tuple) else value
 
     text = template.render(guarded(messages), **{name: guarded(value) for name, value in options.items()})
+    if end not in text:
+        return None
+    text = text[: text.rindex(end)] if end else text
     ids: list[int] = []
     # A template may cut a text in the middle of a mark: what is left of it is text like any other.
     for index, piece in enumerate(re.split(f"{mark}([0-9]{{1,9}}){mark}", text)):
@@ -49,7 +62,15 @@ def encode_chat(
             ids += tokenizer.encode(tokenizer.token_text(int(piece)), add_special=False)
         elif piece or index == 0:
             ids += tokenizer.encode(piece, add_special=index == 0, parse_special=True)
-    return ids
+    return ids, text
+
+
+def unused_end(written: Any) -> str:
+    """A text that is nowhere in what people wrote, to find a place in what a template makes of it."""
+    number, text = 0, "\0".join(texts_in(written))
+    while (end := f"{OPEN}end{number}{CLOSE}") in text:
+        number += 1
+    return end
 
 
 def _unused_mark(written: str) -> str:

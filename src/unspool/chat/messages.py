@@ -9,6 +9,7 @@ from typing import Any
 from unspool.errors import RequestError
 
 Record = dict[str, Any]
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")  # one thing; APIs and templates differ in its name
 
 
 # Checking -----------------------------------------------------------------------------------------------------------
@@ -34,11 +35,22 @@ def _check_message(message: Any, name: str) -> None:
     calls = message.get("tool_calls")
     if calls is not None and (not isinstance(calls, list | tuple) or not all(isinstance(c, Mapping) for c in calls)):
         raise RequestError(f"{name}.tool_calls: expected a list of objects, got {calls!r:.40}", f"{name}.tool_calls")
+    for field in REASONING_FIELDS:
+        if message.get(field) is not None and not isinstance(message[field], str):
+            raise RequestError(f"{name}.{field}: expected a string, got {message[field]!r:.40}", f"{name}.{field}")
+    check_token_ids(message.get("token_ids"), f"{name}.token_ids")
     content = message.get("content")
     if content is not None:
         _check_content(content, f"{name}.content")
-    elif not calls:
+    elif not calls and not any(message.get(field) for field in (*REASONING_FIELDS, "token_ids")):
         raise RequestError(f"{name}.content: missing", f"{name}.content")
+
+
+def check_token_ids(ids: Any, name: str) -> None:
+    """The ids of what a model wrote, if they are given."""
+    is_list = isinstance(ids, list | tuple) and all(isinstance(id, int) and not isinstance(id, bool) for id in ids)
+    if ids is not None and not is_list:
+        raise RequestError(f"{name}: expected a list of token ids, got {ids!r:.40}", name)
 
 
 def _check_content(content: Any, name: str) -> None:
@@ -56,14 +68,19 @@ def _check_content(content: Any, name: str) -> None:
 
 # For templates ------------------------------------------------------------------------------------------------------
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Checked messages with their content as one text (or None), the arguments of calls as objects, and the name of the
-    called function in its result."""
+    """Checked messages with their content as one text (or None), reasoning under every name that templates have for it,
+    the arguments of calls as objects, and the name of the called function in its result."""
     names: dict[str, str] = {}  # of called functions, by the call's id
     converted = []
     for message in messages:
         content, calls = message.get("content"), message.get("tool_calls")
         record: Record = {**message, "content": None if content is None else text_of(content)}
         record.pop("tool_calls", None)
+        reasoning = next((message[field] for field in REASONING_FIELDS if message.get(field)), None)
+        for field in REASONING_FIELDS:
+            record.pop(field, None)
+            if reasoning is not None and message["role"] == "assistant":
+                record[field] = reasoning
         if calls:
             record["tool_calls"] = [call_for_template(call) for call in calls]
             names |= {call["id"]: call["function"]["name"] for call in record["tool_calls"] if call.keys() >= _NAMED}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from unspool.chat.answers import CallSyntax, Message
+from unspool.chat.answers import AnswerSyntax, Message, reasoning_parser
 from unspool.chat.call_formats import GENERIC, CallFormat, format_of
 from unspool.chat.call_grammar import constraint_for
+from unspool.chat.reasoning import ReasoningFormat, reasoning_format_of
 from unspool.chat.tools import Toolbox, with_description
 from unspool.errors import RequestError
-from unspool.params import Constraint
+from unspool.params import Constraint, SamplingParams
+from unspool.params.values import ThinkingMarks
 
 if TYPE_CHECKING:
     from unspool.chat.template import ChatTemplate
@@ -25,10 +27,13 @@ NO_TOOLS = Toolbox()
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A conversation as token ids, and what the caller should know about how it was rendered."""
+    """A conversation as token ids, and what the caller should know about how it was rendered. `begins` is what the
+    prompt has of the answer already; `is_continued`: the answer goes on with the last message."""
 
     ids: list[int]
     warnings: tuple[str, ...] = ()
+    begins: str = ""
+    is_continued: bool = False
 
 
 class ModelChat:
@@ -62,6 +67,39 @@ class ModelChat:
         """The format of calls that the model is asked for."""
         return format_of(self._template.tool_source) if self._template is not None and self.shows_tools else GENERIC
 
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the model writes what it thinks before it answers; None if its template knows nothing of it."""
+        return None if self._template is None else reasoning_format_of(self._template.source)
+
+    def _reads(self, variable: str) -> bool:
+        """Whether the template looks at a variable."""
+        source = "" if self._template is None else self._template.source
+        return re.search(rf"(?<![.\w'\"]){re.escape(variable)}\b", source) is not None
+
+    def thinking_options(self, effort: str | None = None, enabled: bool | None = None) -> dict[str, Any]:
+        """The template's variables for how much a model is to think; a RequestError where it leaves no choice."""
+        options: dict[str, Any] = {}
+        if effort is not None:
+            if self._reads("reasoning_effort"):
+                options["reasoning_effort"] = effort
+            if enabled is None and (effort == "none" or not options):
+                enabled = effort != "none"
+        if enabled is None:
+            return options
+        field = "reasoning_effort" if effort is not None else "enable_thinking"
+        for name in ("enable_thinking", "thinking"):
+            if self._reads(name):
+                return {**options, name: enabled}
+        if not options and enabled and self.reasoning_format is None:
+            why = f"{field}: {self._name} does not think before it answers"
+            raise RequestError(why, field, "unsupported_parameter")
+        if not options and not enabled and self.reasoning_format is not None:
+            raise RequestError(
+                f"{field}: {self._name}'s chat template has no way to turn thinking off", field, "unsupported_parameter"
+            )
+        return options
+
     # Messages to a prompt -------------------------------------------------------------------------------------------
     def prompt(
         self,
@@ -69,10 +107,17 @@ class ModelChat:
         toolbox: Toolbox = NO_TOOLS,
         options: Mapping[str, Any] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        reasoning_effort: str | None = None,
+        enable_thinking: bool | None = None,
     ) -> RenderedPrompt:
-        """The token ids of valid messages. `options` are variables of the model's template."""
-        from unspool.chat.guard import encode_chat
+        """The token ids of valid messages. `options` are variables of the model's template.
+
+        A last message of the assistant's is continued, unless `add_generation_prompt` or `continue_final_message` says
+        otherwise.
+        """
+        from unspool.chat.prefill import Prefill, wants_continuation
 
         if self._template is None:
             raise RequestError(
@@ -82,21 +127,18 @@ class ModelChat:
         if taken:
             name = min(taken)
             raise RequestError(f"chat_template_kwargs may not set {name}", f"chat_template_kwargs.{name}")
-        if add_generation_prompt and messages[-1]["role"] == "assistant":
-            raise RequestError(
-                "the conversation ends with an assistant message; to continue such a message is not supported: "
-                "end with a user or tool message",
-                "messages",
-            )
-        warnings: list[str] = []
+        is_continued = wants_continuation(messages, add_generation_prompt, continue_final_message)
+        warnings = [
+            f"the model's chat template does not read {name}: it has no effect"
+            for name in options or ()
+            if not re.search(rf"\b{re.escape(name)}\b", self._template.source)
+        ]
         if not self.shows_names and any("name" in message and message["role"] != "tool" for message in messages):
-            warnings.append("the model's chat template shows no names: messages' names have no effect")
-        for name in options or ():
-            if not re.search(rf"\b{re.escape(name)}\b", self._template.source):
-                warnings.append(f"the model's chat template does not read {name}: it has no effect")
+            warnings.insert(0, "the model's chat template shows no names: messages' names have no effect")
         if "developer" not in self._template.source:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        variables = {**(options or {}), "add_generation_prompt": add_generation_prompt}
+        variables = {**self.thinking_options(reasoning_effort, enable_thinking), **(options or {})}
+        variables["add_generation_prompt"] = add_generation_prompt is not False
         tools = toolbox.tools if toolbox.callable else ()
         if self.shows_tools:
             if tools:
@@ -104,24 +146,42 @@ class ModelChat:
         elif tools:
             messages = with_description(messages, tools)
             warnings.append("the model's chat template has no place for tools; the system message describes them")
-        return RenderedPrompt(encode_chat(self.tokenizer, self._template, messages, variables), tuple(warnings))
+        prefill = Prefill(self.tokenizer, self._template, self.reasoning_format)
+        ids, begins = (prefill.continued if is_continued else prefill.fresh)(messages, variables)
+        return RenderedPrompt(ids, tuple(warnings), begins, is_continued)
 
     # What answers look like -----------------------------------------------------------------------------------------
     def constraint(self, toolbox: Toolbox, answer: Constraint | None = None) -> Constraint | None:
         """What an answer is held to: its tools' calls, or `answer`, or both."""
         return constraint_for(toolbox, self.call_format, answer, self.tokenizer)
 
-    def syntax(self, toolbox: Toolbox) -> CallSyntax | None:
-        """How calls are found in an answer; None: it may make none."""
-        if not toolbox.callable:
+    def with_thinking(self, params: SamplingParams, prompt: RenderedPrompt) -> SamplingParams:
+        """The parameters, told how thinking is known from the answer where they need to know: what the answer is held
+        to begins after it, and it may be limited."""
+        format, budget = self.reasoning_format, params.thinking_budget
+        if budget is not None and format is None:
+            raise RequestError(f"thinking_budget: {self._name} does not think before it answers", "thinking_budget")
+        if format is None or (budget is None and params.constraint is None):
+            return params
+        state = reasoning_parser(format, begins=prompt.begins).state
+        if state in ("after", "content"):
+            return replace(params, thinking_budget=None)
+        marks = (format.opens, format.closes, format.written_close, format.before_answer)
+        return replace(params, thinking_marks=ThinkingMarks(*marks, is_open=state == "reasoning"))
+
+    def syntax(self, toolbox: Toolbox, begins: str = "") -> AnswerSyntax | None:
+        """How reasoning and calls are found in an answer; None: it may have none. `begins` is the prompt's."""
+        has_calls, reasoning = bool(toolbox.callable), self.reasoning_format
+        if not has_calls and reasoning is None:
             return None
         marks = {}
-        for mark in self.call_format.marks:
+        for mark in (*(self.call_format.marks if has_calls else ()), *(reasoning.marks if reasoning else ())):
             ids = self.tokenizer.encode(mark, add_special=False, parse_special=True)
             if len(ids) == 1 and ids[0] in self.tokenizer.special_ids:
                 marks[ids[0]] = mark
         names = frozenset(tool.name for tool in toolbox.callable)
-        return CallSyntax(self.call_format, names, toolbox.parallel, marks)
+        format = self.call_format if has_calls else None
+        return AnswerSyntax(format, names, toolbox.parallel, marks, reasoning, begins)
 
     def message(self, toolbox: Toolbox) -> Message:
         """An answer to be filled."""

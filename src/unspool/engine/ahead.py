@@ -174,6 +174,7 @@ def on_device(runner: Runner, branch: Branch) -> bool:
     return (
         params.beam is None
         and params.constraint is None
+        and params.thinking_budget is None
         and not params.bad_words
         and params.prompt_logprobs is None
         and not params.trace

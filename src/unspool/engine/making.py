@@ -73,13 +73,22 @@ class Maker:
         check_length(len(prompt), params.min_tokens, engine.context_length, "min_tokens")
 
     def _compile(self, params: ResolvedParams) -> Any:
-        if params.constraint is None:
+        """What limits an answer's tokens: its constraint, and the budget of the thinking before it."""
+        budget, thinking = params.thinking_budget, params.thinking_marks
+        if budget is not None and thinking is None:
+            raise RequestError(
+                "thinking_budget needs thinking_marks, which only a chat knows by itself",
+                "thinking_budget",
+            )
+        if params.constraint is None and budget is None:
             return None
         if self._tokenizer is None:
-            raise RequestError("a constraint needs a tokenizer; this model was loaded without one", "constraint")
-        from unspool.sampling.constraint import compile_constraint
+            name = "constraint" if params.constraint is not None else "thinking_budget"
+            raise RequestError(f"{name} needs a tokenizer; this model was loaded without one", name)
+        from unspool.sampling.constraint import ThinkingMatcher, compile_constraint
 
-        return compile_constraint(params.constraint, self._tokenizer)
+        answer = None if params.constraint is None else compile_constraint(params.constraint, self._tokenizer)
+        return answer if thinking is None else ThinkingMatcher(thinking, budget, answer, self._tokenizer)
 
     def _dry_breakers(self, params: ResolvedParams) -> np.ndarray | None:
         """By token id: whether its text holds a sequence breaker. Looked up once for each set of breakers."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
-from unspool.chat.answers import CallSyntax, Message
+from unspool.chat.answers import AnswerSyntax, Message
 from unspool.engine.driver import Driver, Sink, Submission, call_soon
 from unspool.errors import RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text
@@ -37,7 +37,7 @@ class Generation:
     output: Sequence[int] = ()  # how the answer begins: see Engine.add
     is_chat: bool = False  # as well
     prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
-    syntax: CallSyntax | None = None  # of tool calls, if there may be any
+    syntax: AnswerSyntax | None = None  # of reasoning and tool calls, if there may be any
 
 
 class _Events:

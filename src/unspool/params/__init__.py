@@ -5,7 +5,14 @@ Imports neither numpy nor anything of unspool but its errors.
 
 from unspool.params.registry import MAX_SEED, fresh_seed
 from unspool.params.sampling import Origin, ResolvedParams, SamplingParams
-from unspool.params.values import CONSTRAINT_KINDS, BeamParams, Constraint, ConstraintKind, RepetitionDetector
+from unspool.params.values import (
+    CONSTRAINT_KINDS,
+    BeamParams,
+    Constraint,
+    ConstraintKind,
+    RepetitionDetector,
+    ThinkingMarks,
+)
 
 __all__ = [
     "CONSTRAINT_KINDS",
@@ -17,5 +24,6 @@ __all__ = [
     "RepetitionDetector",
     "ResolvedParams",
     "SamplingParams",
+    "ThinkingMarks",
     "fresh_seed",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from unspool.params.values import BeamParams, Constraint, RepetitionDetector
+from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
 
 Stage = str | Callable[..., Any]
 
@@ -49,6 +49,8 @@ class SamplingFields:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     constraint: Constraint | None = None
+    thinking_budget: int | None = None
+    thinking_marks: ThinkingMarks | None = None
     seed: int | None = None
     n: int = 1
     best_of: int | None = None
@@ -100,6 +102,8 @@ class ResolvedFields:
     logit_bias: Mapping[int, float]
     allowed_token_ids: tuple[int, ...] | None
     constraint: Constraint | None
+    thinking_budget: int | None
+    thinking_marks: ThinkingMarks | None
     seed: int
     n: int
     best_of: int
@@ -150,6 +154,8 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     allowed_token_ids: Sequence[int] | None
     constraint: Constraint | None
+    thinking_budget: int | None
+    thinking_marks: ThinkingMarks | None
     seed: int | None
     n: int
     best_of: int | None

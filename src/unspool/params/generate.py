@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from unspool.params.values import BeamParams, Constraint, RepetitionDetector
+from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
 
 Stage = str | Callable[..., Any]
 '''

@@ -25,7 +25,7 @@ from unspool.params.kinds import (
     TokenIds,
     Word,
 )
-from unspool.params.values import BeamParams, Constraint, RepetitionDetector
+from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
 
 MAX_SEED = 2**53 - 1  # larger integers do not survive JSON in every language
 
@@ -249,6 +249,17 @@ PARAMETERS: tuple[Parameter, ...] = (
         stages=(StageSpec("constraint"),),
         help="What the answer must look like.",
         details="Removes what the schema, expression, choice or grammar does not allow next.",
+    ),
+    Parameter(
+        name="thinking_budget", kind=Integer(0), group=LENGTH, metavar="N",
+        help="Close the model's thinking after this many tokens; the answer follows.",
+        details="The closing mark is written in place of the model's next token. In a chat the marks are the model's "
+        "own; elsewhere `thinking_marks` gives them.",
+    ),
+    Parameter(
+        name="thinking_marks", kind=Record(ThinkingMarks, ThinkingMarks.FIELDS, ("opens", "closes")), group=TOKENS,
+        no_flag="a chat knows the model's own marks",
+        help="The marks around thinking: a constraint holds for what follows it, thinking_budget for what is in it.",
     ),
     # How many, from which noise
     Parameter(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from unspool.errors import RequestError
 from unspool.params import checks
-from unspool.params.kinds import MAX_STRINGS, Anything, Either, Flag, Integer, Kind, Number, Word
+from unspool.params.kinds import MAX_STRINGS, Anything, Either, Flag, Integer, Kind, Number, Text, Word
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = get_args(ConstraintKind)
@@ -38,6 +38,37 @@ class Constraint:
             if not choices:
                 raise RequestError("a choice constraint needs at least one choice", "constraint")
             object.__setattr__(self, "value", choices)
+
+
+@dataclass(frozen=True)
+class ThinkingMarks:
+    """How an answer's thinking is told from the rest: by the marks around it.
+
+    `written_close` is the text that closes thinking whose budget is spent, and `before_answer` what stands between a
+    closing mark and an answer that is held to a constraint. `is_open`: the prompt has the opening mark already.
+    """
+
+    FIELDS: ClassVar[Mapping[str, Kind]] = {
+        "opens": Text(),
+        "closes": Text(),
+        "written_close": Text(),
+        "before_answer": Text(),
+        "is_open": Flag(),
+    }
+
+    opens: str
+    closes: str
+    written_close: str = ""
+    before_answer: str = ""
+    is_open: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in self.FIELDS.items():
+            kind.check(f"thinking_marks.{name}", getattr(self, name))
+        for name in ("opens", "closes"):
+            if not getattr(self, name):
+                field = f"thinking_marks.{name}"
+                raise RequestError(f"{field} is empty; it is the mark to look for", field)
 
 
 @dataclass(frozen=True)

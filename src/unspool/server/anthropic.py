@@ -6,16 +6,19 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from unspool.chat.call_parser import Arguments, Begin, Content
+from unspool.chat.call_parser import Arguments, Begin, Content, Reasoning
 from unspool.chat.messages import text_of
 from unspool.chat.tools import Tool, Toolbox, make_toolbox
 from unspool.errors import RequestError
 from unspool.results import Choice, Delta
-from unspool.server.dialect import CUT_SHORT, Body, ChatRequest, Writer, prepare_chat, traces
+from unspool.server.chat_completions import reasoning_fields
+from unspool.server.dialect import CUT_SHORT, Body, ChatRequest, Writer, answer_format, how_of, prepare_chat, traces
 from unspool.server.faults import Fault
 from unspool.server.job import Job
 from unspool.server.service import Service
 from unspool.server.sse import frame
+
+SIGNATURE = "unspool"  # thinking is taken back as it is; the API only wants that there is one
 
 
 class MessageWriter(Writer):
@@ -37,6 +40,10 @@ class MessageWriter(Writer):
                 if self._open != "text":
                     yield from self._start_block({"type": "text", "text": ""})
                 yield self._block_delta({"type": "text_delta", "text": part.text})
+            elif isinstance(part, Reasoning):
+                if self._open != "thinking":
+                    yield from self._start_block({"type": "thinking", "thinking": "", "signature": ""})
+                yield self._block_delta({"type": "thinking_delta", "thinking": part.text})
             elif isinstance(part, Begin):
                 call = delta.choice.message.calls[part.index]
                 yield from self._start_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
@@ -56,6 +63,8 @@ class MessageWriter(Writer):
     def body(self) -> Body:
         choice = self.run.choices[0]
         content: list[Body] = []
+        if choice.message.reasoning:
+            content.append({"type": "thinking", "thinking": choice.message.reasoning, "signature": SIGNATURE})
         for piece in choice.message.pieces:
             if isinstance(piece, str):
                 content.append({"type": "text", "text": piece})
@@ -81,6 +90,8 @@ class MessageWriter(Writer):
         yield self._event("content_block_start", index=self._num_blocks, content_block=block)
 
     def _stop_block(self) -> Iterable[bytes]:
+        if self._open == "thinking":
+            yield self._block_delta({"type": "signature_delta", "signature": SIGNATURE})
         if self._open is not None:
             yield self._event("content_block_stop", index=self._num_blocks)
             self._num_blocks += 1
@@ -131,17 +142,32 @@ def _input(arguments: str) -> Any:
 
 
 def prepare(service: Service, body: Body) -> Job:
+    thinking = body.get("thinking", {})
+    if "budget_tokens" in thinking and "thinking_budget" in body:
+        raise RequestError("thinking.budget_tokens and thinking_budget are one limit; give one", "thinking_budget")
+    format = body.get("output_config", {}).get("format")
     request = ChatRequest(
         messages=conversation(body),
         toolbox=toolbox_of(body),
         max_tokens=body["max_tokens"],
         stop=body.get("stop_sequences"),
+        format=answer_format(format, (format or {}).get("schema")),
+        format_field="output_config.format",
+        how=thinking_of(body),
+        thinking_budget=thinking.get("budget_tokens"),
     )
     return prepare_chat(service, body, request)
 
 
+def thinking_of(body: Mapping[str, Any]) -> Body:
+    """How much the model is to think. `adaptive` leaves it to the model, which is what templates do by themselves."""
+    enabled = {"enabled": True, "disabled": False}.get(body.get("thinking", {}).get("type", ""))
+    return how_of(body, enable_thinking=enabled, reasoning_effort=body.get("output_config", {}).get("effort"))
+
+
 def count_tokens(service: Service, body: Body) -> Body:
-    prompt = service.render(conversation(body), toolbox_of(body), body.get("chat_template_kwargs", {}))
+    options = body.get("chat_template_kwargs", {})
+    prompt = service.render(conversation(body), toolbox_of(body), options, how=thinking_of(body))
     return {"input_tokens": len(prompt.ids)}
 
 
@@ -173,17 +199,20 @@ def conversation(body: Mapping[str, Any]) -> list[Body]:
 
 
 def _assistant(blocks: list[Body], names: dict[str, str], path: str) -> Body:
-    text, calls = "", []
+    text, thought, calls = "", "", []
     for index, block in enumerate(blocks):
         if block["type"] == "text":
             text += block["text"]
+        elif block["type"] == "thinking":
+            thought += block["thinking"]
         elif block["type"] == "tool_use":
             names[block["id"]] = block["name"]
             function = {"name": block["name"], "arguments": block["input"]}
             calls.append({"id": block["id"], "type": "function", "function": function})
         else:
             raise RequestError(f"{path}[{index}]: an assistant gives no tool_result", f"{path}[{index}].type")
-    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+    more = ({"tool_calls": calls} if calls else {}) | (reasoning_fields(thought) if thought else {})
+    return {"role": "assistant", "content": text, **more}
 
 
 def _user(blocks: list[Body], names: dict[str, str], path: str) -> list[Body]:
@@ -201,5 +230,5 @@ def _user(blocks: list[Body], names: dict[str, str], path: str) -> list[Body]:
             else:
                 messages.append({"role": "user", "content": block["text"]})
         else:
-            raise RequestError(f"{path}[{index}]: a user makes no tool_use", f"{path}[{index}].type")
+            raise RequestError(f"{path}[{index}]: a user makes no {block['type']}", f"{path}[{index}].type")
     return messages

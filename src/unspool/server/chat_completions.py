@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unspool.chat.answers import ToolCall
-from unspool.chat.call_parser import Arguments, Begin, Content
+from unspool.chat.call_parser import Arguments, Begin, Content, Reasoning
 from unspool.chat.messages import for_template
 from unspool.chat.tools import Toolbox, read_toolbox
 from unspool.errors import RequestError
@@ -18,6 +18,7 @@ from unspool.server.dialect import (
     Writer,
     answer_format,
     ending,
+    how_of,
     prepare_chat,
     token_entry,
     traces,
@@ -49,6 +50,8 @@ class ChatWriter(Writer):
         for part in delta.parts:
             if isinstance(part, Content):
                 yield self._chunk(choice, {"content": part.text}, tokens)
+            elif isinstance(part, Reasoning):
+                yield self._chunk(choice, reasoning_fields(part.text), tokens)
             elif isinstance(part, Begin):
                 call = choice.message.calls[part.index]
                 function = {"name": part.name, "arguments": ""}
@@ -146,10 +149,17 @@ class ChatWriter(Writer):
     def _message(self, choice: Choice) -> Body:
         text = choice.message.content
         message: Body = {"role": "assistant", "content": text, "refusal": None}
+        if choice.message.reasoning:
+            message |= reasoning_fields(choice.message.reasoning)
         if choice.message.calls:
             message["content"] = text or None
             message["tool_calls"] = [call_entry(call) for call in choice.message.calls]
         return message
+
+
+def reasoning_fields(text: str) -> Body:
+    """What a model thought, under both names that clients look for."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def call_entry(call: ToolCall) -> Body:
@@ -167,6 +177,7 @@ def prepare(service: Service, body: Body) -> Job:
         max_tokens=limit,
         logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
         format=answer_format(format, (format or {}).get("json_schema", {}).get("schema")),
+        how=how_of(body),
         length_field=length_field,
     )
     return prepare_chat(service, body, request)
@@ -189,6 +200,8 @@ def toolbox_of(body: Mapping[str, Any]) -> Toolbox:
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[Body]:
     """Checked messages as templates read them."""
     for index, message in enumerate(messages):
-        if message["role"] == "assistant" and message.get("content") is None and not message.get("tool_calls"):
+        others = ("tool_calls", "reasoning_content", "reasoning", "token_ids")
+        is_empty = message.get("content") is None and not any(message.get(field) for field in others)
+        if message["role"] == "assistant" and is_empty:
             raise RequestError(f"messages[{index}] has neither content nor tool_calls", f"messages[{index}].content")
     return for_template(messages)

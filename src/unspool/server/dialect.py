@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from unspool.chat.tools import Toolbox, check_schema_size
@@ -94,9 +94,19 @@ class ChatRequest:
     logprobs: int | None = None
     stop: Any = None
     format: Constraint | None = None  # what the answer must look like
+    how: Mapping[str, Any] = field(default_factory=dict)  # the prompt is to end, and the model to think
+    thinking_budget: int | None = None
     format_field: str = "response_format"  # what the API calls that, the messages and the answer's length
     prompt_field: str = "messages"
     length_field: str = "max_tokens"
+
+
+HOW = ("add_generation_prompt", "continue_final_message", "reasoning_effort", "enable_thinking")
+
+
+def how_of(body: Mapping[str, Any], **more: Any) -> Body:
+    """How a body's prompt is to end and its model to think, for ModelChat.prompt; `more` wins."""
+    return {name: body[name] for name in HOW if name in body} | {k: v for k, v in more.items() if v is not None}
 
 
 def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
@@ -112,14 +122,15 @@ def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
         logprobs=request.logprobs,
         stop=request.stop,
         constraint=chat.constraint(toolbox, request.format),
+        thinking_budget=request.thinking_budget,
     )
     options = body.get("chat_template_kwargs", {})
-    prompt = service.render(request.messages, toolbox, options, param=request.prompt_field)
+    prompt = service.render(request.messages, toolbox, options, param=request.prompt_field, how=request.how)
     return Job(
-        [(prompt.ids, params)],
+        [(prompt.ids, chat.with_thinking(params, prompt))],
         stream=bool(body.get("stream")),
-        is_chat=True,
-        syntax=chat.syntax(toolbox),
+        is_chat=not prompt.is_continued,
+        syntax=chat.syntax(toolbox, prompt.begins),
         warnings=list(prompt.warnings),
         prompt_field=request.prompt_field,
         length_field=request.length_field,
@@ -146,11 +157,13 @@ def ending(choice: Choice) -> Body:
 
 def usage(run: Run) -> Body:
     prompt, completion, cached = run.usage
+    thought = sum(choice.message.num_reasoning_tokens for choice in run.choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
 

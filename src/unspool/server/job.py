@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from unspool.chat.answers import CallSyntax, Message
+from unspool.chat.answers import AnswerSyntax, Message
 from unspool.engine.driver import Driver, Submission
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
@@ -28,7 +28,7 @@ class Job:
     prompts: list[tuple[list[int], SamplingParams]]
     stream: bool = False
     is_chat: bool = False
-    syntax: CallSyntax | None = None  # of tool calls in the answers
+    syntax: AnswerSyntax | None = None  # of reasoning and tool calls in the answers
     warnings: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
     prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length

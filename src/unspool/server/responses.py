@@ -7,17 +7,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unspool.chat.answers import ToolCall
-from unspool.chat.call_parser import Arguments, Begin, Content, Part
+from unspool.chat.call_parser import Arguments, Begin, Content, Part, Reasoning
 from unspool.chat.messages import call_for_template, text_of
 from unspool.chat.tools import Toolbox, make_toolbox, read_tool
 from unspool.errors import RequestError
 from unspool.results import Delta
+from unspool.server.chat_completions import reasoning_fields
 from unspool.server.dialect import (
     CUT_SHORT,
     Body,
     ChatRequest,
     Writer,
     answer_format,
+    how_of,
     prepare_chat,
     token_entry,
     traces,
@@ -53,6 +55,7 @@ class ResponseWriter(Writer):
         self._items: list[Body] = []  # finished, in order
         self._message: Body | None = None  # the message item that is open
         self._part_text = ""  # its text so far
+        self._thought: Body | None = None  # the reasoning item that is open
         self._call: tuple[Body, ToolCall] | None = None  # the call item that is open
         self._logprobs: list[Body] = []
 
@@ -65,7 +68,14 @@ class ResponseWriter(Writer):
     def write(self, delta: Delta) -> Iterable[bytes]:
         logprobs = [token_entry(token, self.tokenizer) for token in delta.tokens] if self._wants_logprobs else []
         for part in delta.parts:
-            if isinstance(part, Content):
+            if isinstance(part, Reasoning):
+                yield from self._close_call()
+                yield from self._close_message()
+                yield from self._open_thought()
+                self._part_text += part.text
+                yield self._part_event("response.reasoning_text.delta", delta=part.text)
+            elif isinstance(part, Content):
+                yield from self._close_thought()
                 yield from self._close_call()
                 yield from self._open_message()
                 self._part_text += part.text
@@ -73,6 +83,7 @@ class ResponseWriter(Writer):
                 yield self._part_event("response.output_text.delta", delta=part.text, logprobs=logprobs)
                 logprobs = []
             elif isinstance(part, Begin):
+                yield from self._close_thought()
                 yield from self._close_message()
                 yield from self._close_call()
                 yield from self._open_call(delta.choice.message.calls[part.index])
@@ -98,10 +109,28 @@ class ResponseWriter(Writer):
         yield self._event("response.failed", response=response)
 
     def _finish(self) -> Iterable[bytes]:
+        yield from self._close_thought()
         if not self._items and self._message is None and self._call is None:
             yield from self._open_message()
         yield from self._close_message()
         yield from self._close_call()
+
+    def _open_thought(self) -> Iterable[bytes]:
+        if self._thought is not None:
+            return
+        self._thought = {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning", "summary": [], "content": []}
+        self._part_text = ""
+        yield self._event("response.output_item.added", output_index=len(self._items), item=dict(self._thought))
+        yield self._part_event("response.content_part.added", part={"type": "reasoning_text", "text": ""})
+
+    def _close_thought(self) -> Iterable[bytes]:
+        if self._thought is None:
+            return
+        part = {"type": "reasoning_text", "text": self._part_text}
+        yield self._part_event("response.reasoning_text.done", text=self._part_text)
+        yield self._part_event("response.content_part.done", part=part)
+        yield from self._close(self._thought | {"status": self._item_status, "content": [part]})
+        self._thought = None
 
     def _open_message(self) -> Iterable[bytes]:
         if self._message is not None:
@@ -151,8 +180,9 @@ class ResponseWriter(Writer):
         self._items.append(item)
 
     def _part_event(self, kind: str, **more: Any) -> bytes:
-        assert self._message is not None
-        place = {"item_id": self._message["id"], "output_index": len(self._items), "content_index": 0}
+        item = self._message or self._thought
+        assert item is not None
+        place = {"item_id": item["id"], "output_index": len(self._items), "content_index": 0}
         return self._event(kind, **place, **more)
 
     def _event(self, kind: str, **more: Any) -> bytes:
@@ -172,7 +202,7 @@ class ResponseWriter(Writer):
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached},
             "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.run.choices[0].message.num_reasoning_tokens},
             "total_tokens": prompt + completion,
         }
         response["unspool"] = self.service.report(self.run)
@@ -183,7 +213,7 @@ class ResponseWriter(Writer):
     def _replay(self) -> None:
         """Nobody read a stream: make the items as if somebody had."""
         choice = self.run.choices[0]
-        parts: list[Part] = []
+        parts: list[Part] = [Reasoning(choice.message.reasoning)] if choice.message.reasoning else []
         for piece in choice.message.pieces:
             if isinstance(piece, str):
                 parts.append(Content(piece))
@@ -217,7 +247,7 @@ class ResponseWriter(Writer):
             "output": list(self._items),
             "usage": None,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self.asked.get("reasoning", {}).get("effort"), "summary": None},
             "service_tier": "default",
             "store": False,
             "background": False,
@@ -240,6 +270,7 @@ def prepare(service: Service, body: Body) -> Job:
         max_tokens=body.get("max_output_tokens"),
         logprobs=body.get("top_logprobs", 0) if wants_logprobs else None,
         format=answer_format(format, (format or {}).get("schema")),
+        how=how_of(body, reasoning_effort=body.get("reasoning", {}).get("effort")),
         format_field="text.format",
         prompt_field="input",
         length_field="max_output_tokens",
@@ -267,8 +298,12 @@ def conversation(body: Mapping[str, Any]) -> list[Body]:
     if isinstance(body["input"], str):
         return [*messages, {"role": "user", "content": body["input"]}]
     names: dict[str, str] = {}
+    thought = ""  # of the assistant's next item
     for item in body["input"]:
         kind = item.get("type", "message")
+        if kind == "reasoning":
+            thought += text_of(item.get("content"))
+            continue
         if kind == "message":
             messages.append({"role": item["role"], "content": text_of(item["content"])})
         elif kind == "function_call":
@@ -282,4 +317,7 @@ def conversation(body: Mapping[str, Any]) -> list[Body]:
             name = {"name": names[item["call_id"]]} if item["call_id"] in names else {}
             output = text_of(item["output"])
             messages.append({"role": "tool", "content": output, "tool_call_id": item["call_id"], **name})
+        if thought and messages[-1]["role"] == "assistant":
+            messages[-1] |= reasoning_fields(thought)
+            thought = ""
     return messages

@@ -60,6 +60,10 @@ MESSAGE = any_of(
             **_SPEAKER,
             "tool_calls": array(CALL),
             "reasoning_content": string(description="Shown to the model where its template shows reasoning."),
+            "reasoning": string(description="Another name of reasoning_content."),
+            "token_ids": array(
+                f.TOKEN_ID, description="Of the last message: what the model wrote, to be continued as it is."
+            ),
             "annotations": inert(array({})),
             "refusal": refused("no model here refuses apart from its text"),
             "audio": refused("text only"),
@@ -103,8 +107,20 @@ RESPONSE_FORMAT = any_of(
     ),
     tag="type",
 )
+EFFORT = word("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TEMPLATE: dict[str, Schema] = {
-    "chat_template_kwargs": mapping(maxProperties=64, description="Variables of the model's chat template.")
+    "chat_template_kwargs": mapping(maxProperties=64, description="Variables of the model's chat template."),
+    "enable_thinking": flag(description="Whether the model thinks before it answers, where its template lets choose."),
+}
+CONTINUING: dict[str, Schema] = {
+    "add_generation_prompt": flag(
+        description="Begin a new answer (true unless the last message is the assistant's); false: end the prompt with "
+        "the last message."
+    ),
+    "continue_final_message": flag(
+        description="Go on with the last message, the assistant's. Where neither field is given, such a message is "
+        "continued."
+    ),
 }
 CHAT = record(
     {
@@ -122,12 +138,17 @@ CHAT = record(
         "parallel_tool_calls": flag(),
         "modalities": array(word("text"), least=1, most=1, description="Text only."),
         **TEMPLATE,
+        **CONTINUING,
+        "reasoning_effort": {
+            **EFFORT,
+            "description": "How much to think: the template's variable of that name; else `none` turns thinking off "
+            "and all others turn it on.",
+        },
         **f.INERT,
         "functions": refused("replaced by tools"),
         "function_call": refused("replaced by tool_choice"),
         "audio": refused("text only"),
         "prediction": refused("a prediction would not be used"),
-        "reasoning_effort": refused("the model's template decides; see chat_template_kwargs"),
         "verbosity": refused("no model here knows it"),
         "web_search_options": refused("there is no web search here"),
         "moderation": refused("there is no moderation here"),
@@ -191,6 +212,16 @@ INPUT_ITEM = any_of(
     ),
     record(
         {
+            "type": only("reasoning"),
+            "content": array(record({"type": only("reasoning_text"), "text": string()}, required=("type", "text"))),
+            "summary": inert(array({})),
+            "encrypted_content": refused("it was made by another server, and cannot be read here"),
+            **_ITEM,
+        },
+        required=("type",),
+    ),
+    record(
+        {
             "type": only("function_call_output"),
             "call_id": string(),
             "output": any_of(string(), _ITEM_PARTS),
@@ -248,7 +279,13 @@ RESPONSES = record(
         "previous_response_id": refused("nothing is stored; send the conversation"),
         "conversation": refused("nothing is stored; send the conversation"),
         "prompt": refused("nothing is stored"),
-        "reasoning": refused("the model's template decides; see chat_template_kwargs"),
+        "reasoning": record(
+            {
+                "effort": EFFORT,
+                "summary": refused("thinking is given as it is written, not summed up"),
+                "generate_summary": refused("thinking is given as it is written, not summed up"),
+            }
+        ),
         "max_tool_calls": refused("it counts built-in tools, and there are none"),
         "context_management": refused("a prompt that is too long is refused, never cut"),
         "moderation": refused("there is no moderation here"),
@@ -285,6 +322,11 @@ CONTENT_BLOCK = any_of(
         },
         required=("type", "tool_use_id"),
     ),
+    record(
+        {"type": only("thinking"), "thinking": string(), "signature": inert(string()), **_CACHED},
+        required=("type", "thinking"),
+    ),
+    refused_types("redacted_thinking", why="it was made by another server, and cannot be read here"),
     *_NO_FILE_BLOCKS,
     tag="type",
 )
@@ -319,11 +361,28 @@ _CONVERSATION: dict[str, Schema] = {
         record({"type": only("tool"), "name": f.NAME, "disable_parallel_tool_use": flag()}, ("type", "name")),
         tag="type",
     ),
-    "thinking": record({"type": only("disabled", description="no model here thinks apart from its text")}, ("type",)),
+    "thinking": any_of(
+        record({"type": only("disabled")}, required=("type",)),
+        record(
+            {
+                "type": only("enabled"),
+                "budget_tokens": integer(0, description="Thinking is closed after so many tokens."),
+                "display": only("summarized", description="thinking is given as it is written"),
+            },
+            required=("type",),
+        ),
+        record({"type": only("adaptive"), "display": only("summarized")}, required=("type",)),
+        tag="type",
+    ),
     **TEMPLATE,
     **_CACHED,
     **{name: inert(string()) for name in ("speed", "user_profile_id", "workspace_id")},
-    "output_config": refused("use constraint"),
+    "output_config": record(
+        {
+            "effort": EFFORT,
+            "format": record({"type": only("json_schema"), "schema": f.JSON_SCHEMA}, required=("type", "schema")),
+        }
+    ),
 }
 MESSAGES = record(
     {
@@ -361,7 +420,7 @@ TOKENIZE = record(
         "prompt": string(description="Either this or messages."),
         "messages": array(MESSAGE, least=1, most=f.MAX_MESSAGES),
         "tools": array(TOOL, most=f.MAX_TOOLS),
-        "add_generation_prompt": flag(description="With messages: end where the answer begins (true when absent)."),
+        **CONTINUING,
         "add_special_tokens": flag(
             description="With a prompt: put BOS in front where the model wants it (true when absent)."
         ),

@@ -93,17 +93,19 @@ class Service:
         toolbox: Toolbox,
         options: Mapping[str, Any],
         *,
-        add_generation_prompt: bool = True,
+        how: Mapping[str, Any] | None = None,
         param: str = "messages",
     ) -> RenderedPrompt:
-        """A conversation's token ids. `param`: the field that it came in."""
-        written = [(message.get("content"), message.get("tool_calls")) for message in messages]
+        """A conversation's token ids. `how` are ModelChat.prompt's other arguments; `param`: the field that the
+        messages came in."""
+        fields = ("content", "reasoning_content", "tool_calls")
+        written = [[message.get(field) for field in fields] for message in messages]
         for value, field in ((written, param), (options, "chat_template_kwargs")):
             try:
                 self.check_length(texts_in(value), field)
             except RecursionError:
                 raise RequestError(f"{field}: nested too deep", field) from None
-        return self.chat.prompt(messages, toolbox, options, add_generation_prompt=add_generation_prompt)
+        return self.chat.prompt(messages, toolbox, options, **(how or {}))
 
     # Running --------------------------------------------------------------------------------------------------------
     async def start(self, job: Job) -> Run:

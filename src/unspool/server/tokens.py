@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unspool.errors import RequestError
 from unspool.server.chat_completions import conversation, toolbox_of
-from unspool.server.dialect import Body
+from unspool.server.dialect import Body, how_of
 from unspool.server.service import Service
 
 
@@ -12,7 +12,7 @@ def tokenize(service: Service, body: Body) -> Body:
     has_prompt, has_messages = "prompt" in body, "messages" in body
     if has_prompt == has_messages:
         raise RequestError("give either prompt or messages", "prompt")
-    misplaced = ("add_generation_prompt", "tools", "chat_template_kwargs") if has_prompt else _PROMPT_ONLY
+    misplaced = _MESSAGES_ONLY if has_prompt else _PROMPT_ONLY
     for name in misplaced:
         if name in body:
             raise RequestError(f"{name} does nothing with {'a prompt' if has_prompt else 'messages'}", name)
@@ -28,7 +28,7 @@ def tokenize(service: Service, body: Body) -> Body:
             conversation(body["messages"]),
             toolbox_of(body),
             body.get("chat_template_kwargs", {}),
-            add_generation_prompt=body.get("add_generation_prompt", True),
+            how=how_of(body),
         )
         ids = prompt.ids
     answer: Body = {"count": len(ids), "max_model_len": service.llm.engine.context_length, "tokens": ids}
@@ -38,6 +38,7 @@ def tokenize(service: Service, body: Body) -> Body:
 
 
 _PROMPT_ONLY = ("add_special_tokens", "parse_special")
+_MESSAGES_ONLY = ("add_generation_prompt", "continue_final_message", "enable_thinking", "tools", "chat_template_kwargs")
 
 
 def detokenize(service: Service, body: Body) -> Body:

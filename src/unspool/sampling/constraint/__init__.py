@@ -10,5 +10,6 @@ with the same constraint. docs/constraints.md says what is supported.
 from unspool.sampling.constraint.compile import compile_async, compile_constraint
 from unspool.sampling.constraint.limits import DEFAULT, Limits
 from unspool.sampling.constraint.matcher import Matcher
+from unspool.sampling.constraint.thinking import ThinkingMatcher
 
-__all__ = ["DEFAULT", "Limits", "Matcher", "compile_async", "compile_constraint"]
+__all__ = ["DEFAULT", "Limits", "Matcher", "ThinkingMatcher", "compile_async", "compile_constraint"]
