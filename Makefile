@@ -28,13 +28,14 @@ SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-gpu test-sanitize lint native bench clean
+.PHONY: help demo test test-slow test-models test-gpu test-sanitize lint native bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo           set up, fetch the default model, answer a prompt (PROMPT=…, SEED=…)"
 	@echo "make test           set up, ruff, mypy, pytest (PYTEST=… for its arguments)"
 	@echo "make test-slow      the tests that take longer"
+	@echo "make test-models    every family and variant of models over 600 tokens"
 	@echo "make test-gpu       the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
 	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
 	@echo "make native         build the native kernels again after a change in native/"
@@ -50,6 +51,10 @@ test: $(TESTING) $(STAMPS)/install lint
 
 test-slow: $(TESTING) $(STAMPS)/install
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST)
+
+# What transformers computed of each is in tests/fixtures; scripts/fixture_families.py makes it.
+test-models: $(TESTING) $(STAMPS)/install
+	$(BIN)/python -m pytest -m "not gpu" tests/models $(PYTEST)
 
 # Where there is a GPU there is a torch that fits it: take the interpreter that has it, install and build nothing.
 test-gpu:

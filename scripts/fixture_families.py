@@ -2,8 +2,8 @@
 
     python scripts/fixture_families.py [NAME ...]        needs torch and transformers
 
-Each folder has config.json, model.safetensors in bf16, and expected.npz: token ids, and float32 logits that
-transformers computes of those weights.
+Each folder has config.json, model.safetensors in bf16, and expected.npz, which transformers computes of those weights
+in float32: 600 token ids, the logits of the first 24 and of the last 4, and each token's logprob after those before.
 """
 
 from __future__ import annotations
@@ -19,19 +19,28 @@ import torch
 import transformers
 
 FOLDER = Path(__file__).parent.parent / "tests" / "fixtures" / "families"
-TOKENS = 24
+TOKENS, FIRST, LAST = 600, 24, 4
 COMMON = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64, "pad_token_id": None,
+          "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 640, "pad_token_id": None,
           "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
 
 
 def gpt2() -> Any:
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+        transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=640)
     )
 
 
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 4.0}
+# Contexts and windows that 600 tokens go beyond.
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.4], 
+            "long_factor": [1.0, 1.5, 2.5, 3.0, 4.5, 6.0], "partial_rotary_factor": 0.75}  # fmt: skip
+GROWTH = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0}
+WIDE_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # of 16 channels, where a class has no head_dim
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
 
 
@@ -42,7 +51,142 @@ def causal(kind: str, **differs: Any) -> Callable[[], Any]:
     )
 
 
+SIGMOID = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
+           "routed_scaling_factor": 1.5}  # fmt: skip
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def linear(factor: float) -> dict[str, Any]:
+    return {"rope_type": "linear", "rope_theta": 10_000.0, "factor": factor}
+
+
+def local_and(whole: dict[str, Any]) -> dict[str, Any]:
+    """Rotation of sliding layers and of the others."""
+    return {SLIDING: {"rope_type": "default", "rope_theta": 10_000.0}, FULL: whole}
+
+
+def pattern(letters: str) -> list[str]:
+    """Kinds of layers: s slides, f sees everything."""
+    return [SLIDING if letter == "s" else FULL for letter in letters]
+
+
+def wrapped(kind: str, text: dict[str, Any], vision: dict[str, Any]) -> Callable[[], Any]:
+    """A model that reads images, too; its configuration class is `kind`."""
+    return lambda: transformers.AutoModelForImageTextToText.from_config(
+        getattr(transformers, kind)(
+            text_config={**COMMON, **text},
+            vision_config=vision,
+            image_token_id=1,
+            video_token_id=2,
+            vision_start_token_id=3,
+            vision_end_token_id=4,
+            image_token_index=1,
+        ),
+        attn_implementation="eager",
+    )
+
+
+SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+          "image_size": 28, "patch_size": 14}  # fmt: skip
+QWEN_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
+             "embed_dim": 16, "patch_size": 4, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+             "num_position_embeddings": 16}  # fmt: skip
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+
 MODELS: dict[str, Callable[[], Any]] = {
+    "gemma3-images": wrapped(
+        "Gemma3Config",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 16,
+            "layer_types": pattern("sf"),
+            "rope_parameters": local_and(linear(8.0)),
+        },
+        SIGLIP,
+    ),
+    "mistral3-images": wrapped(
+        "Mistral3Config",
+        {"model_type": "ministral3", "rope_parameters": GROWTH, "head_dim": 16},
+        SIGLIP | {"model_type": "pixtral"},
+    ),
+    "mistral-images": wrapped(
+        "Mistral3Config",
+        {"model_type": "mistral", "sliding_window": None, "head_dim": 16},
+        SIGLIP | {"model_type": "pixtral"},
+    ),
+    "qwen2-vl": wrapped("Qwen2VLConfig", WIDE_HEADS | {"rope_parameters": MROPE}, QWEN_EYES | {"hidden_size": 32}),
+    "qwen2.5-vl": wrapped("Qwen2_5_VLConfig", WIDE_HEADS | {"rope_parameters": MROPE}, QWEN_EYES),
+    "qwen3-vl": wrapped("Qwen3VLConfig", {"rope_parameters": MROPE, "head_dim": 16}, QWEN_EYES),
+    "qwen3-vl-moe": wrapped(
+        "Qwen3VLMoeConfig",
+        EXPERTS
+        | {
+            "moe_intermediate_size": 48,
+            "rope_parameters": MROPE,
+            "decoder_sparse_step": 1,
+        },
+        QWEN_EYES,
+    ),
+    "llama": causal("LlamaConfig", head_dim=16, rope_parameters=LLAMA3),
+    "llama-gelu": causal("LlamaConfig", head_dim=16, mlp_bias=True, hidden_act="gelu"),
+    "llama-biases": causal("LlamaConfig", head_dim=16, attention_bias=True, mlp_bias=True),
+    "llama-gelu-tanh": causal("LlamaConfig", hidden_act="gelu_pytorch_tanh", head_dim=16),
+    "llama-linear": causal("LlamaConfig", head_dim=16, rope_parameters=linear(4.0), tie_word_embeddings=True),
+    "llama-dynamic": causal("LlamaConfig", head_dim=16, rope_parameters=linear(4.0) | {"rope_type": "dynamic"}),
+    "llama-yarn": causal("LlamaConfig", head_dim=16, rope_parameters=YARN),
+    "mistral": causal("MistralConfig", sliding_window=16, head_dim=16),
+    "ministral": causal("MinistralConfig", sliding_window=16, head_dim=16, layer_types=pattern("sf")),
+    "ministral3": causal("Ministral3Config", rope_parameters=GROWTH, head_dim=16),
+    "qwen2": causal("Qwen2Config", **WIDE_HEADS, tie_word_embeddings=True),
+    "qwen2-sliding": causal(
+        "Qwen2Config", **WIDE_HEADS, use_sliding_window=True, sliding_window=16, max_window_layers=1
+    ),
+    "qwen3": causal("Qwen3Config", head_dim=16),
+    "qwen3-sliding": causal(
+        "Qwen3Config", head_dim=16, use_sliding_window=True, sliding_window=16, max_window_layers=1
+    ),
+    "gemma3": causal(
+        "Gemma3TextConfig",
+        head_dim=16,
+        sliding_window=16,
+        query_pre_attn_scalar=16,
+        layer_types=pattern("ssf"),
+        num_hidden_layers=3,
+        rope_parameters=local_and(linear(8.0)),
+    ),
+    "phi3": causal("Phi3Config", **WIDE_HEADS, partial_rotary_factor=0.75, sliding_window=48),
+    "phi3-long": causal("Phi3Config", **WIDE_HEADS, rope_parameters=LONGROPE, original_max_position_embeddings=64),
+    "phi3-short": causal(
+        "Phi3Config",
+        **WIDE_HEADS,
+        rope_parameters=LONGROPE | {"original_max_position_embeddings": 640},
+        original_max_position_embeddings=640,
+    ),
+    "glm4": causal("Glm4Config", head_dim=16),
+    "glm4-moe": causal(
+        "Glm4MoeConfig",
+        **SIGMOID,
+        head_dim=16,
+        use_qk_norm=True,
+        attention_bias=True,
+        first_k_dense_replace=1,
+        num_hidden_layers=3,
+    ),
+    "glm4-moe-groups": causal(
+        "Glm4MoeConfig", **SIGMOID, head_dim=16, n_group=4, topk_group=2, first_k_dense_replace=0
+    ),
+    "minimax-m2": causal(
+        "MiniMaxM2Config", intermediate_size=32, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3
+    ),
+    "qwen2-moe-sliding": causal(
+        "Qwen2MoeConfig",
+        **EXPERTS,
+        shared_expert_intermediate_size=40,
+        use_sliding_window=True,
+        sliding_window=16,
+        max_window_layers=8,
+    ),
     "gpt2": gpt2,
     "gemma": causal("GemmaConfig", head_dim=16),
     "gemma2": causal("Gemma2Config", head_dim=16, sliding_window=8, query_pre_attn_scalar=16, num_hidden_layers=3),
@@ -66,7 +210,8 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 def randomize(model: Any) -> None:
     """Values that make every tensor matter: norms around their neutral value, biases and matrices of some size."""
-    for name, tensor in model.named_parameters():
+    buffers = [each for each in model.named_buffers() if each[0].endswith(("correction_bias", "layer_scalar"))]
+    for name, tensor in [*model.named_parameters(), *buffers]:
         deviation = 0.2 if tensor.dim() < 2 else 1.5 / np.sqrt(tensor.shape[-1])
         noise = torch.randn_like(tensor) * deviation
         values = noise if tensor.dim() > 1 or name.endswith("bias") else tensor.data + noise
@@ -79,7 +224,8 @@ def write(name: str) -> None:
     randomize(model)
     ids = torch.randint(model.config.get_text_config().vocab_size, (1, TOKENS))
     with torch.no_grad():
-        logits = model(ids).logits[0]
+        logits = model(ids).logits[0].float()
+    logprobs = torch.log_softmax(logits[:-1].double(), 1).gather(1, ids[0, 1:, None])[:, 0].float()
     model.config.bos_token_id = model.config.eos_token_id = 0  # defaults may lie outside the small vocabulary
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +234,12 @@ def write(name: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     config.pop("transformers_version", None)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
-    np.savez_compressed(folder / "expected.npz", ids=ids[0].numpy().astype(np.int32), logits=logits.float().numpy())
+    np.savez_compressed(
+        folder / "expected.npz",
+        ids=ids[0].numpy().astype(np.int32),
+        logits=torch.cat([logits[:FIRST], logits[-LAST:]]).numpy(),
+        logprobs=logprobs.numpy(),
+    )
     print(f"{name}: {sum(file.stat().st_size for file in folder.iterdir()):,} bytes")
 
 

@@ -23,15 +23,17 @@ SPECULATE = "lookup, model:PATH, early-exit[:LAYERS], auto"
 class RopeScaling:
     """How positions beyond the trained context are squeezed into the trained rotation speeds."""
 
-    kind: Literal["linear", "llama3", "yarn"]
-    factor: float
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
+    factor: float  # of longrope: the model's context over the original one
     original_context: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+    attention_factor: float | None = None  # yarn and longrope; None: as `usual_attention_factor` says
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: the ramp begins and ends at whole channel pairs
+    short_factors: tuple[float, ...] = ()  # longrope: divide the speeds, where the context is the original one
+    long_factors: tuple[float, ...] = ()  # longrope: where it is longer
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.models.test_families import FIXTURES, NAMES, logits_of
+from tests.models.family_files import FIXTURES, NAMES, expected_of, rows_of
 from tests.ops.cuda_setting import MARKS
 from unspool.models.checkpoint import open_checkpoint
 from unspool.models.registry import architecture_of
@@ -25,7 +25,7 @@ def has_kernels(name: str) -> bool:
 @pytest.mark.parametrize("name", [name for name in NAMES if has_kernels(name)])
 def test_logits_are_near_those_of_transformers(name: str) -> None:
     """Of a prompt, and of a token after it."""
-    expected = np.load(FIXTURES / name / "expected.npz")
-    found = logits_of(open_checkpoint(FIXTURES / name), CudaOps(), expected["ids"], [5, 1], "f16")
+    expected = expected_of(name)
+    found = rows_of(open_checkpoint(FIXTURES / name), CudaOps(), expected["ids"], [5, 1], "f16")
     logits = expected["logits"][: len(found)]
     assert np.linalg.norm(found - logits) / np.linalg.norm(logits) < 0.03

@@ -167,7 +167,11 @@ def test_gemma_with_new_style_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["Phi3ForCausalLM"]}, "architectures: 'Phi3ForCausalLM' is not supported; supported: Llama"),
+        ({"architectures": ["MyForCausalLM"]}, "architectures: 'MyForCausalLM' is not supported; supported: Llama"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, "'DeepseekV4ForCausalLM' is not supported: it has hyper-conn"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": 3}, "text_config: 3 is not an object"),
+        ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "bert"}},
+         "text_config.model_type: 'bert' is not supported in Mistral3ForConditionalGeneration"),
         ({"architectures": None}, "architectures: one name was expected"),
         ({"attention_bias": 1}, "attention_bias: 1 is not true or false"),
         ({"quantization_config": 4}, "quantization_config: an object was expected"),
@@ -182,12 +186,16 @@ def test_gemma_with_new_style_fields(tmp_path: Path) -> None:
         ({"rms_norm_eps": 0}, "rms_norm_eps: 0 is outside"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan is outside"),
         ({"rope_theta": float("inf")}, "rope_theta: inf is outside"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "rope_scaling.rope_type: .longrope. is not"),
+        ({"rope_scaling": {"rope_type": "random", "factor": 2}}, "rope_scaling.rope_type: .random. is not"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+         "rope_scaling.short_factor: a list of 8 numbers was expected"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [0] * 8}},
+         r"rope_scaling.long_factor\[0\]: 0 is outside"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor: it is missing"),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1}}, "must exceed"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "must be at least 1"),
         ({"rope_scaling": "yarn"}, "rope_scaling: 'yarn' is not an object"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial rotation is not supported"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0}}, "partial_rotary_factor: 0 is outside"),
         ({"eos_token_id": "end"}, "eos_token_id: 'end' is not a token id"),
     ],
 )
@@ -199,18 +207,20 @@ def test_config_json_is_honoured_or_refused(tmp_path: Path, changes: Any, messag
     assert "config.json" in str(caught.value)
 
 
-def test_qwen_refuses_sliding_layers_and_ignores_an_unused_window(tmp_path: Path) -> None:
+def test_qwen_slides_from_a_layer_on_and_ignores_an_unused_window(tmp_path: Path) -> None:
     checkpoint = random_checkpoint(SHAPES["tiny-qwen2"])
     path = write_directory(tmp_path / "m", checkpoint, sliding_window=32, use_sliding_window=False)
     assert open_checkpoint(path).config.sliding_window is None
-    with pytest.raises(ModelError, match="use_sliding_window"):
-        open_checkpoint(write_directory(tmp_path / "m", checkpoint, use_sliding_window=True))
+    changes = {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}
+    found = open_checkpoint(write_directory(tmp_path / "m", checkpoint, **changes)).config
+    assert [found.window(layer) for layer in range(2)] == [None, 32]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "phi3"}, "architecture .phi3. is not supported; supported: llama, qwen2, "),
+        ({"general.architecture": "my"}, "architecture .my. is not supported; supported: llama, qwen2, "),
+        ({"general.architecture": "llama4"}, "'llama4' is not supported: its attention sees chunks of the context; s"),
         ({"general.architecture": 3}, "general.architecture: 3 is not a string"),
         ({"llama.block_count": 0}, "llama.block_count: 0 is outside 1 to 1024"),
         ({"llama.block_count": "2"}, "llama.block_count: '2' is not an integer"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.config import ModelConfig
 from unspool.digest import sha256
 from unspool.errors import ModelError
-from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json
+from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json, gguf_weights
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.generation import (
     generation_from_gguf,
@@ -106,7 +106,7 @@ def _open_file(path: Path) -> Checkpoint:
         path=path,
         name=re.sub(r"-\d{5}-of-\d{5}$", "", path.stem),
         config=config,
-        weights=file.tensors,
+        weights=gguf_weights(file, config),
         tokenizer=tokenizer,
         chat_template=_bounded(path, keys.optional_string("chat_template")),
         tool_template=_bounded(path, keys.optional_string("chat_template.tool_use")),
@@ -151,7 +151,9 @@ def _open_directory(path: Path) -> Checkpoint:
         raise ModelError(f"{path} holds no config.json{hint}")
     values = read_json(path / "config.json")
     config = config_from_json(path / "config.json", values)
-    ids = Fields(path / "config.json", values).token_ids("eos_token_id", config.vocab_size)
+    fields = Fields(path / "config.json", values)
+    text = fields if fields.get("eos_token_id") is not None else fields.object("text_config") or fields
+    ids = text.token_ids("eos_token_id", config.vocab_size)
     generation, notes, more_ids = _generation_file(path / "generation_config.json", config)
 
     def tokenizer() -> Tokenizer:

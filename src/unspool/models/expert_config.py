@@ -7,8 +7,10 @@ from typing import Any
 
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
+from unspool.lazy import np
 from unspool.models.limits import MAX_EXPERTS, MAX_INTERMEDIATE
 from unspool.weights.fields import Fields
+from unspool.weights.weight import Weight, encode_weight
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,29 @@ def gguf_keys(config: ModelConfig) -> dict[str, Any]:
         "expert_used_count": config.num_used_experts,
         "expert_feed_forward_length": config.expert_width,
     }
+
+
+def split_experts(stack: Weight, config: ExpertConfig) -> list[Weight]:
+    """A tensor of all experts of a layer as GGUF has it: of gates over up projections, two tensors.
+
+    Hugging Face names it NAME.gate_up_proj or NAME.down_proj, and stores [expert, out, in] or [expert, in, out].
+    """
+    is_down = "down" in stack.name
+    out, into = (config.hidden_size, config.expert_width) if is_down else (2 * config.expert_width, config.hidden_size)
+    count = config.num_experts
+    if stack.shape == (count, into, out):
+        stack = encode_weight(stack.name, np.ascontiguousarray(stack.dequantize().swapaxes(1, 2)), stack.format)
+    if stack.shape != (count, out, into):
+        raise ModelError(f"tensor {stack.name} has shape {list(stack.shape)}; {[count, out, into]} was expected")
+    if is_down:
+        return [stack]
+    halves = stack.data.reshape(count, 2, -1)
+    return [
+        Weight(
+            stack.name.replace("gate_up", part),
+            stack.format,
+            (count, out // 2, into),
+            np.ascontiguousarray(halves[:, index]).reshape(-1).data,
+        )
+        for index, part in enumerate(("gate", "up"))
+    ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from unspool.config import ModelConfig, RopeStyle
+from unspool.config import Activation, ModelConfig, RopeStyle
 from unspool.errors import ModelError
 from unspool.models import gguf_keys, hf_keys
 from unspool.models.layers import Architecture, Attention, FeedForward, Glu, Layer, RmsNorm
@@ -53,11 +54,21 @@ class Family:
     # Reading -----------------------------------------------------------------------------------------------------
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
         """The numbers of a GGUF file, whose keys that begin with its architecture's name are `keys`."""
-        return ModelConfig(**gguf_keys.common(keys, file, rope_style=self.gguf_rope_style))
+        common = gguf_keys.common(keys, file, rope_style=self.gguf_rope_style)
+        return ModelConfig(**common | {"activation": self.gguf_activation})
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
         """The numbers of a config.json; the model is of the family `name`."""
         return ModelConfig(**hf_keys.common(fields, name))
+
+    def ignores(self, name: str, config: ModelConfig) -> bool:
+        """Whether a model runs without this tensor of a GGUF file, whose values are read into the config, or are none
+        of the text model's."""
+        return name in (gguf_keys.SHORT_FACTORS, gguf_keys.LONG_FACTORS)
+
+    def gguf_tensors(self, config: ModelConfig) -> dict[str, array[float]]:
+        """Vectors that a GGUF file has for numbers of the config, beside the weights."""
+        return gguf_keys.rope_tensors(config)
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         """The keys, without the architecture's name, that `from_gguf` reads back as `config`."""
@@ -67,6 +78,7 @@ class Family:
 
     # GGUF files of a family that rotates neighbouring channels store the rows of q and k in another order.
     gguf_rope_style: RopeStyle = "half"
+    gguf_activation: Activation = "silu"  # no key of a GGUF file says it
 
     whole_names: Mapping[str, str] = WHOLE
     layer_names: Mapping[str, str] = IN_LAYER

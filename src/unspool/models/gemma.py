@@ -17,6 +17,7 @@ from unspool.weights.weight import Weight
 
 
 class Gemma(Family):
+    gguf_activation = "gelu_tanh"
     shapes = {
         "tiny-gemma": replace(
             TINY_QWEN2, architecture="gemma", qkv_bias=False, head_dim=32, rope_dim=32, num_kv_heads=1,

@@ -8,7 +8,7 @@ from typing import Any
 
 from unspool.config import ModelConfig
 from unspool.models import gguf_keys, hf_keys
-from unspool.models.gemma3 import HEAD_DIM, Gemma3, Gemma3Config
+from unspool.models.gemma3 import HEAD_DIM, Gemma3, Gemma3Config, check_scale
 from unspool.models.layers import Attention
 from unspool.models.limits import MAX_CONTEXT, every_nth_is_global
 from unspool.models.rotary import Rotary
@@ -48,6 +48,8 @@ class Gemma2(Gemma3):
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         assert isinstance(config, Gemma3Config)
+        width = config.hidden_size // config.num_heads if config.num_layers == LAYERS_27B else config.head_dim
+        check_scale(config, width)
         caps = {"attn_logit_softcapping": config.attention_softcap, "final_logit_softcapping": config.logit_softcap}
         return gguf_keys.common_keys(config) | {key: cap for key, cap in caps.items() if cap is not None}
 

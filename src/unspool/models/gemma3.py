@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unspool.config import ModelConfig
+from unspool.errors import ModelError
 from unspool.lazy import np
 from unspool.models import gguf_keys, hf_keys
 from unspool.models.family import IN_LAYER, Family
@@ -65,7 +66,15 @@ def add_one_to_norms(weights: list[Weight]) -> list[Weight]:
     ]
 
 
+def check_scale(config: Gemma3Config, width: int) -> None:
+    """Refuses a scale of scores that readers of GGUF files do not conclude from the sizes, which is 1 / sqrt(width)."""
+    if config.attention_scale is not None and not math.isclose(config.attention_scale, 1 / math.sqrt(width)):
+        name, scale = config.architecture, config.attention_scale
+        raise ModelError(f"GGUF files of {name} cannot say that scores are times {scale:g}")
+
+
 class Gemma3(Family):
+    gguf_activation = "gelu_tanh"
     shapes = {
         "gemma3-270m": GEMMA3_270M,
         "tiny-gemma3": replace(
@@ -105,6 +114,8 @@ class Gemma3(Family):
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         assert isinstance(config, Gemma3Config)
+        width = config.hidden_size // config.num_heads if config.num_layers == LAYERS_27B else config.head_dim
+        check_scale(config, width)
         return super().gguf_keys(config) | {"rope.freq_base_swa": config.rope_theta_local}
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
@@ -113,7 +124,7 @@ class Gemma3(Family):
         common = hf_keys.common(
             fields, name, theta=THETA, head_dim=HEAD_DIM, tied_embeddings=True, activation="gelu_pytorch_tanh"
         )
-        local, sliding = hf_keys.local_rope(fields)
+        local, sliding = hf_keys.local_rope(fields, common["rope_dim"])
         if sliding is not None:
             fields.fail("rope_parameters.sliding_attention.rope_type", "scaling of sliding layers is not supported")
         scalar = fields.number("query_pre_attn_scalar", 256.0, low=0, high=1e6)

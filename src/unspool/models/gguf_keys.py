@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig, RopeScaling, RopeStyle
@@ -19,9 +21,12 @@ from unspool.models.limits import (
     even_share,
     every_nth_is_global,
 )
+from unspool.models.rotary import Rotary, usual_attention_factor
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 
+FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 RMS_EPS, LAYER_NORM_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
@@ -45,6 +50,7 @@ def common(
     if value_dim != head_dim:
         keys.fail("attention.value_length", f"{value_dim} differs from attention.key_length {head_dim}")
     window = keys.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
+    rope_dim = keys.integer("rope.dimension_count", head_dim, high=MAX_HEAD_DIM) if rotates else 0
     return {
         "architecture": keys.prefix.removesuffix("."),
         "num_layers": keys.integer("block_count", high=MAX_LAYERS),
@@ -58,8 +64,8 @@ def common(
         "norm_eps": keys.number(eps_key, low=0, high=1),
         "rope_theta": keys.number("rope.freq_base", theta, low=1, high=MAX_THETA),
         "rope_style": rope_style,
-        "rope_dim": keys.integer("rope.dimension_count", head_dim, high=MAX_HEAD_DIM) if rotates else 0,
-        "rope_scaling": _rope_scaling(keys),
+        "rope_dim": rope_dim,
+        "rope_scaling": _rope_scaling(keys, file, rope_dim) if rotates else None,
         "tied_embeddings": "output.weight" not in file.tensors,
         "qkv_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
         "output_bias": "blk.0.attn_output.bias" in file.tensors,
@@ -96,8 +102,10 @@ def _vocab_size(file: GGUFFile, keys: Fields) -> int:
     return rows
 
 
-def _rope_scaling(keys: Fields) -> RopeScaling | None:
+def _rope_scaling(keys: Fields, file: GGUFFile, dim: int) -> RopeScaling | None:
     kind = keys.string("rope.scaling.type", "none")
+    if LONG_FACTORS in file.tensors:
+        return _longrope(keys, file, dim)
     factor = keys.optional_number("rope.scaling.factor", low=0, high=1e6)
     if factor is None and keys.get("rope.scale_linear") is not None:  # the key's first name
         kind, factor = "linear", keys.number("rope.scale_linear", low=0, high=1e6)
@@ -109,15 +117,45 @@ def _rope_scaling(keys: Fields) -> RopeScaling | None:
         keys.fail("rope.scaling.type", f"{kind[:60]!r} is not supported; none, linear and yarn are")
     if factor is None:
         keys.fail("rope.scaling.factor", "it is missing")
-    attention = keys.optional_number("rope.scaling.attn_factor", low=0, high=1e3)
     return RopeScaling(
         "yarn",
         factor,
         original_context=keys.integer("rope.scaling.original_context_length", high=MAX_CONTEXT),
-        # GGUF's number multiplies the usual factor, RopeScaling's replaces it
-        attention_factor=None if attention is None else attention * (0.1 * math.log(factor) + 1),
+        attention_factor=_yarn_attention_factor(keys, factor),
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, low=0, high=1e6),
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, low=0, high=1e6),
+    )
+
+
+def _yarn_attention_factor(keys: Fields, factor: float) -> float | None:
+    """GGUF's number multiplies the usual factor, RopeScaling's replaces it."""
+    own = keys.optional_number("rope.scaling.attn_factor", low=0, high=1e3)
+    log = 0.1 * math.log(factor) if factor > 1 else 0.0
+    divisor = 1.0
+    if keys.get("rope.scaling.yarn_log_multiplier") is not None:
+        divisor = keys.number("rope.scaling.yarn_log_multiplier", low=-1e-9, high=1e3) * log + 1
+    return None if own is None and divisor == 1 else (own or 1.0) * (log + 1) / divisor
+
+
+def _longrope(keys: Fields, file: GGUFFile, dim: int) -> RopeScaling:
+    context = keys.integer("context_length", high=MAX_CONTEXT)
+    original = keys.integer("rope.scaling.original_context_length", context, high=MAX_CONTEXT)
+    found = []
+    for name in (SHORT_FACTORS, LONG_FACTORS):
+        tensor = file.tensors.get(name)
+        if tensor is None or tensor.shape != (dim // 2,):
+            raise ModelError(f"{file.path}: a tensor {name!r} of {dim // 2} numbers was expected")
+        values = tuple(float(each) for each in tensor.floats())
+        if not all(0 < each < 1e6 for each in values):
+            raise ModelError(f"{file.path}: tensor {name!r} has values that cannot divide the speeds of rotation")
+        found.append(values)
+    return RopeScaling(
+        "longrope",
+        context / original,
+        original_context=original,
+        attention_factor=keys.optional_number("rope.scaling.attn_factor", low=0, high=1e3),
+        short_factors=found[0],
+        long_factors=found[1],
     )
 
 
@@ -141,15 +179,34 @@ def common_keys(config: ModelConfig, *, eps_key: str = RMS_EPS) -> dict[str, Any
         values["attention.sliding_window"] = config.sliding_window
     if config.sliding_layers is not None:
         values["attention.sliding_window_pattern"] = list(config.sliding_layers)
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "llama3":
-        raise ModelError("GGUF has no keys for rope scaling 'llama3'; its files carry the tensor rope_freqs.weight")
-    if scaling is not None:
-        values |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": scaling.factor}
-        if scaling.kind == "yarn":
-            values["rope.scaling.original_context_length"] = scaling.original_context
-            values["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
-            values["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
-            if scaling.attention_factor is not None:
-                values["rope.scaling.attn_factor"] = scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1)
+    return values | _scaling_keys(config.rope_scaling)
+
+
+def _scaling_keys(scaling: RopeScaling | None) -> dict[str, Any]:
+    """Without those of llama3 and longrope's factors, which GGUF has as tensors: see `rope_tensors`."""
+    if scaling is None or scaling.kind == "llama3":
+        return {}
+    values: dict[str, Any] = {"rope.scaling.type": scaling.kind}
+    if scaling.kind == "linear":
+        return values | {"rope.scaling.factor": scaling.factor}
+    values["rope.scaling.original_context_length"] = scaling.original_context
+    if scaling.kind == "longrope":
+        return values | {"rope.scaling.attn_factor": scaling.attention_factor or usual_attention_factor(scaling)}
+    values["rope.scaling.factor"] = scaling.factor
+    values["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
+    values["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
+    if scaling.attention_factor is not None:
+        values["rope.scaling.attn_factor"] = scaling.attention_factor / usual_attention_factor(scaling)
     return values
+
+
+def rope_tensors(config: ModelConfig) -> dict[str, array[float]]:
+    """Numbers of a config that GGUF files have as tensors: what divides the speeds of rotation."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind not in ("llama3", "longrope"):
+        return {}
+    if scaling.kind == "longrope":
+        return {SHORT_FACTORS: array("f", scaling.short_factors), LONG_FACTORS: array("f", scaling.long_factors)}
+    rotary = Rotary(config.rope_dim, config.rope_theta, config.rope_style, scaling)
+    slowed, plain = rotary.rope().inv_freq, replace(rotary, scaling=None).rope().inv_freq
+    return {FACTORS: array("f", (a / b for a, b in zip(plain, slowed, strict=True)))}

@@ -53,6 +53,7 @@ TINY_GPT2 = ModelConfig(
 
 
 class Gpt2(Family):
+    gguf_activation = "gelu_tanh"
     shapes = {"tiny-gpt2": TINY_GPT2}
     whole_names = {
         "wte.weight": "token_embd.weight",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ def common(
     keys: Mapping[str, str] | None = None,
     theta: float = 10_000.0,
     rotates: bool = True,
+    rotated: float = 1.0,
     head_dim: int | None = None,
     tied_embeddings: bool = False,
     activation: str = "silu",
@@ -49,14 +51,18 @@ def common(
     """
     keys = keys or {}
 
+    def own(key: str) -> str:
+        return keys.get(key, key)
+
     def size(key: str, default: int | None = None, *, high: int) -> int:
-        return fields.integer(keys.get(key, key), default, high=high)
+        return fields.integer(own(key), default, high=high)
 
     heads = size("num_attention_heads", high=MAX_HEADS)
     hidden = size("hidden_size", high=MAX_WIDTH)
     head_dim = size("head_dim", head_dim or even_share(hidden, heads), high=MAX_HEAD_DIM)
     context = size("max_position_embeddings", high=MAX_CONTEXT)
-    theta, scaling = rope(fields, context, theta) if rotates else (theta, None)
+    rope_dim = _rotated_channels(fields, head_dim, own("partial_rotary_factor"), rotated) if rotates else 0
+    theta, scaling = rope(fields, context, theta, rope_dim) if rotates else (theta, None)
     has_bias = fields.boolean("attention_bias", False)
     return {
         "architecture": name,
@@ -68,13 +74,13 @@ def common(
         "intermediate_size": size("intermediate_size", intermediate_size, high=MAX_INTERMEDIATE),
         "vocab_size": size("vocab_size", high=MAX_VOCABULARY),
         "context_length": context,
-        "norm_eps": fields.number(keys.get("rms_norm_eps", "rms_norm_eps"), 1e-6, low=0, high=1),
+        "norm_eps": fields.number(own("rms_norm_eps"), 1e-6, low=0, high=1),
         "rope_theta": theta,
         "rope_style": "half",
-        "rope_dim": head_dim if rotates else 0,
+        "rope_dim": rope_dim,
         "rope_scaling": scaling,
         "tied_embeddings": fields.boolean("tie_word_embeddings", tied_embeddings),
-        "activation": activation_of(fields, activation, keys.get("hidden_act", "hidden_act")),
+        "activation": activation_of(fields, activation, own("hidden_act")),
         "qkv_bias": has_bias,
         "output_bias": has_bias,
         "mlp_bias": fields.boolean("mlp_bias", False),
@@ -108,18 +114,45 @@ def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def rope(fields: Fields, context: int, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, in the old fields or in `rope_parameters` (one set, or one for each kind of layer)."""
-    theta = fields.number("rope_theta", default_theta, low=1, high=MAX_THETA)
-    chosen = fields.object("rope_scaling")
+def windows(fields: Fields, num_layers: int, default: tuple[bool, ...] | None = None) -> dict[str, Any]:
+    """ModelConfig's two fields of sliding windows; `default` says which layers slide where the file does not."""
+    size, layers = window(fields), sliding_layers(fields, num_layers) or default
+    if size is None or (layers is not None and not any(layers)):
+        return {"sliding_window": None, "sliding_layers": None}
+    return {"sliding_window": size, "sliding_layers": None if layers is None or all(layers) else layers}
+
+
+def rope_fields(fields: Fields) -> Fields | None:
+    """What a config.json says of positions, under its new name or its old one; of layers that see everything."""
     parameters = fields.object("rope_parameters")
-    if parameters is not None:
-        chosen = parameters.object("full_attention") or parameters
+    if parameters is None:
+        return fields.object("rope_scaling")
+    return parameters.object("full_attention") or parameters
+
+
+def _rotated_channels(fields: Fields, head_dim: int, key: str, default: float) -> int:
+    """Channels of a head that are rotated. `key` is the family's name of the share that they are."""
+    share = fields.number(key, default, low=0, high=1)
+    inner = rope_fields(fields)
+    if inner is not None:
+        share = inner.number("partial_rotary_factor", share, low=0, high=1)
+    return int(head_dim * share)
+
+
+def rope(fields: Fields, context: int, default_theta: float, dim: int) -> tuple[float, RopeScaling | None]:
+    """Base and scaling of `dim` rotated channels."""
+    chosen = rope_fields(fields)
+    theta = fields.number("rope_theta", default_theta, low=1, high=MAX_THETA)
+    if chosen is not None:
         theta = chosen.number("rope_theta", theta, low=1, high=MAX_THETA)
-    return theta, None if chosen is None else _scaling(chosen, context)
+    if fields.get("original_max_position_embeddings") is None:
+        original = context
+    else:
+        original = fields.integer("original_max_position_embeddings", high=MAX_CONTEXT)
+    return theta, None if chosen is None else scaling(chosen, context, original, dim)
 
 
-def local_rope(fields: Fields) -> tuple[float | None, RopeScaling | None]:
+def local_rope(fields: Fields, dim: int) -> tuple[float | None, RopeScaling | None]:
     """Base and scaling of the sliding layers, where they have their own."""
     theta = fields.optional_number("rope_local_base_freq", low=1, high=MAX_THETA)
     parameters = fields.object("rope_parameters")
@@ -127,22 +160,30 @@ def local_rope(fields: Fields) -> tuple[float | None, RopeScaling | None]:
     if sliding is None:
         return theta, None
     context = fields.integer("max_position_embeddings", high=MAX_CONTEXT)
-    return sliding.optional_number("rope_theta", low=1, high=MAX_THETA) or theta, _scaling(sliding, context)
+    found = scaling(sliding, context, context, dim)
+    return sliding.optional_number("rope_theta", low=1, high=MAX_THETA) or theta, found
 
 
-def _scaling(fields: Fields, context: int) -> RopeScaling | None:
+def scaling(fields: Fields, context: int, original: int, dim: int) -> RopeScaling | None:
+    """How the model reaches its context; `original` is the context it was trained with, unless these fields say it.
+
+    Dynamic scaling changes nothing up to max_position_embeddings, which is as far as a model of ours reads. mRoPE has
+    positions of images; those of text are plain.
+    """
     key = "rope_type" if fields.get("rope_type") is not None else "type"
     kind = fields.string(key, "default")
-    if fields.number("partial_rotary_factor", 1.0, low=0, high=1) != 1:
-        fields.fail("partial_rotary_factor", "partial rotation is not supported")
-    if kind == "default":
+    if kind in ("default", "dynamic", "mrope"):
         return None
-    if kind not in ("linear", "llama3", "yarn"):
-        fields.fail(key, f"{kind[:60]!r} is not supported; default, linear, llama3 and yarn are")
+    if kind not in ("linear", "llama3", "yarn", "longrope", "su"):
+        fields.fail(
+            key, f"{kind[:60]!r} is not supported; default, linear, dynamic, llama3, yarn, longrope and mrope are"
+        )
+    original = fields.integer("original_max_position_embeddings", original, high=MAX_CONTEXT)
+    if kind in ("longrope", "su"):
+        return _longrope(fields, context, original, dim)
     factor = fields.number("factor", low=0, high=1e6)
     if kind == "linear":
         return RopeScaling("linear", factor)
-    original = fields.integer("original_max_position_embeddings", context, high=MAX_CONTEXT)
     if kind == "llama3":
         return RopeScaling(
             "llama3",
@@ -151,15 +192,36 @@ def _scaling(fields: Fields, context: int) -> RopeScaling | None:
             low_freq_factor=fields.number("low_freq_factor", low=0, high=1e6),
             high_freq_factor=fields.number("high_freq_factor", low=0, high=1e6),
         )
-    for option in ("mscale", "mscale_all_dim"):
-        if fields.get(option) is not None:
-            fields.fail(option, "this variant of yarn is not supported")
     return RopeScaling(
         "yarn",
         factor,
         original_context=original,
-        attention_factor=fields.optional_number("attention_factor", low=0, high=1e3),
+        attention_factor=_yarn_attention_factor(fields, factor),
         beta_fast=fields.number("beta_fast", 32.0, low=0, high=1e6),
         beta_slow=fields.number("beta_slow", 1.0, low=0, high=1e6),
         truncate=fields.boolean("truncate", True),
+    )
+
+
+def _yarn_attention_factor(fields: Fields, factor: float) -> float | None:
+    """The factor that the file names, or that follows from its two multipliers of the usual factor's logarithm."""
+    named = fields.optional_number("attention_factor", low=0, high=1e3)
+    over, under = (fields.get(key) or None for key in ("mscale", "mscale_all_dim"))
+    if named is not None or over is None or under is None:
+        return named
+    log = 0.1 * math.log(factor) if factor > 1 else 0.0
+    over, under = (fields.number(key, low=0, high=1e3) for key in ("mscale", "mscale_all_dim"))
+    return (over * log + 1) / (under * log + 1)
+
+
+def _longrope(fields: Fields, context: int, original: int, dim: int) -> RopeScaling:
+    """The factors are chosen by the model's context, once: an answer does not depend on how long its prompt is."""
+    short, long = (fields.numbers(f"{name}_factor", dim // 2, low=0, high=1e6) for name in ("short", "long"))
+    return RopeScaling(
+        "longrope",
+        context / original,
+        original_context=original,
+        attention_factor=fields.optional_number("attention_factor", low=0, high=1e3),
+        short_factors=short,
+        long_factors=long,
     )

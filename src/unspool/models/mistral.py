@@ -1,10 +1,12 @@
-"""Mistral: Llama with a sliding window in its first version. Its GGUF files say that they are Llama's."""
+"""Mistral: Llama with a sliding window in its first version, of some layers in Ministral. GGUF calls it llama."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from unspool.config import ModelConfig
+from unspool.errors import ModelError
 from unspool.models import hf_keys
 from unspool.models.family import Family
 from unspool.models.llama import LLAMA_8B, TINY
@@ -12,6 +14,7 @@ from unspool.weights.fields import Fields
 
 
 class Mistral(Family):
+    gguf_rope_style = "interleaved"
     shapes = {
         "mistral-7b": replace(
             LLAMA_8B,
@@ -23,12 +26,18 @@ class Mistral(Family):
             sliding_window=4096,
         ),
         "tiny-mistral": replace(
-            TINY, architecture="mistral", rope_style="half", sliding_window=24, tied_embeddings=False
+            TINY, architecture="mistral", sliding_window=24, tied_embeddings=False
         ),
     }
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
-        return replace(super().from_hf(fields, name), sliding_window=hf_keys.window(fields))
+        config = super().from_hf(fields, name)
+        return replace(config, **hf_keys.windows(fields, config.num_layers))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        if config.sliding_layers is not None:
+            raise ModelError("GGUF files of mistral cannot say that only some layers have a sliding window")
+        return super().gguf_keys(config)
 
 
 FAMILY = Mistral()

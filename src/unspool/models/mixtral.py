@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from unspool.config import ModelConfig
+from unspool.config import ModelConfig, RopeStyle
 from unspool.models import expert_config, gguf_keys, hf_keys
 from unspool.models.expert_config import ExpertConfig
 from unspool.models.family import IN_LAYER, Family
@@ -22,7 +22,7 @@ PARTS = {"1": "gate", "2": "down", "3": "up"}
 
 
 class Mixtral(Family):
-    gguf_rope_style = "interleaved"
+    gguf_rope_style: RopeStyle = "interleaved"
     shapes = {
         "mixtral-8x7b": ExpertConfig(
             **vars(replace(

@@ -15,6 +15,7 @@ from unspool.weights.gguf import GGUFFile
 
 
 class Olmoe(Qwen3Moe):
+    gguf_normalized = False
     shapes = {
         "tiny-olmoe": replace(TINY_QWEN3_MOE, architecture="olmoe", head_dim=16, rope_dim=16, normalized=False)
     }
@@ -27,7 +28,7 @@ class Olmoe(Qwen3Moe):
         return ExpertConfig(**common, **experts, normalized=fields.boolean("norm_topk_prob", False))
 
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ExpertConfig:
-        return replace(super().from_gguf(keys, file), architecture="olmoe", normalized=False)
+        return replace(super().from_gguf(keys, file), architecture="olmoe")
 
     def attention(self, config: ModelConfig, index: int) -> Attention:
         norm = RmsNorm(config.norm_eps)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from unspool.config import ModelConfig
+from unspool.errors import ModelError
+from unspool.models import hf_keys
 from unspool.models.family import Family
+from unspool.models.limits import MAX_LAYERS
 from unspool.models.llama import TINY
 from unspool.weights.fields import Fields
 
@@ -33,14 +37,31 @@ class Qwen2(Family):
     shapes = {"qwen2.5-0.5b": QWEN2_5_0_5B, "tiny-qwen2": TINY_QWEN2}
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
-        refuse_sliding(fields)
-        return replace(super().from_hf(fields, name), qkv_bias=True)
+        config = super().from_hf(fields, name)
+        return replace(config, **qwen_windows(fields, config.num_layers), qkv_bias=True)
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        refuse_windows(config)
+        return super().gguf_keys(config)
 
 
-def refuse_sliding(fields: Fields) -> None:
-    """Qwen names a window and seldom uses it; where it does, only the layers above max_window_layers slide."""
-    if fields.boolean("use_sliding_window", False):
-        fields.fail("use_sliding_window", "Qwen's sliding layers are not supported")
+def qwen_windows(fields: Fields, num_layers: int) -> dict[str, Any]:
+    """Qwen names a window and seldom uses it; where it does, only the layers from max_window_layers on slide."""
+    first = fields.integer("max_window_layers", 28, low=0, high=MAX_LAYERS)
+    return used_windows(fields, num_layers, tuple(layer >= first for layer in range(num_layers)))
+
+
+def used_windows(fields: Fields, num_layers: int, sliding: tuple[bool, ...] | None) -> dict[str, Any]:
+    """ModelConfig's two fields of sliding windows; `sliding` says which layers slide where the file does not."""
+    if not fields.boolean("use_sliding_window", False):
+        return {"sliding_window": None, "sliding_layers": None}
+    return hf_keys.windows(fields, num_layers, sliding)
+
+
+def refuse_windows(config: ModelConfig) -> None:
+    """For families whose GGUF files have no key for a window."""
+    if config.sliding_window is not None:
+        raise ModelError(f"GGUF files of {config.architecture} cannot say that layers have a sliding window")
 
 
 FAMILY = Qwen2()

@@ -9,8 +9,9 @@ from unspool.config import ModelConfig
 from unspool.models.expert_config import ExpertConfig
 from unspool.models.family import Family
 from unspool.models.layers import Attention, FeedForward
-from unspool.models.limits import MAX_INTERMEDIATE
+from unspool.models.limits import MAX_INTERMEDIATE, MAX_LAYERS
 from unspool.models.moe import Moe
+from unspool.models.qwen2 import used_windows
 from unspool.models.qwen3_moe import TINY_QWEN3_MOE, Qwen3Moe
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
@@ -20,6 +21,7 @@ SHARED_GATE = "ffn_gate_inp_shexp.weight"
 
 
 class Qwen2Moe(Qwen3Moe):
+    gguf_normalized = False
     shapes = {
         "tiny-qwen2-moe": replace(
             TINY_QWEN3_MOE, architecture="qwen2_moe", head_dim=16, rope_dim=16, normalized=False, shared_width=96
@@ -37,10 +39,14 @@ class Qwen2Moe(Qwen3Moe):
         shared = fields.integer("shared_expert_intermediate_size", high=MAX_INTERMEDIATE)
         return replace(super().from_hf(fields, name), shared_width=shared)
 
+    def windows(self, fields: Fields, num_layers: int) -> dict[str, Any]:
+        end = fields.integer("max_window_layers", 28, low=0, high=MAX_LAYERS)
+        return used_windows(fields, num_layers, tuple(i % 2 == 0 and i < end for i in range(num_layers)))
+
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ExpertConfig:
         shared = keys.integer("expert_shared_feed_forward_length", high=MAX_INTERMEDIATE)
         config = super().from_gguf(keys, file)
-        return replace(config, architecture="qwen2_moe", shared_width=shared, normalized=False)
+        return replace(config, architecture="qwen2_moe", shared_width=shared)
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         assert isinstance(config, ExpertConfig)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from unspool.config import ModelConfig
 from unspool.models.family import Family
 from unspool.models.layers import Attention, RmsNorm
-from unspool.models.qwen2 import QWEN2_5_0_5B, TINY_QWEN2, refuse_sliding
+from unspool.models.qwen2 import QWEN2_5_0_5B, TINY_QWEN2, qwen_windows, refuse_windows
 from unspool.weights.fields import Fields
 
 
@@ -31,8 +32,12 @@ class Qwen3(Family):
     }
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
-        refuse_sliding(fields)
-        return super().from_hf(fields, name)
+        config = super().from_hf(fields, name)
+        return replace(config, **qwen_windows(fields, config.num_layers))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        refuse_windows(config)
+        return super().gguf_keys(config)
 
     def attention(self, config: ModelConfig, index: int) -> Attention:
         return replace(super().attention(config, index), qk_norm=RmsNorm(config.norm_eps))

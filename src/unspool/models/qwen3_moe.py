@@ -7,16 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
+from unspool.errors import ModelError
 from unspool.models import expert_config, gguf_keys, hf_keys
 from unspool.models.expert_config import ExpertConfig
 from unspool.models.family import IN_LAYER
 from unspool.models.layers import FeedForward, Glu
 from unspool.models.moe import Moe
-from unspool.models.qwen2 import TINY_QWEN2, refuse_sliding
+from unspool.models.qwen2 import TINY_QWEN2, used_windows
 from unspool.models.qwen3 import Qwen3
 from unspool.ops.routing import Routing
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
+from unspool.weights.weight import Weight
 
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 TINY_QWEN3_MOE = ExpertConfig(
@@ -35,25 +37,46 @@ QWEN3_30B_A3B = replace(
 
 
 class Qwen3Moe(Qwen3):
+    gguf_normalized = True  # no key of a GGUF file says it
     shapes = {"qwen3-30b-a3b": QWEN3_30B_A3B, "tiny-qwen3-moe": TINY_QWEN3_MOE}
-    layer_names = {**IN_LAYER, "mlp.gate.weight": "ffn_gate_inp.weight"}
+    layer_names = {
+        **IN_LAYER,
+        "mlp.gate.weight": "ffn_gate_inp.weight",
+        "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",  # as Qwen 3 VL has them
+        "mlp.experts.down_proj": "ffn_down_exps.weight",
+    }
 
     def from_hf(self, fields: Fields, name: str) -> ExpertConfig:
-        refuse_sliding(fields)
         common = hf_keys.common(fields, name)
-        experts = expert_config.from_hf(fields, common["num_layers"])
-        return ExpertConfig(**common, **experts, normalized=fields.boolean("norm_topk_prob", False))
+        layers = common["num_layers"]
+        experts, windows = expert_config.from_hf(fields, layers), self.windows(fields, layers)
+        return ExpertConfig(**common, **experts, **windows, normalized=fields.boolean("norm_topk_prob", False))
+
+    def windows(self, fields: Fields, num_layers: int) -> dict[str, Any]:
+        """ModelConfig's two fields of sliding windows."""
+        return used_windows(fields, num_layers, None)
 
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ExpertConfig:
         common = gguf_keys.common(keys, file, experts=True) | {"architecture": "qwen3_moe"}
-        return ExpertConfig(**common, **expert_config.from_gguf(keys))
+        return ExpertConfig(**common, **expert_config.from_gguf(keys), normalized=self.gguf_normalized)
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
+        assert isinstance(config, ExpertConfig)
+        if config.normalized != self.gguf_normalized:
+            not_known = "add up to 1" if config.normalized else "do not add up to 1"
+            raise ModelError(f"GGUF files of {config.architecture} cannot say that experts' weights {not_known}")
         return super().gguf_keys(config) | expert_config.gguf_keys(config)
 
     def canonical_layer_name(self, rest: str) -> str | None:
         found = EXPERT.fullmatch(rest)
         return f"ffn_{found[2]}_exps.{found[1]}.weight" if found else super().canonical_layer_name(rest)
+
+    def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        assert isinstance(config, ExpertConfig)
+        found = super().canonical_weights(name, weight, config)
+        if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            return found
+        return [part for each in found for part in expert_config.split_experts(each, config)]
 
     def feed_forward(self, config: ModelConfig, index: int) -> FeedForward:
         assert isinstance(config, ExpertConfig)

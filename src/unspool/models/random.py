@@ -14,7 +14,7 @@ import numpy as np
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
 from unspool.models.checkpoint import Checkpoint
-from unspool.models.registry import metadata_of, tensor_shapes
+from unspool.models.registry import metadata_of, tensor_shapes, tensors_of
 from unspool.models.shapes import SHAPES
 from unspool.weights.formats import FORMATS
 from unspool.weights.gguf_writer import write_gguf
@@ -144,7 +144,8 @@ def _shared_pool(width: int, size: int, format: str) -> np.ndarray:
 def write_random_gguf(path: str | Path, config: ModelConfig, *, format: str = "f32", seed: int = 0) -> None:
     """The same model as a file."""
     checkpoint = random_checkpoint(config, format=format, seed=seed)
-    write_gguf(path, metadata_of(config) | byte_vocabulary(config.vocab_size), checkpoint.weights)
+    words = byte_vocabulary(config.vocab_size)
+    write_gguf(path, metadata_of(config) | words, {**checkpoint.weights, **tensors_of(config)})
 
 
 def _generator(name: str, seed: int) -> np.random.Generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from unspool.models.decoder import Decoder
 from unspool.models.family import Family
 from unspool.models.layers import Architecture
 from unspool.models.limits import check_config
+from unspool.models.refused import why_not
 from unspool.models.tensors import TensorReader
+from unspool.models.wrappers import TEXT_FAMILIES, text_fields, text_name
 from unspool.ops import Ops
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
@@ -39,6 +42,14 @@ GGUF = {
     "olmoe": "olmoe",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
+    "phi3": "phi3",
+    "mistral3": "mistral3",
+    "glm4": "glm4",
+    "glm4moe": "glm4_moe",
+    "minimax-m2": "minimax_m2",
+    "qwen2vl": "qwen2",
+    "qwen3vl": "qwen3",
+    "qwen3vlmoe": "qwen3_moe",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -59,6 +70,12 @@ HUGGING_FACE = {
     "OlmoeForCausalLM": "olmoe",
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
+    "MinistralForCausalLM": "mistral",
+    "Phi3ForCausalLM": "phi3",
+    "Ministral3ForCausalLM": "mistral3",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
 }
 FAMILIES = tuple(dict.fromkeys([*GGUF.values(), *HUGGING_FACE.values()]))
 
@@ -75,9 +92,13 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     name = Fields(file.path, file.metadata, "general.").string("architecture")
     if name not in GGUF:
         known = ", ".join(GGUF)
-        raise ModelError(f"{file.path}: architecture {name[:60]!r} is not supported; supported: {known}")
+        why = why_not(name)
+        raise ModelError(f"{file.path}: architecture {name[:60]!r} is not supported{why}; supported: {known}")
     keys = Fields(file.path, file.metadata, f"{name}.")
-    return check_config(file.path, family_of(GGUF[name]).from_gguf(keys, file))
+    config = family_of(GGUF[name]).from_gguf(keys, file)
+    if config.architecture == name:
+        config = replace(config, architecture=GGUF[name])
+    return check_config(file.path, config)
 
 
 def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
@@ -86,16 +107,20 @@ def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
     names = fields.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         fields.fail("architectures", "one name was expected")
-    if names[0] not in HUGGING_FACE:
-        fields.fail("architectures", f"{names[0][:60]!r} is not supported; supported: {', '.join(HUGGING_FACE)}")
     check_quantization(fields)
-    name = HUGGING_FACE[names[0]]
+    if names[0] in TEXT_FAMILIES:
+        fields, name = text_fields(fields, names[0])
+    elif names[0] in HUGGING_FACE:
+        name = HUGGING_FACE[names[0]]
+    else:
+        known = ", ".join([*HUGGING_FACE, *TEXT_FAMILIES])
+        fields.fail("architectures", f"{names[0][:60]!r} is not supported{why_not(names[0])}; supported: {known}")
     return check_config(path, family_of(name).from_hf(fields, name))
 
 
 def gguf_name(architecture: str) -> str:
     """What GGUF files call a family."""
-    names = {family: name for name, family in GGUF.items()} | {"mistral": "llama", "mixtral": "llama"}
+    names = {family: name for name, family in reversed(GGUF.items())} | {"mistral": "llama", "mixtral": "llama"}
     if architecture not in names:
         raise ModelError(f"architecture {architecture!r} has no GGUF keys; {', '.join(names)} have")
     return names[architecture]
@@ -103,18 +128,34 @@ def gguf_name(architecture: str) -> str:
 
 def metadata_of(config: ModelConfig) -> dict[str, Any]:
     """The GGUF keys that `config_from_gguf` reads back as `config`."""
-    name, keys = gguf_name(config.architecture), family_of(config.architecture).gguf_keys(config)
+    name, family = gguf_name(config.architecture), family_of(config.architecture)
+    if config.activation != family.gguf_activation:
+        raise ModelError(f"GGUF stores {name} with the activation {family.gguf_activation}, not {config.activation}")
+    keys = family.gguf_keys(config)
     return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}
+
+
+def tensors_of(config: ModelConfig) -> dict[str, Weight]:
+    """The tensors that a GGUF file of this shape has beside a model's weights."""
+    found = family_of(config.architecture).gguf_tensors(config)
+    return {name: Weight(name, "f32", (len(values),), memoryview(values.tobytes())) for name, values in found.items()}
+
+
+def gguf_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]:
+    """The tensors of a file that a model is made of."""
+    family = family_of(config.architecture)
+    return {name: weight for name, weight in file.tensors.items() if not family.ignores(name, config)}
 
 
 def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
     """A Hugging Face directory's tensors under GGUF's names, and by GGUF's conventions."""
     family = family_of(config.architecture)
     weights: dict[str, Weight] = {}
-    for name, tensor in tensors.items():
-        for weight in family.canonical_weights(name, tensor, config):
+    for stored, tensor in tensors.items():
+        name = text_name(stored)
+        for weight in () if name is None else family.canonical_weights(name, tensor, config):
             if weight.name in weights:
-                raise ModelError(f"tensor {name!r}: another tensor is {weight.name!r} too")
+                raise ModelError(f"tensor {stored!r}: another tensor is {weight.name!r} too")
             weights[weight.name] = weight
     return weights
 

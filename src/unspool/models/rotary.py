@@ -20,6 +20,7 @@ class Rotary:
     style: RopeStyle
     scaling: RopeScaling | None = None
     factors: str | None = None  # an optional tensor, whose values divide the speeds
+    turning: int | None = None  # pairs that turn, the first ones; None: all
 
     def rope(self, factors: Sequence[float] | None = None) -> Rope:
         """Rotation speeds, slowed as the scaling says."""
@@ -33,8 +34,23 @@ class Rotary:
             speeds = [_slowed_by_wavelength(speed, scaling) for speed in speeds]
         elif scaling is not None and scaling.kind == "yarn":
             speeds = _slowed_by_ramp(speeds, self.theta, scaling)
-            scale = scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1.0
+            scale = scaling.attention_factor or usual_attention_factor(scaling)
+        elif scaling is not None and scaling.kind == "longrope":
+            chosen = scaling.long_factors if scaling.factor > 1 else scaling.short_factors
+            speeds = [speed / factor for speed, factor in zip(speeds, chosen, strict=True)]
+            scale = scaling.attention_factor or usual_attention_factor(scaling)
+        if self.turning is not None:
+            speeds[self.turning :] = [0.0] * (len(speeds) - self.turning)
         return Rope(array("f", speeds), self.style, scale)
+
+
+def usual_attention_factor(scaling: RopeScaling) -> float:
+    """What cosines and sines are multiplied with, where a model does not say it."""
+    if scaling.factor <= 1:
+        return 1.0
+    if scaling.kind == "longrope":
+        return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_context))
+    return 0.1 * math.log(scaling.factor) + 1.0
 
 
 def _slowed_by_wavelength(speed: float, scaling: RopeScaling) -> float:
@@ -58,7 +74,7 @@ def _slowed_by_ramp(speeds: Sequence[float], theta: float, scaling: RopeScaling)
     low_pair, high_pair = turns_at(scaling.beta_fast), turns_at(scaling.beta_slow)
     if scaling.truncate:
         low_pair, high_pair = math.floor(low_pair), math.ceil(high_pair)
-    low_pair, high_pair = max(0.0, low_pair), min(half - 1.0, high_pair)
+    low_pair, high_pair = max(0.0, low_pair), min(2 * half - 1.0, high_pair)
     width = max(high_pair - low_pair, 0.001)
     ramp = [min(max((i - low_pair) / width, 0), 1) for i in range(half)]
     return [speed / scaling.factor * r + speed * (1 - r) for speed, r in zip(speeds, ramp, strict=True)]

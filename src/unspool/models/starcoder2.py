@@ -17,6 +17,7 @@ BIASES: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), 
 
 
 class StarCoder2(Family):
+    gguf_activation = "gelu_tanh"
     shapes = {
         "tiny-starcoder2": replace(
             TINY_QWEN2, architecture="starcoder2", activation="gelu_tanh", sliding_window=24, **BIASES

@@ -59,6 +59,14 @@ class Fields:
     def optional_number(self, key: str, *, low: float, high: float) -> float | None:
         return None if self.get(key) is None else self.number(key, low=low, high=high)
 
+    def numbers(self, key: str, count: int, *, low: float, high: float) -> tuple[float, ...]:
+        """A list of `count` finite numbers, each low < number ≤ high."""
+        value = self.get(key)
+        if not isinstance(value, list) or len(value) != count:
+            self.fail(key, f"a list of {count} numbers was expected")
+        one = Fields(self.source, {f"{self.prefix}{key}[{i}]": each for i, each in enumerate(value)}, self.prefix)
+        return tuple(one.number(f"{key}[{i}]", low=low, high=high) for i in range(count))
+
     def boolean(self, key: str, default: bool) -> bool:
         value = self.get(key)
         if value is None:

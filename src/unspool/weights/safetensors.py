@@ -16,11 +16,12 @@ from unspool import strict_json
 from unspool.errors import ModelError
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.formats import FORMATS
-from unspool.weights.gguf import MAX_DIMS, MAX_NAME, MAX_TENSORS
+from unspool.weights.gguf import MAX_NAME, MAX_TENSORS
 from unspool.weights.gguf_writer import replacing
 from unspool.weights.mapping import map_file
 from unspool.weights.weight import Weight
 
+MAX_DIMS = 6  # what is not text may be a convolution over time, too
 DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f8_e4m3"}
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # the format's own bound
