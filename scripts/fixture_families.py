@@ -37,7 +37,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
           "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
-            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.4], 
+            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.4],
             "long_factor": [1.0, 1.5, 2.5, 3.0, 4.5, 6.0], "partial_rotary_factor": 0.75}  # fmt: skip
 GROWTH = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0}
 WIDE_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # of 16 channels, where a class has no head_dim
