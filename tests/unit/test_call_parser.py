@@ -121,6 +121,12 @@ def test_random_texts_lose_nothing_and_raise_nothing() -> None:
             assert all(name in NAMES for name, _ in calls)
 
 
+@pytest.mark.parametrize("key", ["function", "name"])
+def test_the_format_that_we_describe_names_a_function_as_such(key: str) -> None:
+    text = f'<tool_call>\n{{"{key}": "look", "arguments": {{"at": 1}}}}\n</tool_call>'
+    assert every_cut(GENERIC, text) == ("", [("look", '{"at": 1}')])
+
+
 def test_content_streams_at_once() -> None:
     parser = CallParser(HERMES, NAMES)
     assert parser.push("Hello") == [Content("Hello")]

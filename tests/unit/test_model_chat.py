@@ -41,14 +41,15 @@ def test_what_a_template_shows_is_tried(tokenizer: Any, template: str, tools: bo
     assert (chat.shows_tools, chat.shows_names, chat.call_format) == (tools, names, format)
 
 
-def test_tools_go_to_the_template_or_into_the_system_message(tokenizer: Any) -> None:
+def test_tools_go_to_the_template_or_before_the_first_user_message(tokenizer: Any) -> None:
     box = read_toolbox([LOOK])
     shown = ModelChat("m", tokenizer, ChatTemplate(TOOLS))
     assert text_of(shown, HELLO, box) == "<tool_call>lookuser:hi;>"
     assert shown.prompt(HELLO, box).warnings == ()
     described = ModelChat("m", tokenizer, ChatTemplate(BARE))
     text = text_of(described, [{"role": "system", "content": "Be."}, *HELLO], box)
-    assert text.startswith("system:Be.\n\nYou may call functions.")
+    assert text.startswith("system:Be.;user:You may call functions.")
+    assert text.endswith("</tool_call>\n\nhi;>")
     assert '"name": "look"' in text
     assert "no place for tools" in described.prompt(HELLO, box).warnings[0]
     assert text_of(described, HELLO, read_toolbox([LOOK], "none")) == "user:hi;>"
@@ -60,7 +61,7 @@ def test_calls_and_results_become_text_where_the_template_has_none(tokenizer: An
     history = [*HELLO, {"role": "assistant", "tool_calls": [call]}, result]
     chat = ModelChat("m", tokenizer, ChatTemplate(BARE))
     text = text_of(chat, for_template(history), read_toolbox([LOOK]))
-    assert 'assistant:<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>;' in text
+    assert 'assistant:<tool_call>\n{"function": "look", "arguments": {"at": 1}}\n</tool_call>;' in text
     assert "user:<tool_response>\na\n</tool_response>;" in text
 
 

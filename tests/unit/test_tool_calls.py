@@ -102,7 +102,7 @@ def test_a_template_without_tools_is_told_of(tiny: Any) -> None:
     with LLM(replace(tiny(), chat_template=bare), device="cpu", threads=1, kv_tokens=4096) as llm:
         result = llm.chat(HELLO, SamplingParams(max_tokens=1), tools=[LOOK])
     assert "no place for tools" in result.warnings[0]
-    assert len(result.prompt_ids) > 100  # the system message describes them
+    assert len(result.prompt_ids) > 100  # the first user message describes them
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ class CallFormat:
     closes: str = ""  # the mark after one
     joins: str = ""  # characters that may stand around and between the calls of a run
     is_bare: bool = False  # an answer that begins with "{" is a call, without a mark
+    name_key: str = "name"  # of the function's name in a call's object
     key: str = "arguments"  # of the arguments in a call's object
     argues: str = ""  # the mark between a call's name and its arguments, where a call is not one object of both
     id_length: int | None = None  # of a call's id, where the template checks it
@@ -33,7 +34,9 @@ HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>")  # Qwen's too
 LLAMA3 = CallFormat("llama3", "<|python_tag|>", joins=";,", is_bare=True, key="parameters")
 MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", joins="[],", id_length=9)
 MISTRAL_ARGS = CallFormat("mistral", "[TOOL_CALLS]", argues="[ARGS]", id_length=9)  # since its eleventh tokenizer
-GENERIC = CallFormat("generic", "<tool_call>", "</tool_call>")  # for templates without tools: we describe it ourselves
+# For templates without tools: we describe it ourselves. The function stands under another key than "name", because
+# small models take that for the name of which the user speaks, and then copy it wrong into the arguments.
+GENERIC = CallFormat("generic", "<tool_call>", "</tool_call>", name_key="function")
 
 
 def format_of(template: str) -> CallFormat:

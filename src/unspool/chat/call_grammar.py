@@ -79,7 +79,7 @@ def _function_rule(index: int, tool: Tool, format: CallFormat, tokenizer: Tokeni
     schema = json.dumps(tool.parameters) if tool.parameters else '{"type": "object"}'
     if format.argues:
         return f"function_{index}: {_quoted(tool.name)} {_mark(format.argues, tokenizer)} %json {schema}"
-    head = f'{{"name": {json.dumps(tool.name)}, "{format.key}": '
+    head = f'{{"{format.name_key}": {json.dumps(tool.name)}, "{format.key}": '
     return f'function_{index}: {_quoted(head)} %json {schema} "}}"'
 
 

@@ -54,13 +54,14 @@ Part = Content | Reasoning | Begin | Arguments
 class CallReader:
     """One call's JSON object, character by character. `push` returns how many characters it took."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], name_key: str = "name") -> None:
         self.raw = ""
         self.given = 0  # how much of it was there when arguments last came
         self.name: str | None = None
         self.is_done = self.is_wrong = False
         self.arguments: list[str] = []  # pieces that are ready to go out
         self._names = names
+        self._name_keys = ("name", name_key)
         self._depth = 0
         self._in_string = self._escaped = False
         self._is_key = False  # the next value at depth 1 is a key
@@ -153,7 +154,7 @@ class CallReader:
             self.is_wrong = self._key is None
             return
         key, self._key = self._key, None
-        if key == "name":
+        if key in self._name_keys:
             self.name = _text(value)
             self.is_wrong = self.name not in self._names
             if self._early and not self.is_wrong:
@@ -289,7 +290,8 @@ class CallParser:
             return True
         argues = self._format.argues
         if (first == "{" and not argues) or (argues and self._framing):
-            self._reader = NamedReader(self._names, argues) if argues else CallReader(self._names)
+            named = self._format.name_key
+            self._reader = NamedReader(self._names, argues) if argues else CallReader(self._names, named)
             self._began = self._gave = False
             return True
         closes = self._format.closes

@@ -145,7 +145,7 @@ class ModelChat:
                 variables["tools"] = [tool.for_template() for tool in tools]
         elif tools:
             messages = with_description(messages, tools)
-            warnings.append("the model's chat template has no place for tools; the system message describes them")
+            warnings.append("the model's chat template has no place for tools; the first user message describes them")
         prefill = Prefill(self.tokenizer, self._template, self.reasoning_format)
         ids, begins = (prefill.continued if is_continued else prefill.fresh)(messages, variables)
         return RenderedPrompt(ids, tuple(warnings), begins, is_continued)

@@ -138,22 +138,24 @@ def _inside(value: Any) -> Iterable[Any]:
 
 # For templates without a place for tools ----------------------------------------------------------------------------
 def describe(tools: Sequence[Tool]) -> str:
-    """What the system message says of the tools."""
+    """What a message says of the tools."""
     listed = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
     return (
         f"You may call functions. These are available:\n<tools>\n{listed}\n</tools>\n"
         "To call one, write its name and arguments as a JSON object within <tool_call></tool_call>:\n"
-        '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>'
+        f'{GENERIC.opens}\n{{"{GENERIC.name_key}": <name>, "{GENERIC.key}": <arguments>}}\n{GENERIC.closes}'
     )
 
 
 def with_description(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-    """The conversation with its tools described in the system message; calls and results become text of that format."""
-    text = describe(tools)
-    plain = [_as_text(message) for message in messages]
-    if plain and plain[0]["role"] == "system":
-        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
-    return [{"role": "system", "content": text}, *plain]
+    """The conversation with its tools described before the first user message; calls and results become text of that
+    format. Not in the system message: a template may have one of its own, which another would replace."""
+    described = [_as_text(message) for message in messages]
+    for index, message in enumerate(described):
+        if message["role"] == "user":
+            described[index] = {**message, "content": f"{describe(tools)}\n\n{message['content']}"}
+            return described
+    return [{"role": "user", "content": describe(tools)}, *described]
 
 
 def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,8 +164,11 @@ def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    written = [
-        f"{GENERIC.opens}\n{json.dumps(call['function'], ensure_ascii=False)}\n{GENERIC.closes}" for call in calls
-    ]
+    written = [f"{GENERIC.opens}\n{_written(call['function'])}\n{GENERIC.closes}" for call in calls]
     content = "\n".join([*([message["content"]] if message["content"] else []), *written])
     return {"role": "assistant", "content": content}
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    call = {GENERIC.name_key: function["name"], GENERIC.key: function["arguments"]}
+    return json.dumps(call, ensure_ascii=False)
