@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unspool.sampling.constraint.gbnf import IS_GBNF, to_lark
 from unspool.sampling.constraint.lark import Lark
 from unspool.sampling.constraint.limits import Limits, Refused
 from unspool.sampling.constraint.rendering import literals, text_terminal
@@ -49,8 +50,11 @@ def _source(*grammars: str, special: frozenset[int] = frozenset()) -> Source:
 
 
 def _grammar(value: str, limits: Limits, special: Mapping[str, int], options: JsonOptions | None) -> Source:
-    """A Lark grammar. Each schema in it becomes a grammar of its own, in which what the first one ignores counts."""
+    """A grammar in Lark or GBNF. Each schema in a Lark one becomes a grammar of its own, in which what the first one
+    ignores counts."""
     _check_size(value, limits, "grammar")
+    if IS_GBNF.search(value):
+        value = to_lark(value, limits)
     inner: list[str] = []
 
     def add(schema: Any) -> str:

@@ -54,8 +54,6 @@ class Lark:
         self._special = special
         self._rewrite_schema = rewrite_schema
         self.named: frozenset[int] = frozenset()
-        if re.search(r"^\s*[A-Za-z][\w-]*\s*::=", text, re.MULTILINE):
-            raise Refused("this is GBNF (name ::= …); write it in Lark (name: …)")
         if text.lstrip().startswith("{"):
             raise Refused("a grammar is Lark text, not JSON")
 
