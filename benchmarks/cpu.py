@@ -42,9 +42,9 @@ from benchmarks import rounds
 from benchmarks.narrow import has_more_than_avx2, libraries, narrow
 from benchmarks.peer import Process, environment
 from benchmarks.rounds import Engine, Record, Rounds, Row, room, rows, start_prompt
-from unspool.bench.quiet import Watch
 from unspool.errors import BackendError
 from unspool.machine import MemoryReader, measure_bandwidth, num_cores
+from unspool.quiet import Watch
 
 if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peer import Process
-from unspool.bench.quiet import Watch
+from unspool.quiet import Watch
 
 if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint

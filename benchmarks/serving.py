@@ -30,9 +30,9 @@ from typing import Any
 
 from unspool.bench import clients
 from unspool.bench.clients import Round, Sample
-from unspool.bench.quiet import Watch
 from unspool.errors import BackendError
 from unspool.machine import num_cores
+from unspool.quiet import Watch
 
 QUIET_CORES, TRIES = 0.15, 3  # a turn that others disturbed more than this is made again, so many times at most
 SETTLE_SECONDS = 0.1  # in which the threads of the engine before go to sleep

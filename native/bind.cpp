@@ -421,6 +421,14 @@ void bind_program(nb::module_& m) {
             "data"_a, "path"_a);
     // Of packed tiles; the same for every instruction set so far.
     m.def("layout_version", [](const std::string& isa) { return (void)kernels_of(isa), LAYOUT_VERSION; }, "isa"_a);
+    m.def(
+        "spin",
+        [](const std::string& isa, bool integers, int64_t rounds) {
+            const Kernels* kernels = kernels_of(isa);
+            const nb::gil_scoped_release unlocked;
+            return integers ? kernels->spin_integers(rounds) : kernels->spin_floats(rounds);
+        },
+        "isa"_a, "integers"_a, "rounds"_a);
     m.def("block_row_bytes",
           [](const std::string& rows, int64_t width) { return row_of_blocks_bytes(rows_of(rows), width); });
     nb::class_<Pool>(m, "Pool").def_prop_ro("threads", &Pool::threads);

@@ -127,6 +127,10 @@ struct Kernels {
     void (*merge)(const Queries& queries, int split, int padded_dim, const float* parts, float* state);
     // Divides the sums by the weights' sum, to which the weight of `sink` (a score without a key, or null) belongs too.
     void (*finish)(const float* state, int head_dim, int padded_dim, const float* sink, bool base2, float* out);
+
+    // Multiply-adds of float32, and products of 8-bit integers that are summed up, without memory; how many operations.
+    double (*spin_floats)(int64_t rounds);
+    double (*spin_integers)(int64_t rounds);
 };
 
 // Of Kernels::quantize_whole: a number for each block of a row, up to whole sixteens.

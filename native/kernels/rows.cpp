@@ -506,6 +506,7 @@ Kernels make_table() {
     fill_whole(kernels);
     fill_rows(kernels);
     fill_attention(kernels);
+    fill_peak(kernels);
     return kernels;
 }
 

@@ -8,5 +8,6 @@ void fill_linear(Kernels& kernels);
 void fill_whole(Kernels& kernels);
 void fill_rows(Kernels& kernels);
 void fill_attention(Kernels& kernels);
+void fill_peak(Kernels& kernels);
 
 }  // namespace unspool::KERNEL_ISA

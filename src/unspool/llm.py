@@ -22,9 +22,11 @@ from unspool.results import Receipt, Result
 from unspool.weights.store import resolve
 
 if TYPE_CHECKING:
+    from unspool.ceilings import Utilization
     from unspool.chat.model_chat import ModelChat, RenderedPrompt
     from unspool.chat.template import ChatTemplate
     from unspool.chat.tools import Toolbox
+    from unspool.models.costs import StepCosts
 
 Prompt = str | Sequence[int]
 Batch = list[str] | list[Prompt] | tuple[Prompt, ...] | Sequence[Sequence[int]]  # a str is a Sequence[str] as well
@@ -62,6 +64,24 @@ class Model:
 
     def receipt(self, seed: int) -> Receipt:
         return self.engine.receipt(seed)
+
+    @cached_property
+    def _costs(self) -> StepCosts:
+        from unspool.ceilings import costs_of
+
+        return costs_of(self.checkpoint, self.engine.config, self.engine.ops.name)
+
+    def utilization(self, result: Result) -> Utilization | None:
+        """How near an answer came to what this machine can do; None: its ceilings were never measured (`unspool plan`
+        measures them), or several answers shared the steps."""
+        from unspool.ceilings import known_ceilings, utilization
+
+        backend = self.engine.ops.name
+        limits = None if backend == "reference" else known_ceilings(backend, self.engine.config.threads)
+        if limits is None or len(result.choices) > 1:
+            return None
+        is_plain = not self.engine.speculation.drafters  # else a step gives several tokens
+        return utilization(self._costs, result.usage, result.timings, limits, alone=is_plain)
 
     # Text to tokens -------------------------------------------------------------------------------------------------
     def encode(self, prompt: Prompt) -> list[int]:

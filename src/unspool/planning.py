@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from unspool.config import ModelConfig
-from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
+from unspool.engine.sizing import num_kv_blocks
 from unspool.errors import BackendError, RequestError
 from unspool.models.costs import StepCosts, step_costs
 from unspool.models.registry import architecture_of
+from unspool.ops.storage import integer_key_bytes, kv_bytes_per_token
 
 if TYPE_CHECKING:
     from unspool.config import EngineConfig
@@ -47,8 +48,6 @@ class KvLayers:
     value_dim: int
 
     def describe(self, kv_dtype: str) -> str:
-        from unspool.engine.sizing import integer_key_bytes
-
         factors = f"{self.num_layers} layers · {self.num_kv_heads} KV heads"
         if kv_dtype == "q8":
             key = integer_key_bytes(self.key_dim)

@@ -10,12 +10,12 @@ import pytest
 
 from tests.ops.conftest import ISAS, Bench, distance, make_batch, vector
 from unspool.config import EngineConfig, ModelConfig
-from unspool.engine.sizing import kv_bytes_per_token
 from unspool.models.registry import architecture_of
 from unspool.models.shapes import TINY
 from unspool.ops import AttentionSpec, Batch, Ops, Rope
 from unspool.ops.cpu import CpuOps
 from unspool.ops.reference import ReferenceOps
+from unspool.ops.storage import kv_bytes_per_token
 
 
 def rope(dim: int, style: Any = "half", scale: float = 1.0) -> Rope:

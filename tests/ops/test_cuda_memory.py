@@ -13,7 +13,7 @@ import pytest
 from tests.ops.cuda_setting import ON_CARD, torch
 from unspool.cli import main
 from unspool.config import EngineConfig
-from unspool.engine.sizing import kv_bytes_per_token, num_kv_blocks
+from unspool.engine.sizing import num_kv_blocks
 from unspool.errors import BackendError
 from unspool.models.random import SHAPES, shared_checkpoint, stand_in
 from unspool.models.registry import architecture_of, build
@@ -21,6 +21,7 @@ from unspool.ops import cuda
 from unspool.ops.cuda import body, memory
 from unspool.ops.cuda.matrix import make_matrix
 from unspool.ops.cuda.runner import bucket_of
+from unspool.ops.storage import kv_bytes_per_token
 
 CPU = torch.device("cpu")
 ENGINE = EngineConfig(device="cuda").with_device_defaults("cuda")

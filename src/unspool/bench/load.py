@@ -25,10 +25,10 @@ from typing import Any
 
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
-from unspool.engine.sizing import kv_bytes_per_token
 from unspool.events import Event, Finished, Text
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.registry import architecture_of
+from unspool.ops.storage import kv_bytes_per_token
 from unspool.params import SamplingParams
 from unspool.weights.store import resolve
 

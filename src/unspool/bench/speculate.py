@@ -20,10 +20,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unspool.bench.quiet import Watch
 from unspool.llm import LLM
 from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
+from unspool.quiet import Watch
 
 DISTURBED = 0.08  # cores that others keep busy
 PASSAGE = (

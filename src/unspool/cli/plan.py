@@ -59,6 +59,7 @@ def make_parser() -> Parser:
     parser.add_argument("--on", metavar="NAME", help="hardware that is not here: h100, rtx-4090, m4-max, …; list: all")
     parser.add_argument("--memory", type=size, metavar="SIZE", help="of that hardware, where it is not the usual one")
     parser.add_argument("--tokens", type=int, metavar="N", help="of a request, prompt and answer (1024)")
+    parser.add_argument("--measure", action="store_true", help="measure this machine again; once it is enough")
     parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
     parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
     parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in q8, f16 or f32")
@@ -104,7 +105,7 @@ def target_of(namespace: Namespace, config: EngineConfig) -> Target:
         return Target("a GPU that is not here", "cuda", total, total, namespace.gpu_bandwidth, "as told")
     from unspool.ops import uses_cuda
 
-    return _gpu_here(namespace.gpu_bandwidth) if uses_cuda(config) else _computer_here(config)
+    return _gpu_here(namespace.gpu_bandwidth) if uses_cuda(config) else _computer_here(config, again=namespace.measure)
 
 
 def _named(name: str, memory: int | None) -> Target:
@@ -119,22 +120,28 @@ def _named(name: str, memory: int | None) -> Target:
 
 
 def _gpu_here(told: float | None) -> Target:
-    from unspool.machine import measure_gpu_bandwidth
+    from unspool.ceilings import ceilings
     from unspool.ops.cuda import CudaOps
     from unspool.planning import Target
 
     name, free, total = CudaOps().card()  # or what is missing is told
-    speed = told or measure_gpu_bandwidth().bytes_per_second
-    return Target(name, "cuda", total, free, speed, "as told" if told else "measured by reading 8 GiB")
+    limits = ceilings("cuda")
+    how = f"measured on {limits.measured[:10]}"
+    return Target(
+        name, "cuda", total, free, told or limits.bandwidth, "as told" if told else how, limits.compute, how
+    )
 
 
-def _computer_here(config: EngineConfig) -> Target:
-    from unspool.machine import free_memory, measure_bandwidth
+def _computer_here(config: EngineConfig, *, again: bool) -> Target:
+    from unspool.ceilings import ceilings
+    from unspool.machine import free_memory
     from unspool.planning import Target
 
-    bandwidth = measure_bandwidth(config.threads)
-    free = free_memory()
-    return Target("", "cpu", free, free, bandwidth.bytes_per_second, bandwidth.how)
+    limits, free = ceilings("cpu", config.threads, again=again), free_memory()
+    how = f"measured on {limits.measured[:10]}, {limits.threads} threads"
+    if not limits.is_reliable:
+        how += f", too low: other programs kept {limits.disturbed:.1f} cores busy"
+    return Target("", "cpu", free, free, limits.bandwidth, how, limits.compute, f"{how}, {limits.kernels}")
 
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.cli.terminal import note, warn
 
 if TYPE_CHECKING:
+    from unspool.ceilings import Utilization
     from unspool.events import Token
     from unspool.llm import LLM
     from unspool.results import Completion, Result
@@ -22,14 +23,15 @@ ENDINGS = {
 }
 
 
-def summary(result: Result) -> str:
+def summary(result: Result, used: Utilization | None = None) -> str:
     """`42 tokens · first after 0.21 s · 108.3 tokens/s · seed 7`: the seed, for the answer can be had again by it."""
     timings, usage = result.timings, result.usage
     parts = [f"{usage.completion_tokens:,} token{'' if usage.completion_tokens == 1 else 's'}"]
     if timings.first_token is not None:
         parts.append(f"first after {timings.first_token:.2f} s")
     if timings.tokens_per_second is not None:
-        parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
+        share = "" if used is None or used.mbu is None else f" ({used.mbu:.0%} of memory bandwidth)"
+        parts.append(f"{timings.tokens_per_second:.1f} tokens/s{share}")
     if usage.cached_tokens:
         parts.append(f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached")
     endings = {_ending(choice) for choice in result.choices}
@@ -45,12 +47,12 @@ def _ending(choice: Completion) -> str:
     return f"stopped at token {choice.stop}" if isinstance(choice.stop, int) else f"stopped at {choice.stop!r}"
 
 
-def say(result: Result, *, quiet: bool = False) -> None:
-    """Warnings always; the summary unless it is not wanted."""
+def say(result: Result, *, quiet: bool = False, used: Utilization | None = None) -> None:
+    """Warnings always; the summary unless it is not wanted, with what it used of the machine where that is known."""
     for warning in result.warnings:
         warn(warning)
     if not quiet:
-        note(summary(result))
+        note(summary(result, used))
 
 
 def as_object(llm: LLM, result: Result, load_seconds: float) -> dict[str, Any]:
@@ -60,7 +62,9 @@ def as_object(llm: LLM, result: Result, load_seconds: float) -> dict[str, Any]:
         out["choices"] = [_choice(llm, choice) for choice in result.choices]
     if result.prompt_logprobs is not None:
         out["prompt_logprobs"] = [None if token is None else _token(llm, token) for token in result.prompt_logprobs]
+    used = llm.utilization(result)
     return out | {
+        "utilization": None if used is None else used.as_dict(),
         "params": result.params.as_dict(),
         "warnings": list(result.warnings),
         "usage": dataclasses.asdict(result.usage) | {"total_tokens": result.usage.total_tokens},

@@ -7,26 +7,7 @@ from collections.abc import Sequence
 from unspool.config import EngineConfig
 from unspool.errors import RequestError
 from unspool.machine import free_memory
-from unspool.ops.storage import KeyValues, Storage
-
-
-def kv_bytes_per_token(layers: Sequence[Storage], kv_dtype: str) -> int:
-    """What all layers keep of one token."""
-    return sum(_bytes_per_token(layer.kv, kv_dtype) for layer in layers if layer.kv is not None)
-
-
-def _bytes_per_token(kv: KeyValues, kv_dtype: str) -> int:
-    """Floats have 4 or 2 bytes; integers have a scale of 4 bytes for each key and value."""
-    if kv_dtype == "q8":
-        return kv.num_heads * (integer_key_bytes(kv.key_dim) + kv.value_dim + 2 * 4)
-    return kv.values_per_token * {"f32": 4, "f16": 2}[kv_dtype]
-
-
-def integer_key_bytes(head_dim: int) -> int:
-    """A byte for most channels, two for a quarter of them (native/kernels.h)."""
-    narrow = head_dim * 3 // 16 * 4
-    wide = head_dim - narrow
-    return narrow + 2 * (wide + wide % 2)
+from unspool.ops.storage import Storage, kv_bytes_per_token
 
 
 def num_kv_blocks(

@@ -62,6 +62,25 @@ def state_bytes(layers: Sequence[Storage]) -> int:
     return sum(state.nbytes for storage in layers for state in storage.states)
 
 
+def kv_bytes_per_token(layers: Sequence[Storage], kv_dtype: str) -> int:
+    """What the keys and values of one token take in all layers."""
+    return sum(_bytes_per_token(layer.kv, kv_dtype) for layer in layers if layer.kv is not None)
+
+
+def _bytes_per_token(kv: KeyValues, kv_dtype: str) -> int:
+    """Floats have 4 or 2 bytes; integers have a scale of 4 bytes for each key and value."""
+    if kv_dtype == "q8":
+        return kv.num_heads * (integer_key_bytes(kv.key_dim) + kv.value_dim + 2 * 4)
+    return kv.values_per_token * {"f32": 4, "f16": 2}[kv_dtype]
+
+
+def integer_key_bytes(head_dim: int) -> int:
+    """A byte for most channels, two for a quarter of them (native/kernels.h)."""
+    narrow = head_dim * 3 // 16 * 4
+    wide = head_dim - narrow
+    return narrow + 2 * (wide + wide % 2)
+
+
 @dataclass(frozen=True)
 class Widths:
     """How many values a row has where it is widest: what a step's memory is planned with."""

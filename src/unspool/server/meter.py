@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from unspool.engine.sizing import kv_bytes_per_token
 from unspool.models.registry import architecture_of
+from unspool.ops.storage import kv_bytes_per_token
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from unspool.ops import HostRows
     from unspool.plan import Plan
 
-ARRAY_BYTES = 128 << 20  # read to learn the ceiling
 MAX_STEPS = 8192  # that are remembered
 
 
@@ -76,10 +75,10 @@ class Meter:
         return logits
 
     def measure(self, threads: int | None) -> None:
-        """Learn the ceiling; takes a fraction of a second and all of those threads."""
-        from unspool.machine import measure_bandwidth
+        """Learn the ceiling: from the file, or measured now, which takes a second and all of those threads."""
+        from unspool.ceilings import ceilings
 
-        self.ceiling = measure_bandwidth(threads, seconds=0.1, array_bytes=ARRAY_BYTES).bytes_per_second
+        self.ceiling = ceilings("cpu", threads).bandwidth
 
     def utilization(self) -> float | None:
         """Of the steps since the last look, 0 to 1; None: the ceiling is unknown.
