@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "eos", "constraint", "abort", "deadline", "repetition"]
 
 
-# There is one of each for every token of every stream, so these two are tuples: what is made soonest.
+# There is one of each for every token of every stream, so these two are NamedTuples: cheapest to construct.
 class Token(NamedTuple):
     """One generated token.
 
@@ -26,8 +25,8 @@ class Token(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 15)
-def plain_token(id: int) -> Token:
-    """A token of which nothing but its id is told: one object for all that are alike."""
+def bare_token(id: int) -> Token:
+    """A token with its id alone: one object for all that are equal."""
     return Token(id)
 
 
@@ -64,7 +63,39 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStats:
+    """What came of drafts: of one answer, or of all."""
+
+    steps: int = 0  # that had a draft
+    drafted: int = 0  # tokens
+    accepted: int = 0  # of those, the ones that the model chose itself
+    accepted_at: tuple[int, ...] = ()  # the same by their place in the draft
+    seconds_saved: float = 0.0  # by the measured costs: the steps that were not needed, less what drafting took
+
+    @property
+    def mean_accepted(self) -> float:
+        return self.accepted / self.steps if self.steps else 0.0
+
+    def plus(self, drafted: int, accepted: int, seconds_saved: float) -> DraftStats:
+        """With one more draft."""
+        places = range(max(accepted, len(self.accepted_at)))
+        padded = (*self.accepted_at, *[0] * accepted)
+        return DraftStats(
+            self.steps + 1,
+            self.drafted + drafted,
+            self.accepted + accepted,
+            tuple(padded[place] + (place < accepted) for place in places),
+            self.seconds_saved + seconds_saved,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "accepted_at": list(self.accepted_at), "mean_accepted": self.mean_accepted}
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
+    """One answer is whole. What was not asked for, or does not apply, is None or empty."""
+
     request: str
     choice: int
     reason: FinishReason
@@ -72,7 +103,10 @@ class Finished:
     timings: Timings
     stop: str | int | None = None  # the stop string or end token that matched
     seed: int | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)  # what an extension adds: beam score, speculation counts
+    prompt_logprobs: tuple[Token | None, ...] = ()  # of the prompt's tokens; choice 0 has them. None: the first token's
+    mean_logprob: float | None = None  # of the answer's tokens, where the best of several answers were asked for
+    beam_score: float | None = None  # of a beam search: summed logprobs over length to the power of length_penalty
+    speculation: DraftStats | None = None  # None: no draft was made
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unspool.chat.answers import Message, ToolCall
 from unspool.chat.call_parser import Part
-from unspool.events import Event, Finished, FinishReason, Text, Timings, Token, Usage
+from unspool.events import DraftStats, Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
 
 
@@ -27,7 +27,10 @@ class Completion:
     timings: Timings
     stop: str | int | None = None  # the stop string or end token that ended it
     seed: int | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    prompt_logprobs: tuple[Token | None, ...] = ()  # the first answer has them, if they were asked for
+    mean_logprob: float | None = None  # of its tokens, where the best of several answers were asked for
+    beam_score: float | None = None  # where it was searched for
+    speculation: DraftStats | None = None  # None: no draft was made for it
     message: Message | None = None  # the text as content and calls
 
     def __repr__(self) -> str:
@@ -59,6 +62,18 @@ class Completion:
         if any(token.logprob is None for token in self.tokens):
             return None
         return [token.logprob for token in self.tokens if token.logprob is not None]
+
+
+def figures(answer: Finished | Completion) -> dict[str, Any]:
+    """What is told of an answer only where it applies, by name."""
+    found: dict[str, Any] = {}
+    if answer.mean_logprob is not None:
+        found["mean_logprob"] = answer.mean_logprob
+    if answer.beam_score is not None:
+        found["beam_score"] = answer.beam_score
+    if answer.speculation is not None:
+        found["speculation"] = answer.speculation.as_dict()
+    return found
 
 
 @dataclass(frozen=True)
@@ -137,7 +152,7 @@ class Result:
     @property
     def prompt_logprobs(self) -> list[Token | None] | None:
         """For each prompt token its logprob given those before it; None for the first, which nothing predicts."""
-        return self.choices[0].details.get("prompt_logprobs")
+        return list(self.choices[0].prompt_logprobs) or None
 
 
 @dataclass(slots=True)
@@ -193,7 +208,10 @@ class Choice:
             timings=end.timings,
             stop=end.stop,
             seed=end.seed,
-            details=end.details,
+            prompt_logprobs=end.prompt_logprobs,
+            mean_logprob=end.mean_logprob,
+            beam_score=end.beam_score,
+            speculation=end.speculation,
             message=self.message,
         )
 

@@ -86,6 +86,6 @@ def test_who_needs_the_host(tiny) -> None:
         (SamplingParams(dry_multiplier=1.0), False),
     ):
         id = crowd.engine.add([1, 2], params)
-        branch = crowd.engine._groups[id].branches[0]
+        branch = crowd.engine.active.groups[id].branches[0]
         assert branch.on_device is expected, params
         crowd.engine.abort(id)

@@ -127,7 +127,8 @@ class World:
         assert plan.num_tokens <= self.scheduler.step_tokens
         assert bool(plan) == bool(self.live), "a step without work while requests are there: a livelock"
         chosen = self.memory.run(plan, {number: entry[1] for number, entry in self.live.items()})
-        self.scheduler.commit(plan, chosen)
+        for work in plan.works:
+            self.scheduler.commit(self.live[work.request][0], work, chosen.get(work.request, ()))
         self.scheduler.check()
         for number in chosen:
             request, seed, wanted = self.live[number]
@@ -185,7 +186,9 @@ def test_scored_prompts_share_a_limit_of_logits() -> None:
         assert max(wanted.values(), default=0) <= SCORED_TOKENS
         assert scored or any(work.request == 20 and len(work.tokens) == 150 for work in plan.works)
         scored += sum(wanted.values())
-        scheduler.commit(plan, {})
+        requests = {request.number: request for request in scheduler.running}
+        for work in plan.works:
+            scheduler.commit(requests[work.request], work, ())
         for request in [request for request in scheduler.running if not request.num_left]:
             scheduler.remove(request)
     assert scored == 39 * 150

@@ -57,7 +57,7 @@ def test_a_stop_inside_an_accepted_run(tiny) -> None:
     assert end.reason == "stop"
     assert end.stop == "AAAA"
     assert text == ""
-    assert fast_end.details["speculation"]["steps"] == 1, "one draft had the whole answer and more"
+    assert fast_end.speculation.steps == 1, "one draft had the whole answer and more"
     assert both(tiny, params, [65] * 20)[2].reason == "length"
 
 
@@ -66,7 +66,7 @@ def test_the_end_token_inside_a_draft(tiny) -> None:
     params = SamplingParams(max_tokens=30, temperature=0, logit_bias={end_id: 100}, min_tokens=5)
     _, _, end, fast_end = both(tiny, params, [end_id, 65, 66, 67])
     assert end.reason == "eos"
-    assert fast_end.details["speculation"]["accepted"] >= 4
+    assert fast_end.speculation.accepted >= 4
     assert fast_end.usage.completion_tokens == end.usage.completion_tokens
 
 

@@ -42,7 +42,7 @@ def test_beams_equal_transformers(smollm2) -> None:
             if isinstance(event, Text):
                 tokens[event.request, event.choice] = [token.id for token in event.tokens]
             elif isinstance(event, Finished):
-                scores[event.request, event.choice] = event.details["score"]
+                scores[event.request, event.choice] = event.beam_score
     engine.check()
     engine.scheduler.blocks.check()
     for id, case in ids.items():
@@ -82,7 +82,7 @@ def test_beams_survive_preemption_and_neighbours(tiny, kv_tokens) -> None:
         while engine.has_work:
             for event in engine.step():
                 if event.request == beam:
-                    found.append((event.choice, getattr(event, "tokens", None), getattr(event, "details", None)))
+                    found.append((event.choice, getattr(event, "tokens", None), getattr(event, "beam_score", None)))
             engine.check()
         engine.scheduler.blocks.check()
         return found

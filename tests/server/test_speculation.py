@@ -50,13 +50,13 @@ def test_metrics_and_answers_tell_what_came_of_drafts() -> None:
 def test_python_tells_the_same() -> None:
     llm = eager_llm()
     params = SamplingParams(max_tokens=LENGTH, temperature=0, logit_bias={65: 100})
-    told = llm.generate(PROMPT, params).choices[0].details["speculation"]
-    assert told == llm.engine.speculation.total.as_dict()
-    assert told["accepted"] + told["steps"] <= LENGTH
+    told = llm.generate(PROMPT, params).choices[0].speculation
+    assert told == llm.engine.speculation.total
+    assert told.accepted + told.steps <= LENGTH
     plain = llm.generate(
         PROMPT, SamplingParams(max_tokens=LENGTH, temperature=0, logit_bias={65: 100}, speculate="off")
     )
-    assert "speculation" not in plain.choices[0].details
+    assert plain.choices[0].speculation is None
 
 
 def test_an_unknown_drafter_is_refused_by_name() -> None:

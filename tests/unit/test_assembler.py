@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unspool.events import Token
-from unspool.text.assembler import Assembler
+from unspool.text.assembler import Assembler, Banned, MatchingAssembler, Stop, TextAssembler
 
 
 class PieceTokenizer:
@@ -25,15 +25,16 @@ class PieceTokenizer:
 
 
 def run(assembler: Assembler, count: int) -> tuple[str, list[int], str | None, list[str]]:
-    text, ids, pieces = "", [], []
+    text, ids, shown = "", [], []
     for id in range(count):
-        piece = assembler.push(Token(id))
-        text, ids = text + piece.text, ids + [token.id for token in piece.tokens]
-        pieces.append(piece.text)
-        if piece.stop is not None:
-            return text, ids, piece.stop, pieces
-    piece = assembler.flush()
-    return text + piece.text, ids + [token.id for token in piece.tokens], piece.stop, pieces
+        more, tokens, match = assembler.push(Token(id))
+        text, ids = text + more, ids + [token.id for token in tokens]
+        shown.append(more)
+        if isinstance(match, Stop):
+            return text, ids, match.text, shown
+    more, tokens, match = assembler.flush()
+    stop = match.text if isinstance(match, Stop) else None
+    return text + more, ids + [token.id for token in tokens], stop, shown
 
 
 texts = st.text(alphabet="ab→é😀", max_size=24)
@@ -51,7 +52,7 @@ def split_text(draw) -> list[bytes]:
 def test_text_is_cut_at_the_first_stop_and_tokens_with_it(pieces: list[bytes], stops: list[str]) -> None:
     whole = b"".join(pieces).decode()
     ends = [whole.index(stop) + len(stop) for stop in stops if stop in whole]
-    text, ids, matched, _ = run(Assembler(PieceTokenizer(pieces), stops=stops), len(pieces))
+    text, ids, matched, _ = run(MatchingAssembler(PieceTokenizer(pieces), stops=stops), len(pieces))
     if not ends:
         assert (text, ids, matched) == (whole, list(range(len(pieces))), None)
         return
@@ -70,36 +71,37 @@ def test_text_is_cut_at_the_first_stop_and_tokens_with_it(pieces: list[bytes], s
 @given(split_text())
 def test_every_token_goes_out_once_in_order(pieces: list[bytes]) -> None:
     whole = b"".join(pieces).decode()
-    text, ids, _, shown = run(Assembler(PieceTokenizer(pieces), stops=["never in there"]), len(pieces))
-    assert (text, ids) == (whole, list(range(len(pieces))))
-    assert all("\ufffd" not in part for part in shown), "half a character was shown"
+    tokenizer = PieceTokenizer(pieces)
+    for assembler in (TextAssembler(tokenizer), MatchingAssembler(tokenizer, stops=["never in there"])):
+        text, ids, _, shown = run(assembler, len(pieces))
+        assert (text, ids) == (whole, list(range(len(pieces))))
+        assert all("\ufffd" not in part for part in shown), "half a character was shown"
 
 
 @given(split_text(), st.text(alphabet="ab→", min_size=1, max_size=3))
 def test_a_banned_string_is_found_before_it_is_shown(pieces: list[bytes], banned: str) -> None:
     whole = b"".join(pieces).decode()
-    assembler = Assembler(PieceTokenizer(pieces), banned=[banned])
+    assembler = MatchingAssembler(PieceTokenizer(pieces), banned=[banned])
     text = ""
     for id in range(len(pieces)):
-        piece = assembler.push(Token(id))
-        if piece.banned is not None:
-            assert piece.banned_at <= id
+        more, _, match = assembler.push(Token(id))
+        if isinstance(match, Banned):
+            assert match.start <= id
             start = whole.index(banned)
             assert whole[:start].startswith(text)
-            before = b"".join(pieces[: piece.banned_at]).decode(errors="ignore")
+            before = b"".join(pieces[: match.start]).decode(errors="ignore")
             assert len(before) <= start, "going back must undo the banned string's first character"
             return
-        text += piece.text
+        text += more
     assert banned not in whole
 
 
 def test_a_rewind_shows_nothing_twice() -> None:
     tokenizer = PieceTokenizer([b"x", b"a", b"a", b"c", b"b"])
-    assembler = Assembler(tokenizer, banned=["ab", "aac"])
-    assert [assembler.push(Token(i)).text for i in (0, 1, 2)] == ["x", "", ""]
-    piece = assembler.push(Token(3))
-    assert (piece.banned, piece.banned_at) == ("aac", 1)
+    assembler = MatchingAssembler(tokenizer, banned=["ab", "aac"])
+    assert [assembler.push(Token(i))[0] for i in (0, 1, 2)] == ["x", "", ""]
+    assert assembler.push(Token(3)) == ("", (), Banned("aac", 1))
     assembler.rewind(1)
-    assert assembler.push(Token(4)).text == "b"
-    assert assembler.push(Token(1)).text == ""
-    assert assembler.flush().text == "a"
+    assert assembler.push(Token(4))[0] == "b"
+    assert assembler.push(Token(1))[0] == ""
+    assert assembler.flush()[0] == "a"

@@ -214,7 +214,7 @@ def test_given_output_is_continued_as_if_chosen(engine) -> None:
 
 def test_prompt_logprobs_are_those_of_the_model(engine) -> None:
     _, _, end = answer(engine, SamplingParams(max_tokens=0, prompt_logprobs=2), prompt=list(range(40, 110)))
-    scored = end.details["prompt_logprobs"]
+    scored = end.prompt_logprobs
     assert scored[0] is None
     assert [token.id for token in scored[1:]] == list(range(41, 110))
     # The same numbers, one position at a time, from what a draw would have been made of.

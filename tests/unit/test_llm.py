@@ -358,7 +358,7 @@ def test_a_drafter_of_ones_own(checkpoint: Checkpoint, llm: LLM) -> None:
         fix_length(fast.engine, 3)  # also where no draft pays
         result = fast.generate(PROMPT, params)
     assert bits(result) == bits(plain)
-    assert result.choices[0].details["speculation"]["accepted"] > 0
+    assert result.choices[0].speculation.accepted > 0
     assert own.forgotten == 1
 
 

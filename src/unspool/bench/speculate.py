@@ -141,14 +141,14 @@ def quietly(
     """Answers, their seconds, and how many cores others kept busy meanwhile: the least disturbed of up to three."""
     best: tuple[list[Any], float, float] | None = None
     for _ in range(3):
-        total = llm.engine.speculation.total
-        before, watch = (total.drafted, total.accepted), Watch()
+        before, watch = llm.engine.speculation.total, Watch()
         answers, seconds = answer(llm, prompts, name, args)
         others = watch.others()
         if best is None or others < best[2]:
             best = answers, seconds, others
-        counts[0] += total.drafted - before[0]
-        counts[1] += total.accepted - before[1]
+        total = llm.engine.speculation.total
+        counts[0] += total.drafted - before.drafted
+        counts[1] += total.accepted - before.accepted
         if others <= DISTURBED:
             break
     assert best is not None

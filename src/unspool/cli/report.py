@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.terminal import note, warn
+from unspool.results import figures
 
 if TYPE_CHECKING:
     from unspool.ceilings import Utilization
@@ -83,7 +84,7 @@ def _choice(llm: LLM, choice: Completion) -> dict[str, Any]:
     }
     if choice.logprobs is not None:
         out["logprobs"] = [_token(llm, token) for token in choice.tokens]
-    return out | {name: value for name, value in choice.details.items() if name != "prompt_logprobs"}
+    return out | figures(choice)
 
 
 def _token(llm: LLM, token: Token) -> dict[str, Any]:

@@ -6,14 +6,17 @@ A user's request has one branch, or n of them; the engine's group ties them toge
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from unspool.engine.outcome import Ending, Failure, Outcome, Rewind
 from unspool.engine.request import Request
-from unspool.events import FinishReason, Timings, Token, Usage, plain_token
+from unspool.events import Timings, Token, Usage
 from unspool.params import RepetitionDetector, ResolvedParams
-from unspool.text.assembler import Assembler, Piece, PlainAssembler
+from unspool.plan import Work
+from unspool.text.assembler import Assembler, Banned, Stop
 
 if TYPE_CHECKING:
+    from unspool.engine.output import StepOutput
     from unspool.sampling.pipeline import Sampler
 
 
@@ -46,115 +49,118 @@ class Clock:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    reason: FinishReason
-    stop: str | int | None = None
-
-
 @dataclass
 class Branch:
     request: Request
     choice: int
     params: ResolvedParams
     sampler: Sampler
-    assembler: Assembler | PlainAssembler | None  # None: token ids alone, for a model without a tokenizer
+    assembler: Assembler
     clock: Clock
     end_ids: frozenset[int]
     max_output: int  # tokens: what the request asks for and the context has room for
     speculate: str | None = None  # the drafter that guesses for it
     on_device: bool = False  # its tokens can be chosen by the device alone
-    draws_in_turn: bool = False  # each after the one before: penalties count it
+    draws_in_turn: bool = False  # each draw counts the one before it, so that a draft's cannot be made at once
     has_begun: bool = False  # is, or was, in the scheduler
     has_ended: bool = False
     output: list[int] = field(default_factory=list)
     num_given: int = 0  # tokens handed to whoever asked
     logprob_sum: float = 0.0  # of those
-    details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.last_ids = self.end_ids | set(self.params.stop_token_ids)
+        stop_ids = frozenset(self.params.stop_token_ids)
+        self._last_ids = self.end_ids | stop_ids
+        self._silent_ids = frozenset() if self.params.include_stop_str else stop_ids  # whose text is not shown
         # Logprobs are asked for, or answers are ranked by them.
-        self.is_told = self.params.logprobs is not None or self.params.best_of > self.params.n
-        # Nobody asks more of a token than its text, and nothing but a token's id can end it.
-        is_watched = (
-            self.sampler.constraint is not None or self.params.repetition_detector is not None or self.params.trace
-        )
-        looks_for = isinstance(self.assembler, Assembler)
-        self.is_plain = not (self.is_told or is_watched or looks_for or self.speculate is not None)
+        self.wants_logprobs = self.params.logprobs is not None or self.params.best_of > self.params.n
+        self._may_end_anywhere = self.sampler.constraint is not None or self.params.repetition_detector is not None
 
-    def advance(self, token: Token) -> tuple[Piece, Ending | None]:
-        """Take a chosen token in: the text that is now safe to show, and why the answer ends here, if it does.
+    def advance(self, output: StepOutput, work: Work, row: int, now: float) -> Outcome:
+        """Take in the tokens that a step chose, from this row on: one, and one more for each drafted token that equals
+        the one chosen before it."""
+        if self.max_output == 0:
+            return [], "", (), Ending("length")
+        num_samples, clock = work.num_samples, self.clock
+        clock.last_token = now
+        if clock.first_token is None:
+            clock.first_token = now
+        chosen: list[int] = []
+        text = ""
+        given: tuple[Token, ...] = ()
+        place = len(work.tokens) - num_samples + 1  # of the drafted token that the next choice is compared with
+        try:
+            token = output.token(self, row, work.start + place)
+            chosen.append(token.id)
+            text, given, then = self.take(token)
+            while then is None and place < len(work.tokens) and work.tokens[place] == token.id:
+                row, place = row + 1, place + 1
+                token = output.token(self, row, work.start + place)
+                chosen.append(token.id)
+                more, tokens, then = self.take(token)
+                text += more
+                given += tokens
+        except Exception as error:  # one request's failure is its own
+            return chosen, text, given, Failure(error)
+        return chosen, text, given, then
 
-        An end token wins over the length, for it is what the model meant; a stop string wins over both, for it cuts.
-        """
-        self.output.append(token.id)
-        is_stop_token = token.id in self.params.stop_token_ids
-        if self.assembler is None:
-            piece = Piece("", (token,))
-        else:
-            piece = self.assembler.push(token, show=not is_stop_token or self.params.include_stop_str)
-        if piece.banned is not None:
-            return piece, None
-        ending = None
-        if piece.stop is not None:
-            ending = Ending("stop", piece.stop)
-        elif is_stop_token:
-            ending = Ending("stop", token.id)
-        elif token.id in self.end_ids:
-            ending = Ending("eos", token.id)
-        elif self.sampler.constraint is not None and self.sampler.constraint.is_finished:
-            ending = Ending("constraint")  # nothing but an end could follow: the answer is whole, also at its length
-        elif len(self.output) >= self.max_output:
-            ending = Ending("length")
-        elif self.params.repetition_detector and is_repeating(self.output, self.params.repetition_detector):
-            ending = Ending("repetition")
-        if ending is not None and piece.stop is None:
-            piece, ending = self._flush(piece, ending)
-        self.give(piece)
-        return piece, ending
-
-    def advance_plainly(self, id: int) -> tuple[str, tuple[Token, ...]] | None:
-        """`advance` for most tokens of most answers: the text and the tokens that go out. None, and nothing happened,
-        where there is more to it."""
-        if not self.is_plain or id in self.last_ids or len(self.output) + 1 >= self.max_output:
-            return None
+    def take(self, token: Token) -> tuple[str, tuple[Token, ...], Ending | Rewind | None]:
+        """One more token: the text that is now safe to show, the tokens it completes, and what follows from it."""
+        id = token.id
+        self.sampler.accept(id)
         self.output.append(id)
-        token = plain_token(id)
-        if isinstance(self.assembler, PlainAssembler):
-            text, tokens = self.assembler.next(token)
-        else:
-            text, tokens = "", (token,)
+        is_last = id in self._last_ids
+        text, tokens, match = self.assembler.push(token, not is_last or id not in self._silent_ids)
+        then: Ending | Rewind | None = None
+        if is_last or match is not None or len(self.output) >= self.max_output or self._may_end_anywhere:
+            if isinstance(match, Banned):
+                return "", (), Rewind(match.start)
+            then = self._ending(id, match)
+            if then is not None and match is None:
+                more, rest, match = self.assembler.flush()
+                text, tokens = text + more, tokens + rest
+                if isinstance(match, Stop):
+                    then = Ending("stop", match.text)
         self.num_given += len(tokens)
+        if self.wants_logprobs:
+            self._add_logprobs(tokens)
+        return text, tokens, then
+
+    def _ending(self, id: int, match: Stop | None) -> Ending | None:
+        """Why the answer ends with this token, if it does. An end token wins over the length, for it is what the model
+        meant; a stop string wins over both, for it cuts."""
+        if match is not None:
+            return Ending("stop", match.text)
+        if id in self.params.stop_token_ids:
+            return Ending("stop", id)
+        if id in self.end_ids:
+            return Ending("eos", id)
+        if self.sampler.constraint is not None and self.sampler.constraint.is_finished:
+            return Ending("constraint")  # nothing but an end could follow: the answer is whole, also at its length
+        if len(self.output) >= self.max_output:
+            return Ending("length")
+        if self.params.repetition_detector and is_repeating(self.output, self.params.repetition_detector):
+            return Ending("repetition")
+        return None
+
+    def flush(self) -> tuple[str, tuple[Token, ...]]:
+        """The end from outside (an abort, a deadline): what is held goes out."""
+        text, tokens, _ = self.assembler.flush()
+        self.num_given += len(tokens)
+        self._add_logprobs(tokens)
         return text, tokens
 
-    def flush(self) -> Piece:
-        """The end from outside (an abort, a deadline): what is held goes out."""
-        piece, _ = self._flush(Piece(), Ending("abort"))
-        self.give(piece)
-        return piece
-
-    def _flush(self, piece: Piece, ending: Ending) -> tuple[Piece, Ending]:
-        if self.assembler is None:
-            return piece, ending
-        last = self.assembler.flush()
-        if last.stop is not None:
-            ending = Ending("stop", last.stop)
-        return Piece(piece.text + last.text, piece.tokens + last.tokens), ending
-
-    def give(self, piece: Piece) -> None:
-        self.num_given += len(piece.tokens)
-        for token in piece.tokens:
-            if token.logprob is not None:
-                self.logprob_sum += token.logprob
+    def _add_logprobs(self, tokens: tuple[Token, ...]) -> None:
+        self.logprob_sum += sum(token.logprob for token in tokens if token.logprob is not None)
 
     def rewind(self, num_output: int) -> None:
-        """Take back the output after its first `num_output` tokens, none of which was given."""
+        """Take back the output after its first `num_output` tokens, none of which was given, and choose another token
+        than the next one was."""
+        refused = self.output[num_output]
         del self.output[num_output:]
         self.sampler.rewind(num_output)
-        if self.assembler is not None:
-            assert isinstance(self.assembler, Assembler), "nothing is banned where nothing is looked for"
-            self.assembler.rewind(num_output)
+        self.assembler.rewind(num_output)
+        self.sampler.ban(refused)
 
     def usage(self) -> Usage:
         return Usage(self.request.num_prompt, self.num_given, self.request.num_cached)

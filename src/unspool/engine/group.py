@@ -62,10 +62,8 @@ class Group:
         """What goes out because of this event."""
         is_end = isinstance(event, Finished | Failed)
         self._num_ended += is_end
-        if isinstance(event, Finished) and event.choice == 0 and self.prompt_logprobs:
-            event.details["prompt_logprobs"] = self.prompt_logprobs  # type: ignore[index]
         if not self.is_ranked:
-            return (event,)
+            return (event if event.choice else self._with_prompt(event),)
         self._held.setdefault(event.choice, []).append(event)
         return self._ranked() if self.is_done else ()
 
@@ -78,13 +76,23 @@ class Group:
             return (not failed, -mean, branch.choice)
 
         best = sorted(self.branches, key=rank)[: self.params.n]
-        out = []
+        out: list[Event] = []
         for place, branch in enumerate(best):
             for event in self._held[branch.choice]:
-                if isinstance(event, Finished):
-                    event.details["mean_logprob"] = -rank(branch)[1]  # type: ignore[index]
-                out.append(event._replace(choice=place) if isinstance(event, Text) else replace(event, choice=place))
+                if isinstance(event, Text):
+                    out.append(event._replace(choice=place))
+                elif isinstance(event, Failed):
+                    out.append(replace(event, choice=place))
+                else:
+                    ranked = replace(event, choice=place, mean_logprob=-rank(branch)[1])
+                    out.append(self._with_prompt(ranked) if place == 0 else ranked)
         return out
+
+    def _with_prompt(self, event: Event) -> Event:
+        """The ending of choice 0 tells the prompt's logprobs too."""
+        if isinstance(event, Finished) and self.prompt_logprobs:
+            return replace(event, prompt_logprobs=tuple(self.prompt_logprobs))
+        return event
 
     def score(self, branch: Branch, work: Work, rows: HostRows) -> None:
         """Note the logprobs of the prompt tokens that these rows predict."""

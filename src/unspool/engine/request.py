@@ -38,7 +38,7 @@ class Request:
         self.num_cached = 0  # prompt tokens that the prefix cache gave, at admission
         self.num_preemptions = 0
         self.is_scored = False  # wants logits for every prompt token, so none may come from the prefix cache
-        self.is_paused = False  # holds its blocks, plans nothing: waits for its siblings
+        self.is_paused = False  # holds its blocks, plans nothing: waits for its siblings, or its last token is PENDING
 
     @property
     def num_left(self) -> int:

@@ -142,7 +142,7 @@ class CompletionWriter(Writer):
         number = self._prompt_of(choice)
         ids = self.run.job.prompts[number][0]
         first = self.run.choices[number * self.run.params[0].n].end
-        scored = first.details.get("prompt_logprobs") if first is not None else None
+        scored = first.prompt_logprobs if first is not None else ()
         return [token or Token(id) for id, token in zip(ids, scored or [None] * len(ids), strict=True)]
 
     def _more(self, choice: Choice) -> Body:

@@ -40,7 +40,7 @@ class Meter:
 
     def __init__(self, engine: Engine) -> None:
         self._runner: Runner = engine.runner
-        self.sees_all = engine.ahead is None
+        self.sees_all = not engine.runner.can_launch
         weights = engine.checkpoint.weights
         looked_up = 0 if engine.checkpoint.config.tied_embeddings else weights["token_embd.weight"].nbytes
         self.step_bytes = sum(weight.nbytes for weight in weights.values()) - looked_up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 from unspool.engine.driver import Driver
 from unspool.events import Finished, FinishReason
 from unspool.server.meter import Meter
+from unspool.speculate.estimates import MAX_DRAFT
 
 LABELS = ("model_name",)
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -154,22 +156,22 @@ class EngineCollector(Families):
         yield success
         if self._meter.sees_all:
             yield from self._steps()
-        tally = engine.speculation.total
-        yield self._counter("spec_decode_num_drafts", "Drafts verified.", tally.steps)
-        yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", tally.drafted)
-        yield self._counter("spec_decode_num_accepted_tokens", "Of those, chosen by the model itself.", tally.accepted)
+        drafts = engine.speculation.total
+        yield self._counter("spec_decode_num_drafts", "Drafts verified.", drafts.steps)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", drafts.drafted)
+        yield self._counter("spec_decode_num_accepted_tokens", "Of those, chosen by the model itself.", drafts.accepted)
         by_place = CounterMetricFamily(
             self._prefix + "spec_decode_num_accepted_tokens_per_pos",
             "The same by their place in the draft.",
             labels=["model_name", "position"],
         )
-        for place, count in enumerate(tally.accepted_at):
+        for place, count in zip_longest(range(MAX_DRAFT), drafts.accepted_at, fillvalue=0):
             by_place.add_metric([self._model, str(place)], count)
         yield by_place
-        mean = tally.accepted / tally.steps if tally.steps else 0.0
+        mean = drafts.mean_accepted
         yield self._gauge("spec_decode_mean_accepted_length", "Guesses of a draft that were chosen.", mean)
         text = "By the measured costs: plain steps that were not needed, less what drafts took."
-        yield self._gauge("spec_decode_saved_seconds", text, tally.seconds_saved)
+        yield self._gauge("spec_decode_saved_seconds", text, drafts.seconds_saved)
 
     def _steps(self) -> Iterator[Metric]:
         yield self._counter("engine_steps", "Steps computed.", self._meter.num_steps)

@@ -34,7 +34,7 @@ class ScoreWriter(WholeWriter):
     def _entry(self, choice: Choice) -> Body:
         assert choice.end is not None
         ids, _ = self.run.job.prompts[choice.index]
-        scored: list[Token | None] = choice.end.details.get("prompt_logprobs") or []
+        scored = choice.end.prompt_logprobs
         known = [token.logprob for token in scored if token is not None and token.logprob is not None]
         return {
             "object": "score",

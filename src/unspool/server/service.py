@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from unspool.chat.guard import texts_in
 from unspool.chat.model_chat import RenderedPrompt
 from unspool.chat.tools import Toolbox
-from unspool.engine.making import check_length
+from unspool.engine.building import check_length
 from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Finished
 from unspool.llm import LLM
 from unspool.params import Constraint
 from unspool.params.resolve import jsonable
+from unspool.results import figures
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.job import Job, Run
@@ -156,7 +157,7 @@ class Service:
                 "stop": end.stop,
                 "seed": end.seed,
                 **_timings(end),
-                **_details(end),
+                **({"details": jsonable(details)} if (details := figures(end)) else {}),
             }
             for index, end in enumerate(ends)
         ]
@@ -176,9 +177,3 @@ def _timings(end: Finished) -> dict[str, Any]:
     seconds = {name: getattr(t, name) for name in ("queue", "prefill", "decode", "total", "first_token")}
     rounded = {name: None if value is None else round(value, 6) for name, value in seconds.items()}
     return {"timings": {**rounded, "tokens_per_second": t.tokens_per_second}}
-
-
-def _details(end: Finished) -> dict[str, Any]:
-    """What extensions add: a beam's score, what speculation came to. Prompt logprobs have their own place."""
-    details = {name: jsonable(value) for name, value in end.details.items() if name != "prompt_logprobs"}
-    return {"details": details} if details else {}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unspool.drafter import BaseDrafter, Draft, DraftContext
 from unspool.errors import RequestError
+from unspool.events import DraftStats
 from unspool.plan import Plan
 from unspool.speculate.estimates import MAX_DRAFT
 from unspool.speculate.policy import DraftPolicy, Guess, measure
@@ -22,35 +23,6 @@ if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
     from unspool.params import ResolvedParams
     from unspool.speculate.protocols import Branch, Runner
-
-
-@dataclass
-class SpeculationStats:
-    """What came of drafts: of one request, or of all."""
-
-    steps: int = 0  # steps that had a draft
-    drafted: int = 0
-    accepted: int = 0
-    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT)  # by place in the draft
-    seconds_saved: float = 0.0  # by the measured costs: the plain steps that were not needed, less what drafting took
-
-    def add(self, drafted: int, accepted: int, saved: float) -> None:
-        self.steps += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        for place in range(min(accepted, MAX_DRAFT)):
-            self.accepted_at[place] += 1
-        self.seconds_saved += saved
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "accepted_at": self.accepted_at[: max((i + 1 for i, n in enumerate(self.accepted_at) if n), default=0)],
-            "mean_accepted": self.accepted / self.steps if self.steps else 0.0,
-            "seconds_saved": self.seconds_saved,
-        }
 
 
 class Speculation:
@@ -67,9 +39,8 @@ class Speculation:
         self.policy = DraftPolicy(partial(measure, runner, blocks, clock))
         if drafters:
             self.policy.costs = measure(runner, blocks, clock)  # before anything runs
-        self.total = SpeculationStats()
-        self.now = clock
-        self._tallies: dict[int, SpeculationStats] = {}
+        self.total = DraftStats()
+        self._stats: dict[int, DraftStats] = {}
         self._guesses: dict[int, Guess] = {}
 
     # Before a step --------------------------------------------------------------------------------------------------
@@ -147,12 +118,13 @@ class Speculation:
         assert drafter is not None
         accepted, saved = self.policy.learn(branch, drafter, guess, chosen)
         if guess.sent:
-            self._tallies.setdefault(branch.request.number, SpeculationStats()).add(guess.sent, accepted, saved)
-            self.total.add(guess.sent, accepted, saved)
+            number = branch.request.number
+            self._stats[number] = self._stats.get(number, DraftStats()).plus(guess.sent, accepted, saved)
+            self.total = self.total.plus(guess.sent, accepted, saved)
 
     def observe(self, plan: Plan, seconds: float, *, is_ahead: bool = False) -> None:
         """A step that only decoded: its rows and its time keep the costs true."""
-        if all(work.num_samples == len(work.tokens) for work in plan.works):
+        if self.drafters and all(work.num_samples == len(work.tokens) for work in plan.works):
             self.policy.observe(plan.num_tokens, seconds, is_ahead=is_ahead)
 
     # Requests -------------------------------------------------------------------------------------------------------
@@ -167,13 +139,13 @@ class Speculation:
             raise RequestError(f"speculate is {params.speculate!r}; this engine's drafters: {have}", "speculate")
         return params.speculate
 
-    def tally(self, branch: Branch) -> SpeculationStats | None:
-        return self._tallies.get(branch.request.number)
+    def stats_of(self, branch: Branch) -> DraftStats | None:
+        return self._stats.get(branch.request.number)
 
     def forget(self, branch: Branch) -> None:
         number = branch.request.number
         self.policy.forget(number)
         self._guesses.pop(number, None)
-        self._tallies.pop(number, None)
+        self._stats.pop(number, None)
         for drafter in self.drafters.values():
             drafter.forget(number)

@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unspool.cache.blocks import root_key
-from unspool.engine.ahead import on_device
 from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock
 from unspool.engine.group import Group, branch_seed
+from unspool.engine.outcome import Ending, Outcome
 from unspool.engine.request import Request
 from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Token
 from unspool.lazy import np
 from unspool.params import ResolvedParams, SamplingParams
 from unspool.sampling.beam import BeamSearch
-from unspool.text.assembler import Assembler, Piece, PlainAssembler
+from unspool.text.assembler import Assembler, MatchingAssembler, TextAssembler
 
 if TYPE_CHECKING:
-    from unspool.engine.engine import Engine
+    from unspool.config import EngineConfig
+    from unspool.engine.runner import Runner
+    from unspool.models.checkpoint import Checkpoint
+    from unspool.speculate.speculation import Speculation
+    from unspool.text.tokenizer import Tokenizer
 
 
 MAX_TABLES = 16  # of sequence breakers that are kept: requests choose them
@@ -36,17 +40,27 @@ def check_length(num_prompt: int, max_tokens: int | None, limit: int, field: str
         )
 
 
-class Maker:
-    """Makes an engine's groups; they enter its scheduler elsewhere."""
+class GroupBuilder:
+    """Checks what a request asks for and builds its group."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._tokenizer, self._vocab_size = engine.tokenizer, engine.checkpoint.config.vocab_size
-        self._fingerprint = engine.checkpoint.fingerprint
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        runner: Runner,
+        speculation: Speculation,
+        tokenizer: Tokenizer | None,
+        context_length: int,
+        end_ids: frozenset[int],
+    ) -> None:
+        self._runner, self._speculation, self._tokenizer = runner, speculation, tokenizer
+        self._fingerprint, self._vocab_size = checkpoint.fingerprint, checkpoint.config.vocab_size
+        self._model_context, self._context_length = checkpoint.config.context_length, context_length
+        self._drafter, self._end_ids = config.speculate, end_ids
         self._breaker_tables: dict[tuple[str, ...], np.ndarray] = {}
         self.next_number = 0
 
-    def group(self, id: str, prompt: tuple[int, ...], params: ResolvedParams, arrived: float, is_chat: bool) -> Group:
+    def build(self, id: str, prompt: tuple[int, ...], params: ResolvedParams, arrived: float, is_chat: bool) -> Group:
         kind = Group if params.beam is None else BeamGroup
         group = kind(id, prompt, params, arrived=arrived, matcher=self._compile(params), is_chat=is_chat)
         for choice in range(params.best_of if params.beam is None else 1):
@@ -56,21 +70,21 @@ class Maker:
         return group
 
     def check(self, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> None:
-        vocab_size, engine = self._vocab_size, self._engine
+        vocab_size, limit = self._vocab_size, self._context_length
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")
         for name, tokens in (("prompt", prompt), ("output", output)):
             for token in tokens:
                 if not 0 <= token < vocab_size:
                     raise RequestError(f"the {name} has token {token}; the vocabulary has {vocab_size:,}", name)
-        if len(prompt) + len(output) >= engine.context_length:
-            limit = f"This model's maximum context length is {engine.context_length} tokens"
-            if engine.context_length < engine.checkpoint.config.context_length:
-                limit += f" here (kv_tokens; {engine.checkpoint.config.context_length} in the model itself)"
+        if len(prompt) + len(output) >= limit:
+            told = f"This model's maximum context length is {limit} tokens"
+            if limit < self._model_context:
+                told += f" here (kv_tokens; {self._model_context} in the model itself)"
             size = f"it has {len(prompt)} tokens"
-            raise ContextLengthError(f"the prompt is too long: {size}. {limit}, at least one of them for the answer")
-        check_length(len(prompt), params.max_tokens, engine.context_length)
-        check_length(len(prompt), params.min_tokens, engine.context_length, "min_tokens")
+            raise ContextLengthError(f"the prompt is too long: {size}. {told}, at least one of them for the answer")
+        check_length(len(prompt), params.max_tokens, limit)
+        check_length(len(prompt), params.min_tokens, limit, "min_tokens")
 
     def _compile(self, params: ResolvedParams) -> Any:
         """What limits an answer's tokens: its constraint, and the budget of the thinking before it."""
@@ -105,53 +119,71 @@ class Maker:
     def _add_branch(self, group: Group, choice: int) -> None:
         from unspool.sampling.pipeline import Sampler, draws_in_turn
 
-        engine, params, prompt = self._engine, group.params, group.prompt
-        root = root_key(self._fingerprint, engine.runner.kv.layout, params.cache_salt or "")
-        request = Request(self.next_number, prompt, priority=params.priority, root=root)
-        self.next_number += 1
-        request.arrival = group.branches[0].request.arrival if group.branches else request.number
-        end_ids: frozenset[int] = frozenset() if params.ignore_eos else engine.end_ids
+        params, prompt = group.params, group.prompt
         sampler = Sampler(
             params,
             prompt_ids=prompt,
             vocab_size=self._vocab_size,
-            end_ids=engine.end_ids,
+            end_ids=self._end_ids,
             seed=branch_seed(params.seed, choice),
             constraint=None if group.matcher is None else group.matcher.fork(),
             dry_breakers=self._dry_breakers(params),
         )
-        room = engine.context_length - len(prompt)
+        max_output = self._context_length - len(prompt) if params.max_tokens is None else params.max_tokens
         branch = Branch(
-            request=request,
+            request=self._request(group, len(prompt) + max_output),
             choice=choice,
             params=params,
             sampler=sampler,
             assembler=self._make_assembler(group),
-            clock=Clock(group.arrived),
-            end_ids=end_ids,
-            max_output=room if params.max_tokens is None else params.max_tokens,
-            speculate=engine.speculation.choose(params, engine.config.speculate),
+            clock=group.clock if isinstance(group, BeamGroup) else Clock(group.arrived),
+            end_ids=frozenset() if params.ignore_eos else self._end_ids,
+            max_output=max_output,
+            speculate=self._speculation.choose(params, self._drafter),
+            on_device=self._fits_device(params, max_output),
+            draws_in_turn=draws_in_turn(params),
         )
-        request.limit = len(prompt) + branch.max_output
-        branch.on_device, branch.draws_in_turn = on_device(engine.runner, branch), draws_in_turn(params)
         group.branches.append(branch)
 
-    def _make_assembler(self, group: Group) -> Assembler | PlainAssembler | None:
+    def _request(self, group: Group, limit: int) -> Request:
         params = group.params
-        if self._tokenizer is not None:
-            if not params.stop and not params.bad_words:
-                return PlainAssembler(self._tokenizer, group.continued_ids)
-            return Assembler(
-                self._tokenizer,
-                group.continued_ids,
-                stops=params.stop,
-                include_stop=params.include_stop_str,
-                banned=params.bad_words,
-            )
-        for name in ("stop", "bad_words"):
-            if getattr(params, name):
-                raise RequestError(f"{name} needs a tokenizer; this model was loaded without one", name)
-        return None
+        root = root_key(self._fingerprint, self._runner.kv.layout, params.cache_salt or "")
+        request = Request(self.next_number, group.prompt, priority=params.priority, root=root)
+        self.next_number += 1
+        request.arrival = group.branches[0].request.arrival if group.branches else request.number
+        request.limit = limit
+        request.is_scored = params.prompt_logprobs is not None and not group.branches
+        return request
+
+    def _fits_device(self, params: ResolvedParams, max_output: int) -> bool:
+        """Whether the tokens of such a request can be chosen by the device alone."""
+        return (
+            params.beam is None
+            and params.constraint is None
+            and params.thinking_budget is None
+            and not params.bad_words
+            and params.prompt_logprobs is None
+            and not params.trace
+            and max_output > 0
+            and self._runner.can_draw(params)
+        )
+
+    def _make_assembler(self, group: Group) -> Assembler:
+        params = group.params
+        if self._tokenizer is None:
+            for name, strings in (("stop", params.stop), ("bad_words", params.bad_words)):
+                if strings:
+                    raise RequestError(f"{name} needs a tokenizer; this model was loaded without one", name)
+            return Assembler()
+        if not params.stop and not params.bad_words:
+            return TextAssembler(self._tokenizer, group.continued_ids)
+        return MatchingAssembler(
+            self._tokenizer,
+            group.continued_ids,
+            stops=params.stop,
+            include_stop=params.include_stop_str,
+            banned=params.bad_words,
+        )
 
     def _prepare_search(self, group: BeamGroup) -> None:
         params, leader = group.params, group.branches[0]
@@ -183,18 +215,17 @@ class Maker:
         return request
 
 
-def force(group: Group, output: Sequence[int]) -> list[tuple[Branch, Piece]]:
-    """Begin every branch of a group with the same tokens; the text that this gives."""
+def seed_output(group: Group, output: Sequence[int]) -> list[tuple[Branch, Outcome]]:
+    """Begin every branch of a group with the same tokens, as if they had been chosen; the text that this gives."""
     if isinstance(group, BeamGroup):
         raise RequestError("a beam search chooses its tokens from the first on; output cannot be given", "output")
-    pieces = []
+    pieces: list[tuple[Branch, Outcome]] = []
     for branch in group.branches:
         branch.request.tokens.extend(output)
         for token in output:
-            branch.sampler.accept(token)
-            piece, ending = branch.advance(Token(token))
-            if ending is not None or piece.banned is not None:
-                why = ending.reason if ending is not None else f"banned string {piece.banned!r}"
+            text, tokens, then = branch.take(Token(token))
+            if then is not None:
+                why = then.reason if isinstance(then, Ending) else "a banned string"
                 raise RequestError(f"the given output ends the answer already ({why})", "output")
-            pieces.append((branch, piece))
+            pieces.append((branch, ([], text, tokens, None)))
     return pieces

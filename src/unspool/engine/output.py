@@ -1,0 +1,66 @@
+"""What a step computed, for whoever takes the tokens: chosen by the host from rows of logits, or by the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from unspool.errors import SamplingError
+from unspool.events import Token, bare_token
+from unspool.sampling.pipeline import why_none
+
+if TYPE_CHECKING:
+    from unspool.engine.branch import Branch
+    from unspool.ops import HostRows, Launched
+
+
+class StepOutput(Protocol):
+    def wait(self) -> None:
+        """Return when the step is computed; raises what went wrong on the device."""
+
+    def token(self, branch: Branch, row: int, position: int) -> Token:
+        """The token that a row of logits gives, with what was asked to be told of it. Of a draft's rows each is asked
+        for after the branch has accepted the token before."""
+
+    def rows(self, start: int, count: int) -> HostRows:
+        """Rows of logits, for work that does not choose by a sampler."""
+
+
+class HostOutput:
+    """Rows of logits in the host's memory."""
+
+    def __init__(self, rows: HostRows) -> None:
+        self._rows = rows
+
+    def wait(self) -> None:
+        """The rows were waited for."""
+
+    def token(self, branch: Branch, row: int, position: int) -> Token:
+        choice = branch.sampler.choose(self._rows[row], position)
+        if branch.wants_logprobs:
+            return Token(choice.token, choice.logprob, choice.top, choice.trace, choice.rank)
+        return bare_token(choice.token) if choice.trace is None else Token(choice.token, None, choice.top, choice.trace)
+
+    def rows(self, start: int, count: int) -> HostRows:
+        return self._rows[start : start + count]
+
+
+class DeviceOutput:
+    """Tokens that the device chose, or will have chosen."""
+
+    def __init__(self, launched: Launched) -> None:
+        self._launched = launched
+
+    def wait(self) -> None:
+        self._tokens = self._launched.tokens()
+
+    def token(self, branch: Branch, row: int, position: int) -> Token:
+        id = self._tokens[row]
+        if id < 0:
+            raise SamplingError(why_none(id, position))
+        if not branch.wants_logprobs:
+            return bare_token(id)
+        logprob, top, rank = self._launched.logprobs(row, branch.params.logprobs or 0)
+        return Token(id, logprob, top, rank=rank)
+
+    def rows(self, start: int, count: int) -> HostRows:
+        raise AssertionError("a request that needs logits on the host was launched on the device")
