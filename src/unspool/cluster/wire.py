@@ -127,7 +127,7 @@ def _value(plain: Any) -> Any:
         return plain
     kind = plain.pop(KIND)
     if kind == "t":
-        return events.plain_token(plain["i"])
+        return events.bare_token(plain["i"])
     if kind == "map":
         return {_value(key): _value(each) for key, each in plain["items"]}
     if kind == "list":
@@ -148,7 +148,7 @@ def _kinds() -> Mapping[str, type]:
         known = (
             WireRequest, Accepted, Refused, Events, Status, Receipt,
             SamplingParams, Constraint, BeamParams, RepetitionDetector,
-            Token, Text, Failed, events.Finished, events.Usage, events.Timings,
+            Token, Text, Failed, events.Finished, events.DraftStats, events.Usage, events.Timings,
             trace.StepTrace, trace.StageTrace, trace.TokenEffect, trace.Candidate,
         )  # fmt: skip
         _KINDS.update({each.__name__: each for each in known})
