@@ -2,6 +2,7 @@
 
     compile_for_card.py '[["tiny-wide", "bf16"], …]'   the kernels of models of random weights
     compile_for_card.py '"layers"'                     every variant of a kernel that the interpreter's tests use
+    compile_for_card.py '"experts"'                    experts of every kind of weights
 
 Under the interpreter a kernel is Python, which forgives what a compiler does not: a name that changes its shape, a type
 that does not fit, more shared memory than there is.
@@ -18,6 +19,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
@@ -31,15 +33,24 @@ from unspool.models.random import SHAPES, random_checkpoint, shared_checkpoint
 from unspool.models.registry import build
 from unspool.models.shapes import EVERY_FAMILY, TINY
 from unspool.models.tensors import TensorReader
+from unspool.ops import ExpertWeights
 from unspool.ops.cuda import attention, launch, lower, project, runner, sampler
 from unspool.ops.cuda.body import CudaOps
+from unspool.ops.cuda.device_experts import make_experts
+from unspool.ops.cuda.experts import expert_kernel
+from unspool.ops.cuda.layout import Value
 from unspool.ops.cuda.linear import linear_kernel, linear_many_kernel
+from unspool.ops.cuda.lower_experts import ExpertLowering
 from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.sampler import SamplingRoom, results_room
+from unspool.ops.graph import Embed, Moe
+from unspool.ops.routing import Routing
+from unspool.weights.weight import encode_weight
 
+CPU = torch.device("cpu")
 SHARED_MEMORY = 232_448  # bytes that a program may have on Hopper
 LARGE = (
-    linear_kernel, linear_many_kernel, quantized_kernel,
+    linear_kernel, linear_many_kernel, quantized_kernel, expert_kernel,
     attention.decode_attention_kernel, attention.prompt_attention_kernel,
 )  # fmt: skip
 PROMPT: list[Any] = [("body", 300, 16, None), ("tail", 300, 16, None)]
@@ -94,6 +105,42 @@ def laid_out(ops: CudaOps, model: Any, parts: list[Any], block_size: int) -> lis
     return [each for part in parts for each in step._layout(*part)[0].launches]
 
 
+def expert_launches() -> Iterator[tuple[str, Any]]:
+    """A layer of experts by itself, of every kind of planes, for one row, some, and so many that they are sorted."""
+    rng, count, size = np.random.default_rng(0), 8, 256
+    routing = Routing(count, 2, "sigmoid", choice_bias=torch.zeros(count), num_groups=4, num_used_groups=2)
+    source: Any = Embed(None, 1.0)  # type: ignore[arg-type]
+    nothing = dict.fromkeys(("scaled", "next_weight", "next_parts"))
+    for format, activation in (("bf16", "silu"), ("fp8", "silu"), ("q4_k", "gelu_tanh"), ("mxfp4", "clamped_swiglu"),
+                               ("q3_k", "silu"), ("q2_k", "silu"), ("q5_1", "silu")):  # fmt: skip
+        part = encode_weight("w", rng.standard_normal((size, size)).astype(np.float32), format)
+        gate_up, down = make_experts([[part, part]] * count, CPU), make_experts([[part]] * count, CPU)
+        bias = None if activation == "silu" else torch.zeros(count * 2 * size)
+        node = Moe(source, source, routing, ExpertWeights(gate_up, down, activation, bias, None), source)
+        for rows in (1, 24, 64, 300):
+            low = OneNode(rows)
+            x = Value(torch.zeros((max(rows, 16), size), dtype=torch.bfloat16), torch.zeros(4, rows), 1e-6)
+            stream = torch.zeros(rows, size)
+            ExpertLowering(low, node).launch(x, torch.zeros(rows, count), stream, stream, nothing)
+            yield from ((f"experts {format} {rows}", each) for each in low.launches)
+
+
+class OneNode:
+    """What `ExpertLowering` needs of a `Lowering`."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.arena, self.launches = rows, launch.Arena(CPU), list[Any]()
+
+    def add(self, one: Any) -> None:
+        self.launches.append(one)
+
+    def release(self, *tensors: Any) -> None:
+        pass
+
+    def row_slots(self) -> torch.Tensor:
+        return torch.zeros(self.rows, dtype=torch.int32)
+
+
 def variants() -> Iterator[tuple[str, Any]]:
     """The launches of every model that the interpreter's tests run, and the model's name."""
     for name in (*MODELS, *WHOLE):  # of tests/ops/test_layers.py
@@ -104,8 +151,6 @@ def variants() -> Iterator[tuple[str, Any]]:
     cases = [(shape, "bf16") for shape in EVERY_FAMILY] + [("tiny-wide", format) for format in ("q3_k", "q5_1")]
     for shape, format in cases:
         checkpoint, ops = random_checkpoint(SHAPES[shape], format=format), card_ops()
-        if any("_exps" in name for name in checkpoint.weights):
-            continue  # refused by name
         decoder = build(checkpoint.config, checkpoint.weights, ops)
         yield from ((shape, each) for each in laid_out(ops, decoder, [("all", 2, 2, None), *PROMPT], block_size=16))
 
@@ -114,7 +159,7 @@ class FrontEndDone(Exception):
     """The compiler has read a kernel and is about to make machine code of it."""
 
 
-def compile_variants() -> None:
+def compile_variants(launches: Iterator[tuple[str, Any]], read_only: tuple[Any, ...]) -> None:
     """Small kernels are compiled to the end. Large ones take seconds each, and other cases compile them to the end:
     here the compiler only reads every variant of theirs, and checks names, shapes and types."""
     make_code = CUDABackend.__dict__["make_ttgir"]
@@ -124,16 +169,18 @@ def compile_variants() -> None:
         raise FrontEndDone
 
     seen: set[str] = set()
-    for name, each in variants():
+    for name, each in launches:
         arguments = {key: described(value) for key, value in {**each.arguments, **each.options}.items()}
         variant = f"{each.kernel.fn.__name__}{arguments}"
         if variant in seen:
             continue
         seen.add(variant)
-        CUDABackend.make_ttgir = stop if each.kernel in LARGE else make_code
+        CUDABackend.make_ttgir = stop if each.kernel in read_only else make_code
         try:
             compiled = each.kernel.warmup(grid=each.grid, **each.arguments, **each.options)
             assert compiled.metadata.shared <= SHARED_MEMORY, f"{each.label} asks for {compiled.metadata.shared} bytes"
+            if each.kernel is expert_kernel and each.args["T"] == 16 and each.args["FORMAT"] != "bf16":
+                check_neighbours(each.label, compiled.asm["ttgir"])
         except FrontEndDone:
             pass
         except Exception as error:
@@ -148,6 +195,11 @@ def described(value: Any) -> Any:
     if isinstance(value, TensorDescriptor):
         return str(value.base.dtype), tuple(value.block_shape)
     return (value == 1, value % 16 == 0) if type(value) is int and value > 1 << 12 else value
+
+
+def check_neighbours(label: str, text: str) -> None:
+    widths = set(re.findall(r"kWidth = (\d)", text))
+    assert widths == {"4"}, f"{label}: a thread's neighbours in a product are {widths}, not 4"
 
 
 def held_once(text: str) -> bool:
@@ -178,8 +230,7 @@ def main(cases: list[list[str]]) -> None:
                 products, waits = (compiled.asm["sass"].count(name) for name in ("HGMMA", "WARPGROUP.DEPBAR"))
                 assert waits < products, f"{each.label}: {waits} waits for {products} products"
             if each.kernel is quantized_kernel and each.args["NEAR"]:  # or the order is not what decode.py says
-                widths = set(re.findall(r"kWidth = (\d)", compiled.asm["ttgir"]))
-                assert widths == {"4"}, f"{each.label}: a thread's neighbours in a product are {widths}, not 4"
+                check_neighbours(each.label, compiled.asm["ttgir"])
             if each.label == "attention":  # whoever merges waits for others: all programs must have room
                 fit = SHARED_ALL // (compiled.metadata.shared + 1024)
                 assert each.grid[0] <= 132 * fit, f"{fit} programs a multiprocessor, not {each.grid[0] / 132:g}"
@@ -192,4 +243,9 @@ def main(cases: list[list[str]]) -> None:
 if __name__ == "__main__":
     pretend()
     asked = json.loads(sys.argv[1])
-    compile_variants() if asked == "layers" else main(asked)
+    if asked == "layers":
+        compile_variants(variants(), LARGE)
+    elif asked == "experts":
+        compile_variants(expert_launches(), ())
+    else:
+        main(asked)

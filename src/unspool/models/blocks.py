@@ -78,9 +78,8 @@ class Mixer(Protocol):
 class FeedForward(Protocol):
     """The part of a layer that looks at one position alone."""
 
-    @property
-    def width(self) -> int:
-        """The most values that it computes for a row at once, for memory plans."""
+    def row_width(self, hidden: int) -> int:
+        """The most values that it computes for a row at once, for memory plans, where a row has `hidden`."""
 
     def bind(self, place: Place) -> FeedForwardFunction: ...
 

@@ -48,6 +48,9 @@ class Glu:
     fused: bool = False  # one tensor, ffn_up, has the gate and then the up projection
     suffix: str = ""  # of the tensors' names: "_shexp" for a shared expert
 
+    def row_width(self, hidden: int) -> int:
+        return self.width
+
     def bind(self, place: Place) -> FeedForwardFunction:
         ops, hidden, width, scale = place.ops, place.hidden, self.width, place.residual_scale
         gate, up, down_name = (f"ffn_{name}{self.suffix}" for name in ("gate", "up", "down"))
@@ -71,6 +74,9 @@ class Mlp:
     width: int
     activation: Activation = "gelu"
     bias: bool = False
+
+    def row_width(self, hidden: int) -> int:
+        return self.width
 
     def bind(self, place: Place) -> FeedForwardFunction:
         ops, hidden, width, scale = place.ops, place.hidden, self.width, place.residual_scale
@@ -157,5 +163,7 @@ class Architecture:
     @property
     def widths(self) -> Widths:
         mixer = max(layer.mixer.width for layer in self.layers)
-        feed_forward = max((layer.ffn.width for layer in self.layers if layer.ffn is not None), default=0)
+        feed_forward = max(
+            (layer.ffn.row_width(self.hidden_size) for layer in self.layers if layer.ffn is not None), default=0
+        )
         return Widths(self.hidden_size, mixer, feed_forward, self.vocab_size)

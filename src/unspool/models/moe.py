@@ -26,6 +26,10 @@ class Moe:
     shared_width: int = 0  # of the expert that every row uses; 0: there is none
     shared_gate: bool = False  # the shared expert counts sigmoid(gate · x)
 
+    def row_width(self, hidden: int) -> int:
+        """What the experts of a row read and write."""
+        return max(self.routing.num_used * (self.width + hidden), self.shared_width)
+
     def bind(self, place: Place) -> FeedForwardFunction:
         ops, count = place.ops, self.routing.num_experts
         router = place.matrix(("ffn_gate_inp", count, place.hidden))

@@ -33,6 +33,11 @@ class Routing:
     expert_scale: Any = None
 
 
+def expected_experts(routing: Routing, rows: float) -> float:
+    """How many different experts so many rows use together, if each chooses by chance."""
+    return routing.num_experts * (1 - (1 - routing.num_used / routing.num_experts) ** rows)
+
+
 def choose_experts(logits: np.ndarray, routing: Routing) -> tuple[np.ndarray, np.ndarray]:
     """For rows of logits [row, expert]: the experts that each row uses, best first, and their weights, float32."""
     logits = logits.astype(np.float32)

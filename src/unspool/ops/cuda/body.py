@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from unspool.errors import BackendError
 from unspool.ops import Batch, KVCache
 from unspool.ops.cuda import memory
 from unspool.ops.cuda.body_kv import CudaKV
+from unspool.ops.cuda.device_experts import DeviceExperts, make_experts
 from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.layout import norms_after_takes
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
@@ -42,18 +44,13 @@ class CudaOps(RecordingOps):
         free, total = torch.cuda.mem_get_info()
         return torch.cuda.get_device_name(), free, total
 
-    def experts(self, parts: Sequence[Sequence[Weight]]) -> Any:
-        raise BackendError(f"{parts[0][0].name}: mixtures of experts run on the CPU alone so far; use device='cpu'")
+    def experts(self, parts: Sequence[Sequence[Weight]]) -> DeviceExperts:
+        with _told_when_full(parts[0][0].name):
+            return make_experts(parts, self.device)
 
     def matrix(self, parts: Sequence[Weight]) -> DeviceMatrix:
-        try:
+        with _told_when_full(parts[0].name):
             return make_matrix(parts, self.device)
-        except torch.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info()
-            raise BackendError(
-                f"the GPU's memory is full at {parts[0].name}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free; "
-                "`unspool plan --device cuda` tells what a model needs"
-            ) from error
 
     def vector(self, parts: Sequence[Weight]) -> torch.Tensor:
         return make_vector(parts, self.device)
@@ -76,6 +73,19 @@ class CudaOps(RecordingOps):
         assert isinstance(kv, CudaKV)
         graph = norms_after_takes(only_wanted_rows(record(forward, kv)))
         return CudaStep(graph, kv, self.device)
+
+
+@contextmanager
+def _told_when_full(name: str) -> Iterator[None]:
+    """A full card is told with the weight that had no room."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise BackendError(
+            f"the GPU's memory is full at {name}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free; "
+            "`unspool plan --device cuda` tells what a model needs"
+        ) from error
 
 
 def check_device() -> None:

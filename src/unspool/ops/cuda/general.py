@@ -18,7 +18,7 @@ from unspool.ops.cuda.exact import (
     sum_of_squares,
     wait_for_previous,
 )
-from unspool.ops.cuda.finish import activate, tanh
+from unspool.ops.cuda.finish import activate, sigmoid, tanh
 from unspool.ops.cuda.plane_layout import decode_row
 
 SIZE = tl.constexpr(64)  # values that are summed together
@@ -116,6 +116,19 @@ def join_kernel(
         y = value * activate(by, ACTIVATION)
     else:
         y = value * by
+    tl.store(out + row * size + column, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scale_rows_kernel(x, logit, residual, out, size: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
+    """residual + sigmoid(logit) · x, with one logit a row"""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, column = columns_of(size, B)
+    inside = column < size
+    y = tl.load(x + row * size + column, mask=inside, other=0.0).to(tl.float32) * sigmoid(tl.load(logit + row))
+    if residual is not None:
+        y = tl.load(residual + row * size + column, mask=inside, other=0.0) + y
     tl.store(out + row * size + column, y.to(out.dtype.element_ty), mask=inside)
 
 

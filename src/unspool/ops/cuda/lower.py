@@ -21,6 +21,7 @@ from unspool.ops.cuda.geometry import Rotations, depth_of, heads_of, is_fusable,
 from unspool.ops.cuda.launch import Arena, Launch, descriptor, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.layout import Shared, Value, body_first
 from unspool.ops.cuda.linear import squares_kernel
+from unspool.ops.cuda.lower_experts import ExpertLowering
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.orders import gated_order, heads_order, rope_of
 from unspool.ops.cuda.project import FEW, Projection, columns_left
@@ -34,10 +35,12 @@ from unspool.ops.graph import (
     LayerNorm,
     Linear,
     Logits,
+    Moe,
     Multiply,
     Node,
     Norm,
     Product,
+    ScaleRows,
     Take,
 )
 
@@ -107,8 +110,8 @@ class Lowering:
         return value
 
     def _feeds_products(self, node: Node) -> bool:
-        """Whether nothing but linear layers reads this: then they are given bf16."""
-        return all(isinstance(reader, Product) and reader.x is node for reader in self._readers[node])
+        """Whether nothing but linear layers and experts reads this: then they are given bf16."""
+        return all(isinstance(reader, Product | Moe) and reader.x is node for reader in self._readers[node])
 
     def _rows(self, node: Node) -> Tensor:
         """Where a node's float32 rows go."""
@@ -132,7 +135,19 @@ class Lowering:
         return nothing | changes | {"x": x, "out": out}
 
     def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
-        self._launches.append(Launch(kernel, grid, args, **options))
+        self.add(Launch(kernel, grid, args, **options))
+
+    # For nodes that are lowered elsewhere ----------------------------------------------------------------------------
+    def add(self, launch: Launch) -> None:
+        self._launches.append(launch)
+
+    def release(self, *tensors: Tensor) -> None:
+        """After this node, their memory is free again."""
+        self._released += tensors
+
+    def row_slots(self) -> Tensor | None:
+        """Where rows' keys go; -1: a row that only fills up the step. None: of the rows taken for the tail."""
+        return self._at["slots"] if self._launches is self.body else None
 
     # One node --------------------------------------------------------------------------------------------------------
     def _lower(self, node: Node) -> None:
@@ -157,6 +172,10 @@ class Lowering:
                 self._multiply(node)
             case Arrange():
                 self._arrange(node)
+            case Moe():
+                self._experts(node)
+            case ScaleRows():
+                self._scale_rows(node)
             case Logits():
                 self._logits(node)
             case _:
@@ -249,6 +268,19 @@ class Lowering:
         args |= {"table": self.shared.parts_of(node), "X_SIZE": node.x.width, "OUT_SIZE": node.width}
         depth = max(next_power(max(part.width for part in node.parts)), GROUP)
         self._add(general.arrange_kernel, (self.rows, len(node.parts)), args | {"D": depth}, label="arrange")
+
+    def _experts(self, node: Moe) -> None:
+        x, scores = self._use_half(node.x), self._use(node.scores).data
+        residual = None if node.residual is None else self._values[node.residual].data
+        out = self._stream(node, node.width)
+        ExpertLowering(self, node).launch(x, scores, residual, out, self._stream_args(node, node.width))
+        if node.residual is not None:
+            self._use(node.residual)
+
+    def _scale_rows(self, node: ScaleRows) -> None:
+        residual = None if node.residual is None else self._use(node.residual).data
+        args = {"x": self._use(node.x).data, "logit": self._use(node.logit).data, "residual": residual}
+        self._by_columns(general.scale_rows_kernel, node.width, args | {"out": self._result(node)}, label="scale-rows")
 
     def _logits(self, node: Logits) -> None:
         out, is_scaled = self.arena.take(self.logits, node.width, F32), node.scale != 1

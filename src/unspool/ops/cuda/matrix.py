@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Formats that the matrix unit reads as bf16; what was wider is rounded when it is loaded.
 PLAIN = ("bf16", "f16", "f32")
+LEAST_ROWS = 128  # of bf16 in memory: the copy engine's tile is never larger than what it is cut from
 
 
 @dataclass
@@ -56,6 +57,9 @@ def make_matrix(parts: Sequence[Weight], device: torch.device) -> DeviceMatrix:
     if len({plane.format for plane in planes}) > 1:  # a file may store q, k and v in different formats
         planes = [plane.as_bf16(part.shape[1]) for plane, part in zip(planes, parts, strict=True)]
     whole = planes[0] if len(planes) == 1 else Planes.stack(planes)
+    if whole.format == "bf16" and len(whole.codes) < LEAST_ROWS:  # as few as a router's or a gate's
+        missing = LEAST_ROWS - len(whole.codes)
+        whole = replace(whole, codes=torch.nn.functional.pad(whole.codes, (0, 0, 0, missing)))
     return DeviceMatrix(parts[0].name, sum(part.shape[0] for part in parts), parts[0].shape[1], whole)
 
 
