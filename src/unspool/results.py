@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unspool.chat.answers import Message, ToolCall
-from unspool.chat.call_parser import Part
+from unspool.chat.parts import Part
 from unspool.events import DraftStats, Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
 

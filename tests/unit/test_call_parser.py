@@ -8,7 +8,8 @@ import random
 import pytest
 
 from unspool.chat.call_formats import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat, format_of
-from unspool.chat.call_parser import Arguments, Begin, CallParser, Content
+from unspool.chat.call_parser import CallParser
+from unspool.chat.parts import Arguments, Begin, Content
 
 NAMES = frozenset({"look", "go"})
 

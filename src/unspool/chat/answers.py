@@ -6,14 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from unspool.chat.call_formats import GENERIC, CallFormat
-from unspool.chat.call_parser import Arguments, Begin, CallParser, Content, Part, Reasoning
-from unspool.chat.harmony import HarmonyParser
-from unspool.chat.reasoning import HARMONY, AnswerParser, ReasoningFormat, ReasoningParser
+from unspool.chat.parts import Arguments, Begin, Content, Part, Reasoning
 from unspool.events import Token
 from unspool.text.detokenizer import Detokenizer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # answers to raw prompts need none of these
+    from unspool.chat.call_formats import CallFormat
+    from unspool.chat.call_parser import CallParser
+    from unspool.chat.harmony import HarmonyParser
+    from unspool.chat.reasoning import AnswerParser, ReasoningFormat, ReasoningParser
     from unspool.text.tokenizer import Tokenizer
 
 
@@ -40,7 +41,14 @@ class AnswerSyntax:
     reasoning: ReasoningFormat | None = None
     begins: str = ""  # what the prompt has of the answer already
 
+    def new_call_id(self) -> str:
+        from unspool.chat.call_formats import GENERIC
+
+        return (self.format or GENERIC).new_call_id()
+
     def parser(self) -> AnswerParser | None:
+        from unspool.chat.call_parser import CallParser
+
         calls = None if self.format is None else CallParser(self.format, self.names)
         return calls if self.reasoning is None else reasoning_parser(self.reasoning, calls, self.names, self.begins)
 
@@ -49,6 +57,9 @@ def reasoning_parser(
     format: ReasoningFormat, calls: CallParser | None = None, names: Collection[str] = (), begins: str = ""
 ) -> ReasoningParser | HarmonyParser:
     """A parser of answers that begin with reasoning in this format."""
+    from unspool.chat.harmony import HarmonyParser
+    from unspool.chat.reasoning import HARMONY, ReasoningParser
+
     return HarmonyParser(names, begins) if format is HARMONY else ReasoningParser(format, calls, begins)
 
 
@@ -136,7 +147,7 @@ class Message:
         else:
             self._written.append(text)
             marked = text if self._marks is None else self._marks.restore(text, tokens)
-            if isinstance(self._parser, ReasoningParser | HarmonyParser) and self._parser.state in BEFORE_ANSWER:
+            if self._parser.state in BEFORE_ANSWER:
                 self._num_before_answer += len(tokens)
             parts = self._parser.push(marked)
             if self.is_full:
@@ -164,7 +175,7 @@ class Message:
                 self._reasoning.append(part.text)
             elif isinstance(part, Begin):
                 assert self._syntax is not None
-                call = ToolCall((self._syntax.format or GENERIC).new_call_id(), part.name)
+                call = ToolCall(self._syntax.new_call_id(), part.name)
                 self.calls.append(call)
                 self._pieces.append(call)
             elif isinstance(part, Arguments):

@@ -11,44 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from unspool.chat.call_formats import CallFormat
+from unspool.chat.parts import Arguments, Begin, Content, Part
 
 SPACE = " \t\r\n"
-
-
-@dataclass(frozen=True)
-class Content:
-    """Text outside calls."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Reasoning:
-    """What the model thought before it answered."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Begin:
-    """A call begins; its arguments follow."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """More of a call's arguments, as JSON text."""
-
-    index: int
-    text: str
-
-
-Part = Content | Reasoning | Begin | Arguments
 
 
 class CallReader:
@@ -229,6 +196,10 @@ class CallParser:
     def is_inside(self) -> bool:
         """Whether a call has been begun and not ended."""
         return self._reader is not None
+
+    @property
+    def state(self) -> str:
+        return "content"
 
     def push(self, text: str) -> list[Part]:
         self._pending += text

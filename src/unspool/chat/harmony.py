@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from unspool.chat.call_parser import Arguments, Begin, Content, Part, Reasoning, overlap
+from unspool.chat.call_parser import overlap
+from unspool.chat.parts import Arguments, Begin, Content, Part, Reasoning
 
 
 class HarmonyParser:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unspool.chat.call_parser import SPACE, Content, Part, Reasoning, overlap
+from unspool.chat.call_parser import SPACE, overlap
+from unspool.chat.parts import Content, Part, Reasoning
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class AnswerParser(Protocol):
     @property
     def is_inside(self) -> bool:
         """Whether a call has been begun and not ended."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """start | reasoning | after: before the answer's first character | content"""
         ...
 
     def push(self, text: str) -> Sequence[Part]: ...

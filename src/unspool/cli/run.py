@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             page = Page(params.n)
             answer = respond(llm, asked, params, page.show)
             page.end()
-            say(answer.result, quiet=namespace.quiet, used=llm.utilization(answer.result))
+            say(answer.result, quiet=namespace.quiet, used=None if namespace.quiet else llm.utilization(answer.result))
     return 130 if answer.interrupted else 0
 
 

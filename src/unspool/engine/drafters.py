@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from unspool.drafter import BaseDrafter
 from unspool.engine.runner import make_runner
 from unspool.errors import RequestError
-from unspool.speculate.lookup import Lookup
-from unspool.speculate.own import OwnDrafter
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
@@ -19,6 +17,9 @@ def make_drafters(engine: Engine) -> dict[str, BaseDrafter]:
     how = engine.config.speculate
     if how is None:
         return {}
+    from unspool.speculate.lookup import Lookup
+    from unspool.speculate.own import OwnDrafter
+
     if not isinstance(how, str):
         return {OwnDrafter.name: OwnDrafter(how), "lookup": Lookup()}
     kind, _, detail = how.partition(":")

@@ -8,7 +8,7 @@ from typing import Any
 
 from unspool.config import Activation, ModelConfig, RopeStyle
 from unspool.errors import ModelError
-from unspool.models import gguf_keys, hf_keys
+from unspool.models import gguf_keys
 from unspool.models.layers import Architecture, Attention, FeedForward, Glu, Layer, RmsNorm
 from unspool.models.rotary import Rotary
 from unspool.weights.fields import Fields
@@ -59,6 +59,8 @@ class Family:
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
         """The numbers of a config.json; the model is of the family `name`."""
+        from unspool.models import hf_keys
+
         return ModelConfig(**hf_keys.common(fields, name))
 
     def ignores(self, name: str, config: ModelConfig) -> bool:

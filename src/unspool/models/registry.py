@@ -15,13 +15,10 @@ from unspool.models.decoder import Decoder
 from unspool.models.family import Family
 from unspool.models.layers import Architecture
 from unspool.models.limits import check_config
-from unspool.models.refused import why_not
 from unspool.models.tensors import TensorReader
-from unspool.models.wrappers import TEXT_FAMILIES, text_fields, text_name
 from unspool.ops import Ops
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
-from unspool.weights.quantization import check_quantization
 from unspool.weights.weight import Weight
 
 # Each family, which is a module here and a ModelConfig's `architecture`, by the names that files have for it.
@@ -91,6 +88,8 @@ def family_of(name: str) -> Family:
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
     name = Fields(file.path, file.metadata, "general.").string("architecture")
     if name not in GGUF:
+        from unspool.models.refused import why_not
+
         known = ", ".join(GGUF)
         why = why_not(name)
         raise ModelError(f"{file.path}: architecture {name[:60]!r} is not supported{why}; supported: {known}")
@@ -103,6 +102,10 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
 
 def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
     """`values` is the content of the config.json at `path`."""
+    from unspool.models.refused import why_not
+    from unspool.models.wrappers import TEXT_FAMILIES, text_fields
+    from unspool.weights.quantization import check_quantization
+
     fields = Fields(path, values)
     names = fields.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -149,6 +152,8 @@ def gguf_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]:
 
 def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
     """A Hugging Face directory's tensors under GGUF's names, and by GGUF's conventions."""
+    from unspool.models.wrappers import text_name
+
     family = family_of(config.architecture)
     weights: dict[str, Weight] = {}
     for stored, tensor in tensors.items():

@@ -14,7 +14,7 @@ from unspool.params.values import BeamParams, Constraint, RepetitionDetector, Th
 Stage = str | Callable[..., Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SamplingFields:
     """What a request may set."""
 
@@ -67,7 +67,7 @@ class SamplingFields:
     speculate: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ResolvedFields:
     """What is in force for a request."""
 

@@ -39,7 +39,8 @@ def declarations(parameters: Sequence[Parameter] = PARAMETERS) -> str:
         given.append(f"    {name}: {annotation} = {parameter.unset!r}\n")
         options.append(f"    {name}: {annotation}\n")
         resolved.append(f"    {name}: {kind.resolved}{' | None' if parameter.is_optional else ''}\n")
-    frozen = "\n\n@dataclass(frozen=True, kw_only=True)\n"
+    # The classes that derive from them have the methods; made here too, they would be made twice at every start.
+    frozen = "\n\n@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)\n"
     return (
         f'{HEAD}{frozen}class SamplingFields:\n    """What a request may set."""\n\n{"".join(given)}'
         f'{frozen}class ResolvedFields:\n    """What is in force for a request."""\n\n{"".join(resolved)}'

@@ -12,6 +12,7 @@ from unspool.params import checks
 
 Schema = dict[str, Any]
 MAX_STRINGS = 1024
+# The dataclasses below have no more than __init__: every further method is compiled at every start.
 
 
 class Kind(Protocol):
@@ -33,7 +34,7 @@ class Kind(Protocol):
     def schema(self) -> Schema: ...
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Integer:
     low: int
     high: int | None = None
@@ -55,7 +56,7 @@ class Integer:
         return {"type": "integer", "minimum": low, **({} if self.high is None else {"maximum": self.high})}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Number:
     low: float
     high: float
@@ -76,7 +77,6 @@ class Number:
         return {"type": "number", "exclusiveMinimum" if self.above else "minimum": low, "maximum": self.high}
 
 
-@dataclass(frozen=True)
 class Flag:
     annotation = resolved = "bool"
     range = ""
@@ -88,7 +88,7 @@ class Flag:
         return {"type": "boolean"}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Word:
     words: tuple[str, ...]
 
@@ -110,7 +110,6 @@ class Word:
         return {"type": "string", "enum": list(self.words)}
 
 
-@dataclass(frozen=True)
 class Text:
     annotation = resolved = "str"
     range = ""
@@ -124,7 +123,6 @@ class Text:
         return {"type": "string"}
 
 
-@dataclass(frozen=True)
 class Texts:
     """A text or several."""
 
@@ -140,7 +138,7 @@ class Texts:
         return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STRINGS}]}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class TokenIds:
     least: int = 0  # how many a request must name
     annotation = "Sequence[int]"
@@ -155,7 +153,6 @@ class TokenIds:
         return {"type": "array", "items": {"type": "integer", "minimum": 0}, **bounds}
 
 
-@dataclass(frozen=True)
 class Bias:
     """Token ids and what is added to their logits."""
 
@@ -170,7 +167,7 @@ class Bias:
         return {"type": "object", "additionalProperties": value}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Anything:
     """A value that is checked elsewhere."""
 
@@ -185,7 +182,7 @@ class Anything:
         return {"description": self.about}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Either:
     kinds: tuple[Kind, ...]
     range: str  # in words
@@ -208,7 +205,7 @@ class Either:
         return {"anyOf": [kind.schema() for kind in self.kinds]}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Record:
     """An object of one class, whose fields have kinds of their own."""
 
@@ -237,7 +234,6 @@ class Record:
         }
 
 
-@dataclass(frozen=True)
 class Order:
     """The name of a preset, or a list of stages."""
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from unspool.chat.call_parser import Arguments, Begin, Content, Reasoning
 from unspool.chat.messages import text_of
+from unspool.chat.parts import Arguments, Begin, Content, Reasoning
 from unspool.chat.tools import Tool, Toolbox, make_toolbox
 from unspool.errors import RequestError
 from unspool.results import Choice, Delta

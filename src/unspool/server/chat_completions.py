@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unspool.chat.answers import ToolCall
-from unspool.chat.call_parser import Arguments, Begin, Content, Reasoning
 from unspool.chat.messages import for_template
+from unspool.chat.parts import Arguments, Begin, Content, Reasoning
 from unspool.chat.tools import Toolbox, read_toolbox
 from unspool.errors import RequestError
 from unspool.events import Token

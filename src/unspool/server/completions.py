@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unspool.chat.call_parser import Content
+from unspool.chat.parts import Content
 from unspool.errors import RequestError
 from unspool.events import Token
 from unspool.results import Choice, Delta

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unspool.chat.answers import ToolCall
-from unspool.chat.call_parser import Arguments, Begin, Content, Part, Reasoning
 from unspool.chat.messages import call_for_template, text_of
+from unspool.chat.parts import Arguments, Begin, Content, Part, Reasoning
 from unspool.chat.tools import Toolbox, make_toolbox, read_tool
 from unspool.errors import RequestError
 from unspool.results import Delta

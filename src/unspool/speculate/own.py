@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from unspool.drafter import BaseDrafter, DraftContext, Drafter
@@ -26,6 +25,8 @@ class OwnDrafter(BaseDrafter):
                     return drafts
                 raise ValueError(f"{len(drafts)} drafts for {len(contexts)} requests")
             except Exception as error:
+                import logging  # takes a tenth of a start, and few starts need it
+
                 self._has_failed = True
                 logging.getLogger("unspool.engine").warning("the drafter failed; it is asked no more", exc_info=error)
         return [()] * len(contexts)
