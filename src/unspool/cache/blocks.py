@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from unspool.digest import blake2b
 from unspool.errors import EngineError
@@ -33,6 +33,13 @@ def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
 
 
+class BlockListener(Protocol):
+    """Is told what the index of computed prefixes holds. Called by the engine's thread: it must not block."""
+
+    def stored(self, key: bytes, parent: bytes, tokens: Sequence[int]) -> None: ...
+    def removed(self, key: bytes) -> None: ...
+
+
 class Blocks:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -43,6 +50,7 @@ class Blocks:
         self._key_of: dict[int, tuple[bytes, bytes, tuple[int, ...]]] = {}  # block: (key, parent's key, tokens)
         self._children: dict[bytes, set[int]] = {}  # parent's key: blocks that follow it
         self.num_evictions = 0
+        self.listener: BlockListener | None = None
 
     @property
     def num_free(self) -> int:
@@ -99,6 +107,8 @@ class Blocks:
         self._block_of[key] = block
         self._key_of[block] = (key, parent, tuple(tokens))
         self._children.setdefault(parent, set()).add(block)
+        if self.listener is not None:
+            self.listener.stored(key, parent, tokens)
 
     def find(self, key: bytes) -> int | None:
         return self._block_of.get(key)
@@ -139,6 +149,8 @@ class Blocks:
     def _forget(self, block: int) -> None:
         key, parent, _ = self._key_of.pop(block)
         del self._block_of[key]
+        if self.listener is not None:
+            self.listener.removed(key)
         siblings = self._children[parent]
         siblings.discard(block)
         if not siblings:

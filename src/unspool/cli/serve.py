@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser, UsageError
+
+if TYPE_CHECKING:
+    from unspool.llm import LLM
 
 DESCRIPTION = """\
 Serve a model with OpenAI's API (chat completions, completions, responses), Anthropic's messages, scoring,
@@ -38,6 +43,11 @@ def make_parser() -> Parser:
     group.add_argument(
         "--allow-host", action="append", default=[], metavar="HOST", help="a Host header to take, without keys"
     )
+    group.add_argument(
+        "--kv-events", metavar="ADDRESS",
+        help="publish what the prefix cache holds, for routers: ZeroMQ, as in tcp://*:5557 (the kv-events extra)",
+    )  # fmt: skip
+    group.add_argument("--kv-events-replay", metavar="ADDRESS", help="where past events can be asked for")
     group = parser.add_argument_group("limits, which hold before any key is checked")
     group.add_argument("--max-connections", type=int, default=1000, metavar="N", help="open at once (1000)")
     group.add_argument("--max-header-kb", type=float, default=64.0, metavar="KB", help="largest request head (64)")
@@ -94,8 +104,27 @@ def main(argv: Sequence[str]) -> int:
     sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
     start_renderer()  # while the weights load
     llm, _ = load(namespace)
-    serve(llm, config, sockets)
+    with _published_events(llm, namespace):
+        serve(llm, config, sockets)
     return 0
+
+
+@contextmanager
+def _published_events(llm: LLM, namespace: Namespace) -> Iterator[None]:
+    """Publish the events of the prefix cache, if that was asked for, until the server has ended."""
+    if namespace.kv_events is None:
+        if namespace.kv_events_replay is not None:
+            raise UsageError("--kv-events-replay needs --kv-events")
+        yield
+        return
+    from unspool.cluster.kv_events import Address, publish
+
+    publisher = publish(llm, Address(namespace.kv_events, namespace.kv_events_replay))
+    try:
+        yield
+    finally:
+        llm.close()
+        publisher.close()
 
 
 def served_names(namespace: Namespace) -> tuple[str, ...]:

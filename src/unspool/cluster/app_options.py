@@ -1,4 +1,4 @@
-"""The options of a cluster's application, as its configuration file has them: checked by name before anything starts."""
+"""The options of a cluster's application, as its configuration file has them: checked before anything starts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,113 @@
+"""A follower of the published events knows what the prefix cache holds."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from unspool import LLM
+from unspool.cluster.kv_events import END, Address, Publisher, publish
+from unspool.cluster.prefixes import prompt_chain
+from unspool.errors import RequestError
+from unspool.models.random import stand_in
+
+zmq = pytest.importorskip("zmq")
+msgspec = pytest.importorskip("msgspec")
+PROMPT = list(range(40, 140))
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Follower:
+    """Reads everything that was published, through the replay socket."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        self._socket.connect(address)
+
+    def messages(self, first: int = 0) -> list[dict[str, Any]]:
+        self._socket.send_multipart((b"", first.to_bytes(8, "big")))
+        found = []
+        while True:
+            _, number, payload = self._socket.recv_multipart()
+            if number == END:
+                return found
+            found.append({"number": int.from_bytes(number, "big"), **msgspec.msgpack.decode(payload)})
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+def test_a_follower_knows_the_cache() -> None:
+    address = Address(free_address(), free_address())
+    assert address.replay is not None
+    with LLM(stand_in("tiny"), threads=1, kv_tokens=256, block_size=16) as llm:
+        publisher = publish(llm, address)
+        follower = Follower(address.replay)
+        try:
+            for start in range(6):  # more than the cache holds
+                llm.generate([token + start for token in PROMPT], max_tokens=1)
+            expected = {
+                key.hex()[:16] for key in llm.driver.call(lambda engine: engine.scheduler.blocks.registered_keys(1000))
+            }
+            held: dict[int, Any] = {}
+            while {f"{key:016x}" for key in held} != expected:
+                held = {}
+                for message in follower.messages():
+                    for event in message["events"]:
+                        if event["type"] == "BlockStored":
+                            (key,) = event["block_hashes"]
+                            held[key] = event
+                        else:
+                            (key,) = event["block_hashes"]
+                            del held[key]
+            messages = follower.messages()
+            assert [message["number"] for message in messages] == list(range(len(messages)))
+            assert follower.messages(len(messages) - 1) == messages[-1:]
+        finally:
+            follower.close()
+        receipt, layout = llm.receipt(0), llm.engine.runner.kv.layout
+        chain = prompt_chain(
+            [token + 5 for token in PROMPT], model=receipt.model, layout=layout, salt=None, block_size=16
+        )
+        events = [held[int(key, 16)] for key in chain]
+        assert [event["parent_block_hash"] for event in events] == [None, *(int(key, 16) for key in chain[:-1])]
+        assert [token for event in events for token in event["token_ids"]] == [token + 5 for token in PROMPT[:96]]
+        assert {(event["block_size"], event["medium"]) for event in events} == {(16, "CPU")}
+    publisher.close()
+
+
+def test_subscribers_get_events_as_they_come() -> None:
+    address = Address(free_address(), topic="kv")
+    publisher = Publisher(address, 16, "CPU")
+    subscriber = zmq.Context.instance().socket(zmq.SUB)
+    subscriber.setsockopt(zmq.RCVTIMEO, 30_000)
+    subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
+    subscriber.connect(address.events)
+    try:
+        while not subscriber.poll(50):  # a subscription takes a moment
+            publisher.stored(b"k" * 16, b"r" * 16, [1, 2])
+        topic, number, payload = subscriber.recv_multipart()
+        assert topic == b"kv"
+        assert len(number) == 8
+        assert msgspec.msgpack.decode(payload)["events"][0]["token_ids"] == [1, 2]
+    finally:
+        subscriber.close(linger=0)
+        publisher.close()
+
+
+def test_an_address_in_use_is_refused_by_name() -> None:
+    address = Address(free_address())
+    publisher = Publisher(address, 16, "CPU")
+    try:
+        with pytest.raises(RequestError, match=r"cannot be published at tcp://127\.0\.0\.1"):
+            Publisher(address, 16, "CPU")
+    finally:
+        publisher.close()
