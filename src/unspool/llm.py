@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from unspool.chat.template import ChatTemplate
     from unspool.chat.tools import Toolbox
     from unspool.models.costs import StepCosts
+    from unspool.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Batch = list[str] | list[Prompt] | tuple[Prompt, ...] | Sequence[Sequence[int]]  # a str is a Sequence[str] as well
@@ -36,17 +37,11 @@ Tools = Sequence[Mapping[str, Any]]
 ToolChoice = str | Mapping[str, Any]
 
 
-class Model:
-    """What `LLM` and `AsyncLLM` share: everything that waits for no answer."""
+class TextModel:
+    """What turns text into a model's tokens, and needs no weights."""
 
-    def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Unpack[EngineOptions]) -> None:
-        config = engine_config(options)
-        self.checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
-        self.engine = Engine(self.checkpoint, config, tokenizer=self.checkpoint.tokenizer)
-        self.checkpoint = self.engine.checkpoint  # quantized, if that was asked for
-        assert self.engine.tokenizer is not None  # it was just made
-        self.tokenizer = self.engine.tokenizer
-        self.driver = Driver(self.engine)
+    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+        self.checkpoint, self.tokenizer = checkpoint, tokenizer
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -62,28 +57,6 @@ class Model:
 
         return ModelChat(self.checkpoint.name, self.tokenizer, self.template)
 
-    def receipt(self, seed: int) -> Receipt:
-        return self.engine.receipt(seed)
-
-    @cached_property
-    def _costs(self) -> StepCosts:
-        from unspool.ceilings import costs_of
-
-        return costs_of(self.checkpoint, self.engine.config, self.engine.ops.name)
-
-    def utilization(self, result: Result) -> Utilization | None:
-        """How near an answer came to what this machine can do; None: its ceilings were never measured (`unspool plan`
-        measures them), or several answers shared the steps."""
-        from unspool.ceilings import known_ceilings, utilization
-
-        backend = self.engine.ops.name
-        limits = None if backend == "reference" else known_ceilings(backend, self.engine.config.threads)
-        if limits is None or len(result.choices) > 1:
-            return None
-        is_plain = not self.engine.speculation.drafters  # else a step gives several tokens
-        return utilization(self._costs, result.usage, result.timings, limits, alone=is_plain)
-
-    # Text to tokens -------------------------------------------------------------------------------------------------
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: BOS where the model wants it, control tokens read as the characters they are."""
         if isinstance(prompt, str):
@@ -133,6 +106,39 @@ class Model:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
+
+
+class Model(TextModel):
+    """What `LLM` and `AsyncLLM` share: everything that waits for no answer."""
+
+    def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Unpack[EngineOptions]) -> None:
+        config = engine_config(options)
+        checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
+        self.engine = Engine(checkpoint, config, tokenizer=checkpoint.tokenizer)
+        assert self.engine.tokenizer is not None  # it was just made
+        super().__init__(self.engine.checkpoint, self.engine.tokenizer)  # quantized, if that was asked for
+        self.driver = Driver(self.engine)
+
+    def receipt(self, seed: int) -> Receipt:
+        return self.engine.receipt(seed)
+
+    @cached_property
+    def _costs(self) -> StepCosts:
+        from unspool.ceilings import costs_of
+
+        return costs_of(self.checkpoint, self.engine.config, self.engine.ops.name)
+
+    def utilization(self, result: Result) -> Utilization | None:
+        """How near an answer came to what this machine can do; None: its ceilings were never measured (`unspool plan`
+        measures them), or several answers shared the steps."""
+        from unspool.ceilings import known_ceilings, utilization
+
+        backend = self.engine.ops.name
+        limits = None if backend == "reference" else known_ceilings(backend, self.engine.config.threads)
+        if limits is None or len(result.choices) > 1:
+            return None
+        is_plain = not self.engine.speculation.drafters  # else a step gives several tokens
+        return utilization(self._costs, result.usage, result.timings, limits, alone=is_plain)
 
     # What is to be generated ----------------------------------------------------------------------------------------
     def _many(

@@ -13,6 +13,7 @@ from unspool.cli.parser import Parser, UsageError
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
+    from unspool.server.config import ServerConfig
 
 DESCRIPTION = """\
 Serve a model with OpenAI's API (chat completions, completions, responses), Anthropic's messages, scoring,
@@ -34,6 +35,11 @@ def make_parser() -> Parser:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     group.add_argument("--port", type=int, default=8000, help="port (8000); 0 picks a free one")
     group.add_argument("--name", action="append", default=[], metavar="NAME", help="a name that the model answers to")
+    group.add_argument(
+        "--replicas", metavar="N|numa[:N]",
+        help="N processes with an engine each, on a local Ray (the cluster extra); numa: one on each NUMA node, "
+        "numa:N: N of them, without Ray. An answer survives the loss of its replica",
+    )  # fmt: skip
     group = parser.add_argument_group("who")
     group.add_argument("--api-key", action="append", default=[], metavar="KEY", help="a key that is let in; repeatable")
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file of keys, one a line")
@@ -101,12 +107,47 @@ def main(argv: Sequence[str]) -> int:
         metrics_prefix=namespace.metrics_prefix,
         otel_endpoint=namespace.otel_endpoint,
     )
+    if namespace.replicas is not None:
+        return _serve_replicas(namespace, config)
     sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
     start_renderer()  # while the weights load
     llm, _ = load(namespace)
     with _published_events(llm, namespace):
         serve(llm, config, sockets)
     return 0
+
+
+def _serve_replicas(namespace: Namespace, config: ServerConfig) -> int:
+    """Serve with engines in other processes."""
+    kind, _, count = namespace.replicas.partition(":")
+    is_numa = kind == "numa"
+    if not (is_numa and (not count or _is_count(count))) and not _is_count(namespace.replicas):
+        raise UsageError(f"--replicas is {namespace.replicas!r}; allowed: a number from 1, numa, or numa:N")
+    if namespace.kv_events is not None:
+        raise UsageError("--kv-events is for one engine; with --replicas the server itself routes by prefixes")
+    from unspool.cli.loading import locate
+    from unspool.cluster.models import ModelSource
+
+    model = namespace.model if namespace.random is not None else str(locate(namespace.model))
+    source = ModelSource(model, namespace.random, flags.engine_options(namespace))
+    if is_numa:
+        from unspool.cluster.serve_local import serve_local
+
+        serve_local(source, config, int(count) if count else None)
+        return 0
+    try:
+        from unspool.cluster.serve_ray import serve_ray
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "ray":
+            raise
+        message = "--replicas N needs Ray: pip install 'unspool[server,cluster]'; --replicas numa:N needs none"
+        raise UsageError(message) from error
+    serve_ray(source, config, int(namespace.replicas))
+    return 0
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 1 <= int(text) <= 1024
 
 
 @contextmanager

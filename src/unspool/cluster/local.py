@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from unspool.cluster import wire
 from unspool.cluster.models import ModelSource
@@ -51,9 +52,15 @@ class LocalTransport:
     """Keeps a process alive in each of its places. It belongs to one event loop."""
 
     def __init__(
-        self, source: ModelSource, nodes: Sequence[Node | None], rule: Rule = RULE, *, silence: float = SILENCE
+        self,
+        source: ModelSource,
+        nodes: Sequence[Node | None],
+        rule: Rule = RULE,
+        *,
+        names: Sequence[str] = (),
+        silence: float = SILENCE,
     ) -> None:
-        self._source, self._rule, self._silence = source, rule, silence
+        self._source, self._rule, self._names, self._silence = source, rule, list(names), silence
         self.places = [Process(f"replica-{index}", node) for index, node in enumerate(nodes)]
         self._watchers: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -86,6 +93,11 @@ class LocalTransport:
             return CountedStream(place, reader, writer, self._silence)
         raise ReplicaLostError("no replica can take the request now")
 
+    async def page(self, replica: str, asked: wire.PageRequest) -> wire.PageAnswer:
+        place = next(each for each in self.places if each.name == replica)
+        answer: wire.PageAnswer = await self._exchange(place, wire.dump(asked))
+        return answer
+
     def statuses(self) -> dict[str, wire.Status]:
         return {place.name: place.status for place in self.places if place.status is not None}
 
@@ -101,7 +113,7 @@ class LocalTransport:
         assert place.process.stdin is not None
         assert place.process.stdout is not None
         node = None if place.node is None else asdict(place.node)
-        asked = {"socket": str(place.socket), "node": node, "source": self._source.as_dict()}
+        asked = {"socket": str(place.socket), "node": node, "source": self._source.as_dict(), "names": self._names}
         place.process.stdin.write(json.dumps(asked).encode() + b"\n")
         if await place.process.stdout.readline() != READY:
             code = await place.process.wait()
@@ -110,14 +122,21 @@ class LocalTransport:
         log.info("%s is up (process %d)", place.name, place.process.pid)
 
     async def _ask(self, place: Process) -> wire.Status:
-        reader, writer = await asyncio.open_unix_connection(place.socket)
+        status: wire.Status = await self._exchange(place, ASK_STATUS)
+        return status
+
+    async def _exchange(self, place: Process, question: bytes) -> Any:
+        """One question and its answer."""
         try:
-            await write_frame(writer, ASK_STATUS)
-            async with asyncio.timeout(self._silence):
-                status: wire.Status = wire.load(await read_frame(reader))
-            return status
-        finally:
-            writer.close()
+            reader, writer = await asyncio.open_unix_connection(place.socket)
+            try:
+                await write_frame(writer, question)
+                async with asyncio.timeout(self._silence):
+                    return wire.load(await read_frame(reader))
+            finally:
+                writer.close()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            raise ReplicaLostError(f"{place.name} does not answer: {error or type(error).__name__}") from None
 
     async def _watch(self, place: Process) -> None:
         """Look at a replica again and again; replace it when it died or does not answer."""
@@ -132,10 +151,10 @@ class LocalTransport:
                 place.status = await self._ask(place)
                 if time.monotonic() - place.started > STEADY_SECONDS:
                     pause = 0.0
-            except (OSError, TimeoutError, EngineError, asyncio.IncompleteReadError) as error:
+            except (OSError, EngineError) as error:
                 place.status = None
                 if not self._is_closing:
-                    log.warning("%s is replaced: %s", place.name, error or type(error).__name__)
+                    log.warning("%s is replaced: %s", place.name, error)
                 await _kill(place)
 
     async def close(self) -> None:

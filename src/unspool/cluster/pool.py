@@ -64,6 +64,9 @@ class Transport(Protocol):
     async def open(self, request: bytes, chain: Sequence[str], avoid: Collection[str]) -> ReplicaStream:
         """Send a request to the best replica that is not to be avoided. ReplicaLostError: there is none now."""
 
+    async def page(self, replica: str, asked: wire.PageRequest) -> wire.PageAnswer:
+        """What a replica's engine tells of itself."""
+
     def statuses(self) -> dict[str, wire.Status]:
         """What each replica that can be reached told last."""
 
@@ -109,7 +112,8 @@ class ReplicaPool:
         return not self._is_closing and bool(self.transport.statuses())
 
     @property
-    def num_running(self) -> int:
+    def num_open(self) -> int:
+        """Requests that were taken and have not ended."""
         return len(self._jobs)
 
     def receipt(self, seed: int) -> Receipt:

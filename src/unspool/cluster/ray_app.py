@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ray import serve
@@ -17,8 +17,10 @@ from ray.serve.handle import DeploymentHandle
 
 from unspool.cluster import wire
 from unspool.cluster.app_options import AppOptions
+from unspool.cluster.front import engine_pages, make_service
 from unspool.cluster.models import ModelSource, load_model
-from unspool.cluster.ray_transport import PrefixRouter, RayTransport, name_of
+from unspool.cluster.ray_router import PrefixRouter, name_of
+from unspool.cluster.ray_transport import RayTransport
 from unspool.cluster.replica import Replica
 from unspool.events import FinishReason
 
@@ -28,9 +30,10 @@ MANY = 100_000  # requests that Serve lets through: the engines' own queues deci
 class Engine:
     """A replica: one engine behind Serve's calls. The first argument of each is for the router."""
 
-    def __init__(self, source: Mapping[str, Any]) -> None:
+    def __init__(self, source: Mapping[str, Any], names: Sequence[str]) -> None:
         self._name = name_of(serve.get_replica_context().replica_id)
-        self._replica = Replica(load_model(ModelSource(**source)))
+        llm = load_model(ModelSource(**source))
+        self._replica = Replica(llm, engine_pages(llm, tuple(names)))
 
     async def stream(self, route: Mapping[str, Any], data: bytes) -> AsyncIterator[bytes]:
         """The replica's name, then the messages of one request."""
@@ -48,6 +51,9 @@ class Engine:
     async def status(self, route: Mapping[str, Any]) -> bytes:
         return wire.dump(await self._replica.status())
 
+    async def page(self, route: Mapping[str, Any], data: bytes) -> bytes:
+        return wire.dump(await self._replica.page(wire.load(data)))
+
     async def record_routing_stats(self) -> dict[str, Any]:
         status = await self._replica.status()
         load = status.stats["running"] + status.stats["waiting"]
@@ -64,9 +70,7 @@ class Engine:
 class Ingress:
     """The server's routes over a pool of replicas."""
 
-    async def __init__(self, engine: DeploymentHandle, options: Mapping[str, Any]) -> None:
-        from unspool.cluster.front import make_service
-
+    async def __init__(self, engine: DeploymentHandle, options: Mapping[str, Any]) -> None:  # type: ignore[misc]
         asked = AppOptions.of(options)
         transport = RayTransport(engine, silence=asked.silence)
         self._service = make_service(asked.source, asked.server_config(), transport, await transport.start())
@@ -100,7 +104,7 @@ def build(options: Mapping[str, Any]) -> serve.Application:
             request_routing_stats_period_s=asked.report_period,
             request_routing_stats_timeout_s=asked.silence,
         ),
-    ).bind(asked.source.as_dict())
+    ).bind(asked.source.as_dict(), asked.server_config().names)
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",

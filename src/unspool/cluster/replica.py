@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from unspool.cluster import wire
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from unspool.engine.engine import Engine
     from unspool.llm import LLM
 
+Pages = Callable[[wire.PageRequest], Awaitable[wire.PageAnswer]]
 HEARTBEAT = 1.0  # seconds of silence after which a stream says that its replica is alive
 
 
 class Replica:
     """Serves the requests of one or more pools. It belongs to one event loop."""
 
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
+    def __init__(self, llm: LLM, pages: Pages | None = None) -> None:
+        self.llm, self._pages = llm, pages
         self._submissions: dict[str, Submission] = {}
 
     async def stream(self, data: bytes) -> AsyncIterator[bytes]:
@@ -65,6 +66,12 @@ class Replica:
 
     async def status(self) -> wire.Status:
         return await self.llm.driver.call_async(_status)
+
+    async def page(self, asked: wire.PageRequest) -> wire.PageAnswer:
+        """What the engine tells of itself."""
+        if self._pages is None:
+            raise EngineError("this replica has no pages")
+        return await self._pages(asked)
 
     def check_health(self) -> None:
         """Raises what killed the engine, if it is dead."""

@@ -56,6 +56,21 @@ class Events:
 
 
 @dataclass(frozen=True)
+class PageRequest:
+    """A page of a replica's engine: /v1/engine/cache and the like."""
+
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PageAnswer:
+    status: int
+    media_type: str
+    body: str
+
+
+@dataclass(frozen=True)
 class Status:
     """What a replica tells routers and metrics about itself."""
 
@@ -146,7 +161,7 @@ def _kinds() -> Mapping[str, type]:
         from unspool.sampling import trace
 
         known = (
-            WireRequest, Accepted, Refused, Events, Status, Receipt,
+            WireRequest, Accepted, Refused, Events, Status, PageRequest, PageAnswer, Receipt,
             SamplingParams, Constraint, BeamParams, RepetitionDetector,
             Token, Text, Failed, events.Finished, events.DraftStats, events.Usage, events.Timings,
             trace.StepTrace, trace.StageTrace, trace.TokenEffect, trace.Candidate,

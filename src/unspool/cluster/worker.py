@@ -27,10 +27,12 @@ def main() -> int:
     asked = json.loads(sys.stdin.buffer.readline())
     if asked["node"] is not None:
         numa.bind(numa.Node(**asked["node"]))  # before the model is loaded, so that its memory comes from there
+    from unspool.cluster.front import engine_pages
     from unspool.cluster.models import ModelSource, load_model
 
     try:
-        replica = Replica(load_model(ModelSource(**asked["source"])))
+        llm = load_model(ModelSource(**asked["source"]))
+        replica = Replica(llm, engine_pages(llm, tuple(asked["names"])))
     except UnspoolError as error:
         print(f"unspool: {error}", file=sys.stderr)
         return 3
@@ -67,7 +69,11 @@ async def _answer(replica: Replica, reader: asyncio.StreamReader, writer: asynci
     if data == ASK_STATUS:
         await write_frame(writer, wire.dump(await replica.status()))
         return
-    listening = asyncio.create_task(_listen(replica, data, reader))
+    asked: Any = wire.load(data)
+    if isinstance(asked, wire.PageRequest):
+        await write_frame(writer, wire.dump(await replica.page(asked)))
+        return
+    listening = asyncio.create_task(_listen(replica, asked.id, reader))
     try:
         messages = replica.stream(data)
         async for message in messages:
@@ -79,16 +85,15 @@ async def _answer(replica: Replica, reader: asyncio.StreamReader, writer: asynci
         listening.cancel()
 
 
-async def _listen(replica: Replica, data: bytes, reader: asyncio.StreamReader) -> None:
+async def _listen(replica: Replica, id: str, reader: asyncio.StreamReader) -> None:
     """Aborts that the pool sends, until it closes the connection."""
-    request: Any = wire.load(data)
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         while True:
             frame = await read_frame(reader)
             if not frame.startswith(ASK_ABORT):
                 raise EngineError(f"an unknown frame {frame[:20]!r}")
-            replica.abort(request.id, frame[len(ASK_ABORT) :].decode())  # type: ignore[arg-type]
-    replica.abort(request.id, "abort")
+            replica.abort(id, frame[len(ASK_ABORT) :].decode())  # type: ignore[arg-type]
+    replica.abort(id, "abort")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,11 @@ class Driver:
     def is_ready(self) -> bool:
         return self._refusal() is None
 
+    @property
+    def num_open(self) -> int:
+        """Requests that were taken and have not ended."""
+        return len(self._submissions)
+
     # From any thread ------------------------------------------------------------------------------------------------
     def start(self, submissions: Sequence[Submission]) -> None:
         """Have the engine take requests, all or none. What is wrong with one is raised here."""

@@ -67,6 +67,7 @@ class Page:
     media_type: str = "application/json"
     statuses: tuple[int, ...] = ()
     parameters: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of the query: type and description
+    of_engine: bool = False  # tells of the engine itself: asked of the process that has it
 
 
 _HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -181,6 +182,7 @@ PAGES: dict[str, Page] = {
             "getCapabilities",
             "The model, every parameter with its range and its value in force, the receipt.",
             engine_view.capabilities,
+            of_engine=True,
         ),
         Page(
             "/v1/engine/steps",
@@ -192,14 +194,18 @@ PAGES: dict[str, Page] = {
                 "since": ("integer", "Only steps after this number."),
                 "follow": ("boolean", "With 1 or true: server-sent events, as the steps come."),
             },
+            of_engine=True,
         ),
         Page(
             "/v1/engine/cache",
             "getCache",
             "The state of every cache block, and which blocks each request holds. Never a token.",
             engine_view.cache,
+            of_engine=True,
         ),
-        Page("/v1/machine", "getMachine", "The machine, and its measured ceilings.", engine_view.machine),
+        Page(
+            "/v1/machine", "getMachine", "The machine, and its measured ceilings.", engine_view.machine, of_engine=True
+        ),
         Page("/", "inspector", "The inspector, a web page.", pages.inspector, "text/html", statuses=(503,)),
         Page(
             "/assets/{name}",

@@ -67,14 +67,15 @@ def _integer(request: Request, name: str, default: int) -> int:
 
 def _steps_after(service: Service, since: int) -> dict[str, Any]:
     """The oldest of the steps that are remembered first; `dropped` says how many after `since` are not any more."""
-    known = service.meter.steps.copy()
+    _, meter = service.here
+    known = meter.steps.copy()
     news = [step for step in known if step.number > since]
     first = news[0].number if news else since + 1
     return {
         "object": "steps",
         "now": time.perf_counter(),
         "dropped": max(0, first - since - 1) if since >= 0 else 0,
-        "sees_all": service.meter.sees_all,
+        "sees_all": meter.sees_all,
         "steps": [_step(step) for step in news[:MOST_STEPS]],
     }
 
@@ -86,7 +87,7 @@ def _step(step: StepRecord) -> dict[str, Any]:
 
 # The cache ----------------------------------------------------------------------------------------------------------
 async def cache(service: Service, request: Request) -> Response:
-    return json_response(await service.engine.call_async(cache_map))
+    return json_response(await service.here[0].driver.call_async(cache_map))
 
 
 def cache_map(engine: Engine) -> dict[str, Any]:
@@ -121,7 +122,8 @@ def cache_map(engine: Engine) -> dict[str, Any]:
 
 # The machine and the model ------------------------------------------------------------------------------------------
 async def machine(service: Service, request: Request) -> Response:
-    meter, engine = service.meter, service.llm.engine
+    llm, meter = service.here
+    engine = llm.engine
     config = engine.checkpoint.config
     return json_response(
         {
@@ -140,7 +142,8 @@ async def machine(service: Service, request: Request) -> Response:
 
 
 async def capabilities(service: Service, request: Request) -> Response:
-    engine, tokenizer = service.llm.engine, service.llm.tokenizer
+    llm, _ = service.here
+    engine, tokenizer = llm.engine, llm.tokenizer
     checkpoint = engine.checkpoint
     resolved = SamplingParams(seed=0).resolve(checkpoint.generation, vocab_size=checkpoint.config.vocab_size).as_dict()
     parameters = [

@@ -159,9 +159,11 @@ def _prompt_number(run: Run, choice: Choice) -> int:
     raise IndexError(choice.index)
 
 
-def _numbers(run: Run) -> list[int]:
-    """The numbers that /v1/engine/steps and /v1/engine/cache give the first answer to each prompt."""
-    return [int(one.id.removeprefix("r")) for one in run.submissions if one.id is not None]
+def _numbers(run: Run) -> list[int | None]:
+    """The numbers that /v1/engine/steps and /v1/engine/cache give the first answer to each prompt; None where the
+    engine is in another process, which has numbers of its own."""
+    ids = [one.id for one in run.submissions if one.id is not None]
+    return [int(id[1:]) if id.startswith("r") else None for id in ids]
 
 
 class ForkWriter(Writer):
@@ -211,7 +213,7 @@ class ForkWriter(Writer):
             "output": run.job.outputs[0],
             "number": _numbers(run)[0],
             "params": run.params[0].as_dict(),
-            "receipt": self.service.llm.receipt(run.params[0].seed).as_dict(),
+            "receipt": run.receipt.as_dict(),
             "warnings": list(dict.fromkeys([*run.job.warnings, *run.params[0].warnings])),
         }
 

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from unspool.chat.answers import AnswerSyntax, Message
-from unspool.engine.driver import Driver, Submission
+from unspool.engine.driver import Submission
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
-from unspool.results import Choice, Delta
+from unspool.results import Choice, Delta, Receipt
 from unspool.server.metrics import Metrics
+from unspool.server.model import Submitter
 from unspool.text.tokenizer import Tokenizer
 
 TOKEN_BYTES, LOGPROB_BYTES, TRACE_BYTES = 5, 120, 4000  # of a written answer, about
@@ -40,7 +41,7 @@ class Job:
 class Run:
     """A job under way: `choices` grow from its requests' events; `done` when they are whole, or the job has failed."""
 
-    def __init__(self, job: Job, driver: Driver, metrics: Metrics, tokenizer: Tokenizer) -> None:
+    def __init__(self, job: Job, driver: Submitter, metrics: Metrics, tokenizer: Tokenizer) -> None:
         self.job = job
         self.created = int(time.time())
         self.choices: list[Choice] = []  # of all prompts, in order
@@ -63,6 +64,13 @@ class Run:
     @property
     def params(self) -> list[ResolvedParams]:
         return [one.resolved for one in self.submissions if one.resolved is not None]
+
+    @property
+    def receipt(self) -> Receipt:
+        """Of what computed the first answer."""
+        receipt = self.submissions[0].receipt
+        assert receipt is not None, "the job has not been taken yet"
+        return receipt
 
     @property
     def ends(self) -> list[Finished]:

@@ -45,7 +45,7 @@ class Tally:
 
 
 class Metrics:
-    def __init__(self, prefix: str, model: str, engine: Driver, meter: Meter) -> None:
+    def __init__(self, prefix: str, model: str, statistics: Collector | None) -> None:
         self.registry = CollectorRegistry()
         self.first_token, self.gap, self.total = Tally(LATENCIES), Tally(GAPS), Tally(LATENCIES)
         self.queue, self.prefill, self.decode = Tally(LATENCIES), Tally(LATENCIES), Tally(LATENCIES)
@@ -56,7 +56,8 @@ class Metrics:
         )
         self._wait = 1.0  # a moving mean of whole requests, for Retry-After
         self.registry.register(AnswerCollector(prefix, model, self))
-        self.registry.register(EngineCollector(prefix, model, engine, meter))
+        if statistics is not None:
+            self.registry.register(statistics)
 
     def on_text(self, num_tokens: int, last: float | None) -> float:
         """Text of so many tokens came; `last`: when text of the same choice came before. Returns the time."""

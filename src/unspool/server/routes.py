@@ -41,6 +41,8 @@ class Routes:
     def _page(self, page: Page) -> Handler:
         async def handle(request: Request) -> Any:
             request.scope["unspool.route"] = page.path
+            if page.of_engine and self.service.local is None:
+                return await self.service.ask_engine(request)
             return await page.answer(self.service, request)
 
         return handle

@@ -65,17 +65,15 @@ class Server(uvicorn.Server):
 
     def _prepare(self) -> None:
         config = self._service.llm.engine.config
-        if config.device in ("auto", "cpu"):
+        if self._service.meter is not None and config.device in ("auto", "cpu"):
             self._service.meter.measure(config.threads)
         self._service.warm_up()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Drain, then close. While answers finish, probes and new requests still connect and are told why not."""
         engine, drain = self._service.engine, self._service.config.drain
-        stats = self._service.llm.engine.stats
-        running = stats["running"] + stats["waiting"]
-        if running:
-            log.info("stopping: %d answers have %g s to finish; Ctrl-C again ends them", running, drain)
+        if engine.num_open:
+            log.info("stopping: %d answers have %g s to finish; Ctrl-C again ends them", engine.num_open, drain)
         else:
             log.info("stopping")
         drained = asyncio.create_task(engine.shutdown(drain))
@@ -91,9 +89,13 @@ class Server(uvicorn.Server):
 def serve(llm: LLM, config: ServerConfig, sockets: list[socket.socket]) -> None:
     """Serve on bound sockets until SIGINT or SIGTERM. Raises at the end if the engine failed meanwhile."""
     set_up_logging(config)
-    service = Service(llm, config)
-    app = build(service)
-    Server(uvicorn_config(app, config), service).run(sockets)
+    run(Service(llm, config), sockets)
+
+
+def run(service: Service, sockets: list[socket.socket], app: Any = None) -> None:
+    """Run a service's application (by default the one of all endpoints) on bound sockets until a signal ends it."""
+    config = service.config
+    Server(uvicorn_config(app or build(service), config), service).run(sockets)
     if service.engine.failure is not None:
         raise service.engine.failure
 
@@ -118,7 +120,7 @@ def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Confi
 def set_up_logging(config: ServerConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    for name in ("unspool.server", "unspool.access", "unspool.engine"):
+    for name in ("unspool.server", "unspool.access", "unspool.engine", "unspool.cluster"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
@@ -136,7 +138,7 @@ def announce(service: Service, port: int) -> None:
         "context %s tokens, KV cache %s tokens, kernels %s",
         f"{engine.context_length:,}",
         f"{engine.config.kv_tokens:,}",
-        engine.ops.kernel_set,
+        service.llm.receipt(0).kernels,
     )
     if not config.api_keys and not config.is_loopback:
         log.warning(

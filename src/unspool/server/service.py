@@ -10,6 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
 from unspool.chat.guard import texts_in
 from unspool.chat.model_chat import RenderedPrompt
 from unspool.chat.tools import Toolbox
@@ -23,8 +27,9 @@ from unspool.results import figures
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.job import Job, Run
-from unspool.server.meter import attach
-from unspool.server.metrics import Metrics
+from unspool.server.meter import Meter, attach
+from unspool.server.metrics import EngineCollector, Metrics
+from unspool.server.model import ServedModel
 
 LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
 SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
@@ -32,20 +37,36 @@ T = TypeVar("T")
 
 
 class Service:
-    def __init__(self, llm: LLM, config: ServerConfig) -> None:
+    """One model, which may be computed elsewhere: then `local` is None and `statistics` has what metrics tell of it."""
+
+    def __init__(self, llm: ServedModel, config: ServerConfig, statistics: Collector | None = None) -> None:
         self.llm, self.config, self.chat = llm, config, llm.model_chat
+        self.local = llm if isinstance(llm, LLM) else None
         self.chat.prepare()  # before anything is started: a template that goes over a limit ends the start
-        self.meter = attach(llm.engine)
+        self.meter = attach(self.local.engine) if self.local is not None else None
         self.engine = llm.driver
         self.name = config.names[0] if config.names else llm.checkpoint.name
         self.names = tuple(dict.fromkeys([self.name, *config.names, llm.checkpoint.name]))
         self.created = int(time.time())
         self._small = ThreadPoolExecutor(SMALL_WORKERS, "unspool-small")
         self._large = ThreadPoolExecutor(LARGE_WORKERS, "unspool-large")
-        self.metrics = Metrics(config.metrics_prefix, self.name, self.engine, self.meter)
+        if self.local is not None and self.meter is not None:
+            statistics = EngineCollector(config.metrics_prefix, self.name, self.local.driver, self.meter)
+        self.metrics = Metrics(config.metrics_prefix, self.name, statistics)
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
         self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+
+    @property
+    def here(self) -> tuple[LLM, Meter]:
+        """The model of this process and what measures its steps."""
+        if self.local is None or self.meter is None:
+            raise HTTPFault(501, "the engine is in another process", code="not_here")
+        return self.local, self.meter
+
+    async def ask_engine(self, request: Request) -> Response:
+        """What the engine tells of itself, where it is in another process."""
+        raise HTTPFault(501, "the engine is in another process", code="not_here")
 
     @property
     def state(self) -> str:
@@ -166,7 +187,7 @@ class Service:
             "params": params,
             "timings": about[0]["timings"] if about else None,
             "cached_tokens": sum(end.usage.cached_tokens for end in ends if end.choice == 0),
-            "receipt": self.llm.receipt(run.params[0].seed).as_dict(),
+            "receipt": run.receipt.as_dict(),
             "choices": about,
             "warnings": list(dict.fromkeys(warnings)),
         }
