@@ -28,7 +28,9 @@ import numpy as np
 from unspool.config import EngineConfig
 from unspool.machine import measure_gpu_bandwidth
 from unspool.models.checkpoint import Checkpoint
+from unspool.models.costs import step_costs
 from unspool.models.random import stand_in
+from unspool.models.registry import architecture_of
 from unspool.models.shapes import SHAPES
 from unspool.ops.cuda import require_card
 from unspool.ops.cuda.memory import weight_bytes
@@ -215,12 +217,12 @@ def sampling(vocab_size: int, spread: float) -> dict[str, dict[str, float]]:
 
 # The card -----------------------------------------------------------------------------------------------------------
 def step_bytes(checkpoint: Checkpoint, batch: int, context: int) -> int:
-    """What one step of decoding must read: every weight once (of an embedding that is not the head, its rows alone),
-    and the keys and values of every sequence."""
-    config = checkpoint.config
-    is_read = {name: config.tied_embeddings or name != "token_embd.weight" for name in checkpoint.weights}
-    weights = weight_bytes(weight for name, weight in checkpoint.weights.items() if is_read[name])
-    return weights + batch * context * 4 * config.num_layers * config.num_kv_heads * config.head_dim
+    """What one step of decoding must read: every weight once (of an embedding that is not the head, its rows alone; of
+    experts, as many as so many rows are expected to use), and the keys and values of every sequence."""
+    config, weights = checkpoint.config, checkpoint.weights.values()
+    per_token = sum(2 * kept.kv.values_per_token for kept in architecture_of(config).storage if kept.kv is not None)
+    costs = step_costs(config, weights, per_token, lambda weight: weight_bytes([weight]))
+    return int(costs.weight_bytes(batch) + batch * costs.cache_bytes(context))
 
 
 def event_seconds(work: Callable[[], Any]) -> float:

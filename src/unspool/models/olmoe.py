@@ -17,7 +17,24 @@ from unspool.weights.gguf import GGUFFile
 class Olmoe(Qwen3Moe):
     gguf_normalized = False
     shapes = {
-        "tiny-olmoe": replace(TINY_QWEN3_MOE, architecture="olmoe", head_dim=16, rope_dim=16, normalized=False)
+        "olmoe-1b-7b": ExpertConfig(
+            architecture="olmoe",
+            num_layers=16,
+            hidden_size=2048,
+            num_heads=16,
+            num_kv_heads=16,
+            head_dim=128,
+            intermediate_size=1024,
+            vocab_size=50304,
+            context_length=4096,
+            norm_eps=1e-5,
+            rope_dim=128,
+            num_experts=64,
+            num_used_experts=8,
+            expert_width=1024,
+            normalized=False,
+        ),
+        "tiny-olmoe": replace(TINY_QWEN3_MOE, architecture="olmoe", head_dim=16, rope_dim=16, normalized=False),
     }
 
     def from_hf(self, fields: Fields, name: str) -> ExpertConfig:
