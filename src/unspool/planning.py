@@ -208,21 +208,26 @@ class Planner:
         speed is not known."""
         if self._target.compute is None or self._target.bandwidth is None:
             return None
+        return compute_bound_batch(self.costs, context, self._target.bandwidth, self._target.compute)
 
-        def is_bound(batch: int) -> bool:
-            floor = self.decode_floor(context, batch)
-            return floor is not None and floor.bound == "compute"
 
-        high = 1
-        while not is_bound(high):
-            high *= 2
-            if high > MOST_AT_ONCE:
-                return None
-        low = high // 2
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if is_bound(middle) else (middle, high)
-        return high
+def compute_bound_batch(costs: StepCosts, context: int, bandwidth: float, compute: float) -> int | None:
+    """See Planner's."""
+
+    def is_bound(batch: int) -> bool:
+        nbytes = costs.weight_bytes(batch) + batch * costs.cache_bytes(context)
+        return batch * costs.decode_flops(context) / compute > nbytes / bandwidth
+
+    high = 1
+    while not is_bound(high):
+        high *= 2
+        if high > MOST_AT_ONCE:
+            return None
+    low = high // 2
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_bound(middle) else (middle, high)
+    return high
 
 
 def _kv_layers(architecture: Architecture) -> list[KvLayers]:

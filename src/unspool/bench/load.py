@@ -1,13 +1,11 @@
-"""The engine under load: prefix sharing, stalls, memory against plan, and one prompt a thousand times.
+"""The engine under load: prefix sharing, stalls, and memory against plan.
 
-    unspool bench load                       all four experiments, in a few minutes
-    unspool bench load --only repeat --repeat 1000
+    unspool bench load                       all three experiments, in a few minutes
+    unspool bench load --only sharing
 
 sharing   64 requests behind one long system prompt, with the prefix cache and without
 stall     the worst time between tokens of a running stream while 2,000-token prompts arrive, in chunks and whole
 memory    what the process holds against what `unspool plan` says it would
-repeat    the same prompt again and again among random neighbours, at temperature 0 and at 1 with a seed: how many
-          distinct answers (ids and the bits of every logprob) there are
 
 Rounds of what is compared alternate, for machines drift. The last line is JSON.
 """
@@ -18,21 +16,20 @@ import argparse
 import json
 import random
 import statistics
-import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
-from unspool.events import Event, Finished, Text
+from unspool.events import Finished
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.registry import architecture_of
 from unspool.ops.storage import kv_bytes_per_token
 from unspool.params import SamplingParams
 from unspool.weights.store import resolve
 
-EXPERIMENTS = ("sharing", "stall", "memory", "repeat")
+EXPERIMENTS = ("sharing", "stall", "memory")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +40,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", choices=EXPERIMENTS, action="append", help="run this experiment (repeatable)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="in the sharing experiment")
-    parser.add_argument("--repeat", type=int, default=1000, help="completions of one prompt in the repeat experiment")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args(argv)
     checkpoint = open_checkpoint(resolve(args.model))
@@ -152,69 +148,10 @@ class Bench:
             "process": used,
         }
 
-    # Repeating ------------------------------------------------------------------------------------------------------
-    def repeat(self) -> dict[str, Any]:
-        prompt, distinct = self.tokens(40), {}
-        for temperature in (0, 1):
-            engine = self.engine(kv_tokens=4096, step_tokens=256)
-            params = SamplingParams(max_tokens=32, temperature=temperature, seed=11, logprobs=3, ignore_eos=True)
-            answers = Answers(engine)
-            done = 0
-            while done < self.args.repeat:
-                for _ in range(min(24, self.args.repeat - done)):
-                    answers.expect(engine.add(prompt, params))
-                    if self.rng.random() < 0.7:
-                        engine.add(*self._neighbour(prompt))
-                    if self.rng.random() < 0.3:
-                        answers.step()
-                drain(engine, answers.see)
-                done += 24
-                print(
-                    f"\rrepeat    temperature {temperature}: {min(done, self.args.repeat):,} answers",
-                    end="",
-                    flush=True,
-                )
-            distinct[str(temperature)] = len(answers.distinct)
-            print(f", {len(answers.distinct)} distinct; {engine.scheduler.num_preemptions:,} preemptions on the way")
-        return {"completions": self.args.repeat, "distinct": distinct}
 
-    def _neighbour(self, prompt: list[int]) -> tuple[list[int], SamplingParams]:
-        shared = self.rng.randrange(len(prompt))
-        text = prompt[:shared] + self.tokens(self.rng.randrange(1, 200))
-        return text, SamplingParams(max_tokens=self.rng.randrange(1, 24), temperature=1, ignore_eos=True)
-
-
-class Answers:
-    """The distinct answers that some requests of an engine give: ids, and logprobs as bits."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.distinct: set[tuple[bytes, ...]] = set()
-        self._parts: dict[str, list[bytes]] = {}
-
-    def expect(self, id: str) -> None:
-        self._parts[id] = []
-
-    def step(self) -> None:
-        for event in self.engine.step():
-            self.see(event)
-
-    def see(self, event: Event) -> None:
-        if event.request not in self._parts:
-            return
-        if isinstance(event, Text):
-            for token in event.tokens:
-                numbers = (token.logprob, *(value for _, value in token.top))
-                self._parts[event.request].append(struct.pack(f"<i{len(numbers)}d", token.id, *numbers))
-        elif isinstance(event, Finished):
-            self.distinct.add(tuple(self._parts.pop(event.request)))
-
-
-def drain(engine: Engine, see: Callable[[Event], None] | None = None) -> None:
+def drain(engine: Engine) -> None:
     while engine.has_work:
-        for event in engine.step():
-            if see is not None:
-                see(event)
+        engine.step()
 
 
 def resident_bytes() -> int:

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"{name!r} is not a benchmark; they are {', '.join(known)}")
     from importlib import import_module
 
-    status: int | None = import_module(f"unspool.bench.{name}").main(rest)
+    status: int | None = import_module(f"unspool.bench.{name.replace('-', '_')}").main(rest)
     return status or 0
 
 
@@ -37,5 +37,5 @@ def benchmarks() -> dict[str, str]:
     for path in sorted(Path(unspool.bench.__path__[0]).glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+            found[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
     return found
