@@ -192,7 +192,7 @@ class Model(TextModel):
             chat.with_thinking(asked, prompt),
             is_chat=not prompt.is_continued,
             prompt_warnings=prompt.warnings,
-            syntax=chat.syntax(toolbox, prompt.begins),
+            syntax=chat.syntax(toolbox, prompt.begins, keeps_marks=not asked.skip_special_tokens),
         )
 
     def _score(self, text: Prompt, top: int) -> Generation:

@@ -169,15 +169,16 @@ class ModelChat:
         marks = (format.opens, format.closes, format.written_close, format.before_answer)
         return replace(params, thinking_marks=ThinkingMarks(*marks, is_open=state == "reasoning"))
 
-    def syntax(self, toolbox: Toolbox, begins: str = "") -> AnswerSyntax | None:
-        """How reasoning and calls are found in an answer; None: it may have none. `begins` is the prompt's."""
+    def syntax(self, toolbox: Toolbox, begins: str = "", *, keeps_marks: bool = False) -> AnswerSyntax | None:
+        """How reasoning and calls are found in an answer; None: it may have none. `begins` is the prompt's;
+        `keeps_marks`: the answer's text has its control tokens in it."""
         has_calls, reasoning = bool(toolbox.callable), self.reasoning_format
         if not has_calls and reasoning is None:
             return None
         marks = {}
         for mark in (*(self.call_format.marks if has_calls else ()), *(reasoning.marks if reasoning else ())):
             ids = self.tokenizer.encode(mark, add_special=False, parse_special=True)
-            if len(ids) == 1 and ids[0] in self.tokenizer.special_ids:
+            if len(ids) == 1 and ids[0] in self.tokenizer.special_ids and not keeps_marks:
                 marks[ids[0]] = mark
         names = frozenset(tool.name for tool in toolbox.callable)
         format = self.call_format if has_calls else None

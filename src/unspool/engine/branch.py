@@ -71,7 +71,9 @@ class Branch:
     def __post_init__(self) -> None:
         stop_ids = frozenset(self.params.stop_token_ids)
         self._last_ids = self.end_ids | stop_ids
-        self._silent_ids = frozenset() if self.params.include_stop_str else stop_ids  # whose text is not shown
+        # Whose text is not shown. An end token has none, unless control tokens are shown.
+        silent_ids = stop_ids if self.params.skip_special_tokens else self._last_ids
+        self._silent_ids = frozenset() if self.params.include_stop_str else silent_ids
         # Logprobs are asked for, or answers are ranked by them.
         self.wants_logprobs = self.params.logprobs is not None or self.params.best_of > self.params.n
         self._may_end_anywhere = self.sampler.constraint is not None or self.params.repetition_detector is not None

@@ -176,13 +176,14 @@ class GroupBuilder:
                     raise RequestError(f"{name} needs a tokenizer; this model was loaded without one", name)
             return Assembler()
         if not params.stop and not params.bad_words:
-            return TextAssembler(self._tokenizer, group.continued_ids)
+            return TextAssembler(self._tokenizer, group.continued_ids, skip_special=params.skip_special_tokens)
         return MatchingAssembler(
             self._tokenizer,
             group.continued_ids,
             stops=params.stop,
             include_stop=params.include_stop_str,
             banned=params.bad_words,
+            skip_special=params.skip_special_tokens,
         )
 
     def _prepare_search(self, group: BeamGroup) -> None:

@@ -23,6 +23,7 @@ class SamplingFields:
     stop: Sequence[str] | str | None = None
     stop_token_ids: Sequence[int] | None = None
     include_stop_str: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     bad_words: Sequence[str] | str | None = None
     deadline_ms: float | None = None
@@ -76,6 +77,7 @@ class ResolvedFields:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     include_stop_str: bool
+    skip_special_tokens: bool
     ignore_eos: bool
     bad_words: tuple[str, ...]
     deadline_ms: float | None
@@ -128,6 +130,7 @@ class SamplingOptions(TypedDict, total=False):
     stop: Sequence[str] | str | None
     stop_token_ids: Sequence[int] | None
     include_stop_str: bool
+    skip_special_tokens: bool
     ignore_eos: bool
     bad_words: Sequence[str] | str | None
     deadline_ms: float | None

@@ -112,6 +112,11 @@ PARAMETERS: tuple[Parameter, ...] = (
         help="Keep the stop string that matched in the answer.",
     ),
     Parameter(
+        name="skip_special_tokens", kind=Flag(), group=REPORT, default=True, is_set=True,
+        no_flag="a terminal shows text",
+        help="Leave control tokens out of the text; false shows them, but for the one that ends the answer.",
+    ),
+    Parameter(
         name="ignore_eos", kind=Flag(), group=LENGTH, default=False, is_set=True,
         help="The model's end tokens do not end the answer.",
     ),

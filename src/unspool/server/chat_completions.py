@@ -20,6 +20,8 @@ from unspool.server.dialect import (
     ending,
     how_of,
     prepare_chat,
+    prompt_logprobs,
+    timings,
     token_entry,
     traces,
     usage,
@@ -29,15 +31,18 @@ from unspool.server.job import Job
 from unspool.server.service import Service
 from unspool.server.sse import DONE, ChunkTemplate, frame
 
+_TOLD_WITH_TOKENS = ("logprobs", "trace", "return_token_ids", "timings_per_token")  # of each chunk
+
 
 class ChatWriter(Writer):
     prefix = "chatcmpl-"
 
     def begin(self) -> Iterable[bytes]:
         self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with content and nothing else
-        self._text_only = not self._wants_logprobs and not self._wants_trace
+        self._text_only = not any(self.asked.get(name) for name in _TOLD_WITH_TOKENS) and not self._wants_usage_so_far
         for choice in self.run.choices:
-            yield self._chunk(choice, {"role": "assistant", "content": ""})
+            more = {"prompt_token_ids": self.run.job.prompts[0][0]} if self.asked.get("return_token_ids") else {}
+            yield self._chunk(choice, {"role": "assistant", "content": self.run.job.echo}, more=more)
 
     def write(self, delta: Delta) -> Iterable[bytes]:
         choice, parts = delta.choice, delta.parts
@@ -51,6 +56,8 @@ class ChatWriter(Writer):
             if isinstance(part, Content):
                 yield self._chunk(choice, {"content": part.text}, tokens)
             elif isinstance(part, Reasoning):
+                if self.asked.get("include_reasoning") is False:
+                    continue
                 yield self._chunk(choice, reasoning_fields(part.text), tokens)
             elif isinstance(part, Begin):
                 call = choice.message.calls[part.index]
@@ -82,16 +89,28 @@ class ChatWriter(Writer):
                 "message": self._message(choice),
                 "logprobs": self._logprobs(choice.tokens),
                 **ending(choice),
+                **self._ids(choice.tokens),
                 **({"trace": traces(choice.tokens)} if self._wants_trace else {}),
             }
             for choice in self.run.choices
         ]
-        more = {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
+        more: Body = {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
+        prompt = self.run.job.prompts[0][0]
+        if self.asked.get("prompt_logprobs") is not None:
+            more["prompt_logprobs"] = prompt_logprobs(prompt, self.scored(0), self.tokenizer)
+        if self.asked.get("return_token_ids"):
+            more["prompt_token_ids"] = prompt
+        if self.asked.get("timings_per_token"):
+            more["timings"] = timings(self.run)
         return self._head("chat.completion") | more
 
     @property
     def _wants_usage(self) -> bool:
         return bool(self.asked.get("stream_options", {}).get("include_usage"))
+
+    @property
+    def _wants_usage_so_far(self) -> bool:
+        return bool(self.asked.get("stream_options", {}).get("continuous_usage_stats"))
 
     @property
     def _wants_logprobs(self) -> bool:
@@ -118,7 +137,18 @@ class ChatWriter(Writer):
             self._templates[choice.index] = template
         return template.render(text)
 
-    def _chunk(self, choice: Choice, delta: Body, tokens: Iterable[Token] = (), *, is_last: bool = False) -> bytes:
+    def _ids(self, tokens: Sequence[Token]) -> Body:
+        return {"token_ids": [token.id for token in tokens]} if self.asked.get("return_token_ids") else {}
+
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: Body,
+        tokens: Iterable[Token] = (),
+        *,
+        is_last: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> bytes:
         tokens = list(tokens)
         entry = {
             "index": choice.index,
@@ -126,11 +156,16 @@ class ChatWriter(Writer):
             "logprobs": self._logprobs(tokens) if tokens else None,
             **(ending(choice) if is_last else {"finish_reason": None}),
         }
-        if tokens and self._wants_trace:
-            entry["trace"] = traces(tokens)
-        chunk = self._head("chat.completion.chunk") | {"choices": [entry]}
+        if tokens:
+            entry |= self._ids(tokens)
+            entry |= {"trace": traces(tokens)} if self._wants_trace else {}
+        chunk = self._head("chat.completion.chunk") | {"choices": [entry]} | dict(more or {})
         if self._wants_usage:
             chunk["usage"] = None
+        if self._wants_usage_so_far:
+            chunk["usage"] = usage(self.run)
+        if self.asked.get("timings_per_token"):
+            chunk["timings"] = timings(self.run)
         if is_last and self.run.is_whole:
             chunk["unspool"] = self.service.report(self.run)
         return frame(chunk)
@@ -144,12 +179,13 @@ class ChatWriter(Writer):
     def _logprobs(self, tokens: Iterable[Token]) -> Body | None:
         if not self._wants_logprobs:
             return None
-        return {"content": [token_entry(token, self.tokenizer) for token in tokens], "refusal": None}
+        as_ids = bool(self.asked.get("return_tokens_as_token_ids"))
+        return {"content": [token_entry(token, self.tokenizer, as_ids=as_ids) for token in tokens], "refusal": None}
 
     def _message(self, choice: Choice) -> Body:
-        text = choice.message.content
+        text = self.run.job.echo + choice.message.content
         message: Body = {"role": "assistant", "content": text, "refusal": None}
-        if choice.message.reasoning:
+        if choice.message.reasoning and self.asked.get("include_reasoning") is not False:
             message |= reasoning_fields(choice.message.reasoning)
         if choice.message.calls:
             message["content"] = text or None
@@ -169,6 +205,8 @@ def call_entry(call: ToolCall) -> Body:
 def prepare(service: Service, body: Body) -> Job:
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    if body.get("stream") and body.get("prompt_logprobs") is not None:
+        raise RequestError("prompt_logprobs come with the whole answer; they cannot be streamed", "prompt_logprobs")
     limit, length_field = _length(body)
     format = body.get("response_format")
     request = ChatRequest(

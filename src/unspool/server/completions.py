@@ -12,11 +12,13 @@ from unspool.results import Choice, Delta
 from unspool.server.dialect import (
     Body,
     Writer,
+    answer_format,
     ending,
     logprob,
     prompt_ids,
+    prompt_logprobs,
     sampling_params,
-    token_entry,
+    timings,
     traces,
     usage,
 )  # fmt: skip
@@ -53,7 +55,9 @@ class CompletionWriter(Writer):
     def begin(self) -> Iterable[bytes]:
         self._places: dict[int, Offsets] = {}
         self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with text and nothing else
-        self._text_only = self.asked.get("logprobs") is None and not self.asked.get("trace")
+        wants = ("trace", "return_token_ids", "timings_per_token")
+        self._text_only = self.asked.get("logprobs") is None and not any(self.asked.get(name) for name in wants)
+        self._text_only = self._text_only and not self._wants_usage_so_far
         if self.asked.get("echo"):
             for choice in self.run.choices:
                 text = self._prompt_text(choice)
@@ -92,12 +96,19 @@ class CompletionWriter(Writer):
                 "logprobs": self._whole_logprobs(choice),
                 **ending(choice),
             }
-            choices.append(entry | self._more(choice) | self._trace(choice.tokens))
-        return self._head() | {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
+            choices.append(entry | self._more(choice) | self._ids(choice.tokens) | self._trace(choice.tokens))
+        more: Body = {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
+        if self.asked.get("timings_per_token"):
+            more["timings"] = timings(self.run)
+        return self._head() | more
 
     @property
     def _wants_usage(self) -> bool:
         return bool(self.asked.get("stream_options", {}).get("include_usage"))
+
+    @property
+    def _wants_usage_so_far(self) -> bool:
+        return bool(self.asked.get("stream_options", {}).get("continuous_usage_stats"))
 
     def _head(self) -> Body:
         return {
@@ -120,7 +131,7 @@ class CompletionWriter(Writer):
             place = self._places.setdefault(choice.index, Offsets(self.tokenizer))
             logprobs = self._logprobs(tokens, place.of(tokens))
         entry: Body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": None}
-        entry |= self._trace(tokens) if tokens else {}
+        entry |= self._trace(tokens) | self._ids(tokens) if tokens else {}
         chunk = self._head()
         if is_last:
             entry |= ending(choice) | self._more(choice)
@@ -128,27 +139,33 @@ class CompletionWriter(Writer):
                 chunk["unspool"] = self.service.report(self.run)
         if self._wants_usage:
             chunk["usage"] = None
+        if self._wants_usage_so_far:
+            chunk["usage"] = usage(self.run)
+        if self.asked.get("timings_per_token"):
+            chunk["timings"] = timings(self.run)
         return frame(chunk | {"choices": [entry]})
 
-    def _prompt_of(self, choice: Choice) -> int:
-        """Which prompt a choice answers."""
-        return choice.index // self.run.params[0].n
-
     def _prompt_text(self, choice: Choice) -> str:
-        return self.tokenizer.decode(self.run.job.prompts[self._prompt_of(choice)][0])
+        return self.tokenizer.decode(self.run.job.prompts[self.prompt_of(choice)][0])
 
     def _prompt_tokens(self, choice: Choice) -> list[Token]:
         """The prompt's tokens with their logprobs; the first has none."""
-        number = self._prompt_of(choice)
+        number = self.prompt_of(choice)
         ids = self.run.job.prompts[number][0]
-        first = self.run.choices[number * self.run.params[0].n].end
-        scored = first.prompt_logprobs if first is not None else ()
+        scored = self.scored(number)
         return [token or Token(id) for id, token in zip(ids, scored or [None] * len(ids), strict=True)]
 
     def _more(self, choice: Choice) -> Body:
-        if self.asked.get("prompt_logprobs") is None:
-            return {}
-        return {"prompt_logprobs": [token_entry(token, self.tokenizer) for token in self._prompt_tokens(choice)]}
+        number = self.prompt_of(choice)
+        ids, more = self.run.job.prompts[number][0], {}
+        if self.asked.get("prompt_logprobs") is not None:
+            more["prompt_logprobs"] = prompt_logprobs(ids, self.scored(number), self.tokenizer)
+        if self.asked.get("return_token_ids"):
+            more["prompt_token_ids"] = ids
+        return more
+
+    def _ids(self, tokens: Sequence[Token]) -> Body:
+        return {"token_ids": [token.id for token in tokens]} if self.asked.get("return_token_ids") else {}
 
     def _trace(self, tokens: Sequence[Token]) -> Body:
         return {"trace": traces(tokens)} if self.asked.get("trace") else {}
@@ -165,7 +182,7 @@ class CompletionWriter(Writer):
 
     def _logprobs(self, tokens: Sequence[Token], offsets: Sequence[int]) -> Body:
         return {
-            "tokens": [token_key(token.id, self.tokenizer) for token in tokens],
+            "tokens": [self._key(token.id) for token in tokens],
             "token_logprobs": [logprob(token.logprob) for token in tokens],
             "top_logprobs": [self._top_logprobs(token) for token in tokens],
             "text_offset": list(offsets),
@@ -177,8 +194,11 @@ class CompletionWriter(Writer):
             return None
         named: Body = {}
         for id, value in token.top:
-            named.setdefault(token_key(id, self.tokenizer), logprob(value))
-        return named | {token_key(token.id, self.tokenizer): logprob(token.logprob)}
+            named.setdefault(self._key(id), logprob(value))
+        return named | {self._key(token.id): logprob(token.logprob)}
+
+    def _key(self, id: int) -> str:
+        return f"token_id:{id}" if self.asked.get("return_tokens_as_token_ids") else token_key(id, self.tokenizer)
 
 
 def token_key(id: int, tokenizer: Tokenizer) -> str:
@@ -199,5 +219,9 @@ def prepare(service: Service, body: Body) -> Job:
     length = body.get("max_tokens", DEFAULT_LENGTH)
     if scored is not None and top is not None:
         scored = max(scored, top)
-    params = sampling_params(body, max_tokens=length, logprobs=top, prompt_logprobs=scored)
+    format = body.get("response_format")
+    bound = answer_format(format, (format or {}).get("json_schema", {}).get("schema"))
+    if bound is not None and "constraint" in body:
+        raise RequestError("constraint and response_format bind the answer twice", "constraint")
+    params = sampling_params(body, max_tokens=length, logprobs=top, prompt_logprobs=scored, constraint=bound)
     return Job([(ids, params) for ids in prompt_ids(service, body, "prompt")], stream, defaults=defaults)

@@ -35,11 +35,21 @@ class WholeWriter:
 
     def __init__(self, service: Service, run: Run, body: Body) -> None:
         self.service, self.run, self.asked = service, run, body
-        self.id = f"{self.prefix}{secrets.token_hex(12)}"
+        self.id = f"{self.prefix}{body.get('request_id') or secrets.token_hex(12)}"
         self.tokenizer = service.llm.tokenizer
 
     def body(self) -> Body:
         raise NotImplementedError
+
+
+    def prompt_of(self, choice: Choice) -> int:
+        """Which prompt a choice answers."""
+        return choice.index // self.run.params[0].n
+
+    def scored(self, number: int) -> Sequence[Token | None]:
+        """The logprobs of a prompt's tokens, if they were asked for."""
+        first = self.run.choices[number * self.run.params[0].n].end
+        return first.prompt_logprobs if first is not None else ()
 
 
 class Writer(WholeWriter):
@@ -62,7 +72,7 @@ class Writer(WholeWriter):
 # From a body to a job -----------------------------------------------------------------------------------------------
 def sampling_params(body: Body, **more: Any) -> SamplingParams:
     """Parameters from a checked body; `more` are those that an endpoint has under other names."""
-    values = {name: body[name] for name in SAMPLING if name in body}
+    values = {name: body[name] for name in (*SAMPLING, "prompt_logprobs") if name in body}
     if not 0 <= values.get("seed", 0) <= MAX_SEED:
         values["seed"] %= MAX_SEED + 1
     if "constraint" in values:
@@ -126,11 +136,13 @@ def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
     )
     options = body.get("chat_template_kwargs", {})
     prompt = service.render(request.messages, toolbox, options, param=request.prompt_field, how=request.how)
+    echoes = body.get("echo") and prompt.is_continued
     return Job(
-        [(prompt.ids, chat.with_thinking(params, prompt))],
+        [(truncated(service, prompt.ids, body), chat.with_thinking(params, prompt))],
         stream=bool(body.get("stream")),
         is_chat=not prompt.is_continued,
-        syntax=chat.syntax(toolbox, prompt.begins),
+        syntax=chat.syntax(toolbox, prompt.begins, keeps_marks=not params.skip_special_tokens),
+        echo=request.messages[-1].get("content") or "" if echoes else "",
         warnings=list(prompt.warnings),
         prompt_field=request.prompt_field,
         length_field=request.length_field,
@@ -149,14 +161,20 @@ def finish_reason(choice: Choice) -> str | None:
 
 
 def ending(choice: Choice) -> Body:
-    """How a choice ended: OpenAI's word, and the stop string or stop token that ended it, under vLLM's name."""
+    """How a choice ended: OpenAI's word, and the stop string or stop token that ended it, under vLLM's name and under
+    SGLang's, which is told of the model's own end token too."""
     end = choice.end
     stop = end.stop if end is not None and end.reason == "stop" else None
-    return {"finish_reason": finish_reason(choice), "stop_reason": stop}
+    matched = end.stop if end is not None and end.reason in ("stop", "eos") else None
+    return {"finish_reason": finish_reason(choice), "stop_reason": stop, "matched_stop": matched}
 
 
 def usage(run: Run) -> Body:
+    """What was computed; of a run that is under way, what came so far."""
     prompt, completion, cached = run.usage
+    if not run.is_whole:
+        prompt = sum(len(ids) for ids, _ in run.job.prompts)
+        completion = sum(len(choice.tokens) for choice in run.choices)
     thought = sum(choice.message.num_reasoning_tokens for choice in run.choices)
     return {
         "prompt_tokens": prompt,
@@ -167,10 +185,50 @@ def usage(run: Run) -> Body:
     }
 
 
+def timings(run: Run) -> Body:
+    """llama.cpp's `timings`, of the first choice; of a run that is under way, those so far."""
+    choice, prompt = run.choices[0], len(run.job.prompts[0][0])
+    count = len(choice.tokens)
+    if choice.end is not None:
+        told = choice.end.timings
+        cached, read, wrote = choice.end.usage.cached_tokens, told.prefill, told.decode
+    else:
+        cached, read, wrote = 0, *run.clock(0)
+    return {
+        "cache_n": cached,
+        "prompt_n": prompt - cached,
+        "prompt_ms": 1e3 * read,
+        "prompt_per_token_ms": 1e3 * read / max(1, prompt - cached),
+        "prompt_per_second": (prompt - cached) / read if read else 0.0,
+        "predicted_n": count,
+        "predicted_ms": 1e3 * wrote,
+        "predicted_per_token_ms": 1e3 * wrote / max(1, count),
+        "predicted_per_second": max(0, count - 1) / wrote if wrote else 0.0,
+    }
+
+
 def prompt_ids(service: Service, body: Body, param: str) -> list[list[int]]:
     """The token ids of each of a request's prompts, which are in its field `param`."""
-    prompts = _prompts(body[param], param)
-    return [service.encode(prompt, param) if isinstance(prompt, str) else prompt for prompt in prompts]
+    special = body.get("add_special_tokens", True)
+    ids = [
+        service.encode(prompt, param, add_special=special) if isinstance(prompt, str) else prompt
+        for prompt in _prompts(body[param], param)
+    ]
+    return [truncated(service, each, body) for each in ids]
+
+
+def truncated(service: Service, ids: list[int], body: Mapping[str, Any]) -> list[int]:
+    """As many of a prompt's tokens as the request wants to keep."""
+    most = body.get("truncate_prompt_tokens")
+    if most is None:
+        return ids
+    if most < 0:
+        lengths = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+        answer = next((length for length in lengths if length is not None), 0)
+        most = max(1, service.llm.engine.context_length - max(1, answer))
+    if most == 0:
+        raise RequestError("truncate_prompt_tokens is 0; a prompt has at least one token", "truncate_prompt_tokens")
+    return ids[:most] if body.get("truncation_side") == "right" else ids[-most:]
 
 
 def _prompts(prompt: Any, param: str) -> list[str | list[int]]:
@@ -199,12 +257,28 @@ def logprob(value: float | None) -> float | None:
     return NEVER if value is not None and not math.isfinite(value) else value
 
 
-def token_entry(token: Token, tokenizer: Tokenizer) -> Body:
-    """A token as chat completions write it: text, bytes, logprob and alternatives."""
+def prompt_logprobs(ids: Sequence[int], scored: Sequence[Token | None], tokenizer: Tokenizer) -> list[Any]:
+    """A prompt's logprobs as vLLM writes them: for each token its own and the likeliest, by id; None for the first."""
+
+    def entry(id: int, value: float | None, rank: int | None) -> Body:
+        return {"logprob": logprob(value), "rank": rank, "decoded_token": tokenizer.token_text(id)}
+
+    written: list[Any] = []
+    for token in scored or [None] * len(ids):
+        if token is None or token.logprob is None:
+            written.append(None)
+            continue
+        top = {str(id): entry(id, value, rank) for rank, (id, value) in enumerate(token.top, 1)}
+        written.append({str(token.id): entry(token.id, token.logprob, token.rank), **top})
+    return written
+
+
+def token_entry(token: Token, tokenizer: Tokenizer, *, as_ids: bool = False) -> Body:
+    """A token as chat completions write it: text, bytes, logprob and alternatives. `as_ids`: ids in place of texts."""
 
     def entry(id: int, value: float | None) -> Body:
         return {
-            "token": tokenizer.token_text(id),
+            "token": f"token_id:{id}" if as_ids else tokenizer.token_text(id),
             "logprob": logprob(value),
             "bytes": list(tokenizer.token_bytes(id)),
             "id": id,

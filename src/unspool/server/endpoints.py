@@ -23,6 +23,7 @@ from unspool.server import (
     tokens,
 )
 from unspool.server.dialect import Body, WholeWriter
+from unspool.server.engines import translate
 from unspool.server.job import Job
 from unspool.server.kinds import Checker, Schema
 from unspool.server.service import Service
@@ -50,6 +51,11 @@ class Endpoint:
     schema: Schema
     answers: Generation | Direct
     example: Body
+
+    @property
+    def has_aliases(self) -> bool:
+        """Whether it takes other engines' fields."""
+        return "use_beam_search" in self.schema["properties"]
 
     @property
     def streams(self) -> bool:
@@ -229,13 +235,19 @@ def prepare(service: Service, endpoint: Endpoint, body: Body) -> Job | Body:
     large bodies; raises a RequestError for the first thing wrong."""
     checker = Checker(lenient=service.config.lenient)
     checker.check(endpoint.schema, body)
+    sent = translate(body) if endpoint.has_aliases else {}
     if "stream_options" in body and not body.get("stream"):
         raise RequestError("stream_options needs stream: true", "stream_options")
     service.check_model(body.get("model"))
     if not isinstance(endpoint.answers, Generation):
         warnings = {"unspool": {"warnings": checker.warnings}} if checker.warnings else {}
         return endpoint.answers(service, body) | warnings
-    job = endpoint.answers.prepare(service, body)
+    try:
+        job = endpoint.answers.prepare(service, body)
+    except RequestError as error:
+        error.param = sent.get(error.param or "", error.param)
+        raise
+    job.sent = sent
     job.warnings = [*checker.warnings, *job.warnings]
     return job
 

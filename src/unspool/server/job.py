@@ -32,6 +32,8 @@ class Job:
     syntax: AnswerSyntax | None = None  # of reasoning and tool calls in the answers
     warnings: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
+    sent: dict[str, str] = field(default_factory=dict)  # the other engines' names by which fields of ours came
+    echo: str = ""  # what an answer begins with before what is generated
     prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
     length_field: str = "max_tokens"
     outputs: list[list[int]] = field(default_factory=list)  # how the answers to each begin; empty: with nothing
@@ -56,6 +58,8 @@ class Run:
         self.done: asyncio.Future[None] = loop.create_future()
         self.done.add_done_callback(_retrieve)
         self._driver, self._metrics = driver, metrics
+        self._started = time.perf_counter()
+        self._first_text: list[float | None] = [None] * len(self.choices)  # when it came
         self._last_text: list[float | None] = [None] * len(self.choices)  # when the last text of each choice came
         self._num_left = len(self.choices)
         self._listener: Listener | None = None
@@ -99,6 +103,11 @@ class Run:
             total += LOGPROB_BYTES * (1 + params.prompt_logprobs) * sum(len(ids) for ids, _ in self.job.prompts)
         return total
 
+    def clock(self, index: int) -> tuple[float, float]:
+        """Seconds until a choice's first text came, and since then."""
+        first, now = self._first_text[index], time.perf_counter()
+        return (now - self._started, 0.0) if first is None else (first - self._started, now - first)
+
     def abort(self, reason: FinishReason = "abort") -> None:
         for one in self.submissions:
             self._driver.abort(one, reason)
@@ -132,6 +141,8 @@ class Run:
         choice = self.choices[index]
         delta = choice.push(event)
         if isinstance(event, Text):
+            if self._first_text[index] is None:
+                self._first_text[index] = time.perf_counter()
             self._last_text[index] = self._metrics.on_text(len(event.tokens), self._last_text[index])
         elif isinstance(event, Finished):
             self._metrics.on_finished(event, is_first=event.choice == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unspool.server import engines
 from unspool.server import fields as f
 from unspool.server.kinds import (
     Schema,
@@ -24,6 +25,7 @@ STREAM: dict[str, Schema] = {
     "stream_options": record(
         {
             "include_usage": flag(description="A last chunk with the usage."),
+            "continuous_usage_stats": flag(description="The usage so far in every chunk."),
             "include_obfuscation": inert(only(False, description="nothing is padded")),
         }
     ),
@@ -144,6 +146,7 @@ CHAT = record(
             "description": "How much to think: the template's variable of that name; else `none` turns thinking off "
             "and all others turn it on.",
         },
+        **engines.FOR_CHAT,
         **f.INERT,
         "functions": refused("replaced by tools"),
         "function_call": refused("replaced by tool_choice"),
@@ -167,6 +170,8 @@ COMPLETIONS = record(
         "logprobs": integer(0, f.MAX_TOP),
         "echo": flag(description="Begin with the prompt; with logprobs, its logprobs too."),
         "prompt_logprobs": integer(0, f.MAX_TOP),
+        "response_format": RESPONSE_FORMAT,
+        **engines.FOR_COMPLETIONS,
         **{name: f.INERT[name] for name in ("user", "safety_identifier", "metadata")},
         "suffix": refused("no model here fills in the middle"),
     },

@@ -105,9 +105,9 @@ class Service:
                 param,
             )
 
-    def encode(self, text: str, param: str) -> list[int]:
+    def encode(self, text: str, param: str, *, add_special: bool = True) -> list[int]:
         self.check_length([text], param)
-        return self.llm.encode(text)
+        return self.llm.tokenizer.encode(text, add_special=add_special)
 
     def render(
         self,
@@ -141,6 +141,7 @@ class Service:
         except RequestError as error:
             if error.param == "prompt":
                 error.param = job.prompt_field
+            error.param = job.sent.get(error.param or "", error.param)
             raise
         return run
 

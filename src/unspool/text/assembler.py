@@ -58,8 +58,8 @@ class Assembler:
 class TextAssembler(Assembler):
     """Nothing to look for, as mostly: all text is safe to show as soon as its characters are whole."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids)
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special=skip_special)
         self._held: list[Token] = []  # whose text is not out yet
 
     def push(self, token: Token, show: bool = True) -> Piece:
@@ -89,8 +89,10 @@ class MatchingAssembler(Assembler):
         stops: Sequence[str] = (),
         include_stop: bool = False,
         banned: Sequence[str] = (),
+        skip_special: bool = True,
     ) -> None:
         self._tokenizer, self._include_stop, self._prompt_ids = tokenizer, include_stop, prompt_ids
+        self._skip_special = skip_special
         self._stops = automaton(tuple(stops)) if stops else None
         self._banned = automaton(tuple(banned)) if banned else None
         self._emitted = 0  # characters shown
@@ -98,7 +100,7 @@ class MatchingAssembler(Assembler):
         self._reset()
 
     def _reset(self) -> None:
-        self._detokenizer = Detokenizer(self._tokenizer, prompt_ids=self._prompt_ids)
+        self._detokenizer = Detokenizer(self._tokenizer, skip_special=self._skip_special, prompt_ids=self._prompt_ids)
         self._stop_matcher = StopMatcher(self._stops, include=self._include_stop) if self._stops else None
         self._banned_matcher = StopMatcher(self._banned) if self._banned else None
         self._decoded = 0  # characters that the detokenizer gave
