@@ -136,7 +136,7 @@ class Message:
         """Whether there is one call and the request wants no other: the rest of the answer is not needed."""
         if self._parser is None or self._syntax is None or self._syntax.parallel:
             return False
-        return self._parser.num_calls > 0 and not self._parser.is_inside
+        return self._parser.num_calls > 0  # whole ones: another may have begun in the same piece of text
 
     def push(self, text: str, tokens: Sequence[Token] = ()) -> Sequence[Part]:
         """Add text, and the tokens that it is of; returns what is new."""
