@@ -14,6 +14,7 @@ from unspool.models.random import SHAPES, random_checkpoint
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--model", help="the default model's file, where it is not the one that was fetched")
+    parser.addoption("--chromium", default="", help="the browser of tests/web, which run only where one is named")
 
 
 @cache

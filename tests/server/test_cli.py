@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 from tests.server.test_load import LONG, raw_request, read_until
-from unspool.cli import main
+from unspool import web
+from unspool.cli import inspect, main, serve
+from unspool.cli.parser import UsageError
 from unspool.models.random import SHAPES, write_random_gguf
 
 
@@ -145,3 +147,20 @@ def test_ctrl_c_says_that_it_stops(model: Path) -> None:
     status, said = server.stop(signal.SIGINT)
     assert status == 0
     assert said.endswith("\nstopping\nstopped\n")
+
+
+def test_inspect_names_the_command_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "ASSETS", tmp_path)
+    with pytest.raises(UsageError, match="`make web`"):
+        inspect.main([])
+
+
+def test_inspect_tells_the_address_where_there_is_no_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "index.html").write_text("page")
+    monkeypatch.setattr(web, "ASSETS", tmp_path)
+    monkeypatch.setattr(inspect, "open_browser", lambda url: False)
+    monkeypatch.setattr(serve, "run", lambda namespace, on_start: on_start("http://127.0.0.1:1") or 0)
+    assert inspect.main(["R & D"]) == 0
+    assert "open http://127.0.0.1:1/?prompt=R+%26+D" in capsys.readouterr().err

@@ -85,7 +85,7 @@ class App {
 
   async load(): Promise<void> {
     this.caps = await api.capabilities();
-    this.machine = await api.machine();
+    this.machine = await api.machine().catch(() => null); // an engine in another process tells nothing of itself
     if (this.caps.has_template) this.asked = { ...this.asked, mode: this.asked.mode };
     this.isUp = true;
     this.changed();

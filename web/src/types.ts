@@ -112,7 +112,8 @@ export interface Step {
   number: number;
   start: number;
   seconds: number;
-  num_bytes: number;
+  num_bytes: number; // that it had to read
+  flops: number; // operations that it had to do
   works: Work[];
   waiting: number;
   blocks_free: number;
@@ -137,9 +138,8 @@ export interface Machine {
   device: string;
   kernels: string;
   bandwidth: { ceiling: number | null; fastest: number | null };
-  compute?: { ceiling: number | null; how?: string };
+  compute?: { ceiling: number | null };
   weights_bytes: number;
   kv_bytes_per_token: number;
-  parameters?: number;
   layers: number;
 }

@@ -4,7 +4,7 @@ vi.mock("uplot", () => ({ default: class {} }));
 const { lanes, latency } = await import("../src/charts.js");
 
 const step = (number: number, start: number, seconds: number, works: [number, number, number, number][]) => ({
-  number, start, seconds, num_bytes: 0, waiting: 0, blocks_free: 0,
+  number, start, seconds, num_bytes: 0, flops: 0, waiting: 0, blocks_free: 0,
   works: works.map(([request, at, tokens, samples]) => ({ request, start: at, tokens, samples })),
 });
 

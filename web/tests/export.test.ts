@@ -48,7 +48,7 @@ test("a table of the trace is safe for spreadsheets", () => {
 
 test("a timeline for Perfetto names its tracks once", () => {
   const work = { request: 3, start: 0, tokens: 5, samples: 1 };
-  const step = { number: 0, start: 1, seconds: 0.5, num_bytes: 9, works: [work], waiting: 0, blocks_free: 4 };
+  const step = { number: 0, start: 1, seconds: 0.5, num_bytes: 9, flops: 9, works: [work], waiting: 0, blocks_free: 4 };
   const { traceEvents } = JSON.parse(asPerfetto([step, { ...step, number: 1, start: 2, works: [{ ...work, start: 5, tokens: 1 }] }]));
   expect(traceEvents.filter((event: { name: string; args: { name?: string } }) => event.args.name === "request 3")).toHaveLength(1);
   expect(traceEvents.filter((event: { tid: number; ph: string }) => event.tid === 4 && event.ph === "X").map((event: { name: string }) => event.name)).toEqual(["prefill", "decode"]);

@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "chat": "talk to a model in the terminal",
     "explain": "answer a prompt and say why each token was chosen",
     "serve": "serve OpenAI's API on a port",
+    "inspect": "open a page that shows and steers how an answer comes about",
     "batch": "answer a file of requests, resumable",
     "plan": "what a model needs and how fast it can be, before it is loaded",
     "doctor": "find what makes a model misbehave",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,11 +29,20 @@ SIGTERM or Ctrl-C: no new requests, running ones get --drain seconds, then end w
 PACKAGES = "starlette uvicorn prometheus_client"
 
 
-def make_parser() -> Parser:
-    parser = Parser("serve", "[options]", DESCRIPTION, EPILOG)
+def make_parser(
+    command: str = "serve",
+    usage: str = "[options]",
+    description: str = DESCRIPTION,
+    epilog: str = EPILOG,
+    *,
+    port: int = 8000,
+    log: str = "text",
+) -> Parser:
+    """The options of a command that serves."""
+    parser = Parser(command, usage, description, epilog)
     group = parser.add_argument_group("where")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
-    group.add_argument("--port", type=int, default=8000, help="port (8000); 0 picks a free one")
+    group.add_argument("--port", type=int, default=port, help=f"port ({port}); 0 picks a free one")
     group.add_argument("--name", action="append", default=[], metavar="NAME", help="a name that the model answers to")
     group.add_argument(
         "--replicas", metavar="N|numa[:N]",
@@ -66,7 +75,7 @@ def make_parser() -> Parser:
     group.add_argument(
         "--stall-timeout", type=float, default=60.0, metavar="S", help="cut a reader that takes nothing (60)"
     )
-    group.add_argument("--log", metavar="FORMAT", default="text", help="access log on stderr: text, json or off (text)")
+    group.add_argument("--log", metavar="FORMAT", default=log, help=f"access log on stderr: text, json or off ({log})")
     group.add_argument("--metrics-prefix", default="unspool:", metavar="P", help="of the metrics' names (unspool:)")
     group.add_argument("--otel-endpoint", metavar="URL", help="send spans there by OTLP over HTTP (the otel extra)")
     flags.add_engine_flags(parser, serving=True)
@@ -75,7 +84,11 @@ def make_parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    namespace = make_parser().parse_args(argv)
+    return run(make_parser().parse_args(argv))
+
+
+def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> int:
+    """Serve until a signal. `on_start` is called with the server's address once it listens."""
     try:
         from unspool.server.listener import bind
         from unspool.server.run import serve
@@ -113,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     start_renderer()  # while the weights load
     llm, _ = load(namespace)
     with _published_events(llm, namespace):
-        serve(llm, config, sockets)
+        serve(llm, config, sockets, on_start)
     return 0
 
 

@@ -26,6 +26,7 @@ from unspool.version import VERSION
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
+    from unspool.models.costs import StepCosts
     from unspool.server.meter import StepRecord
 
 POLL_SECONDS = 0.1  # between looks at the engine's history, while somebody follows it
@@ -76,13 +77,14 @@ def _steps_after(service: Service, since: int) -> dict[str, Any]:
         "now": time.perf_counter(),
         "dropped": max(0, first - since - 1) if since >= 0 else 0,
         "sees_all": meter.sees_all,
-        "steps": [_step(step) for step in news[:MOST_STEPS]],
+        "steps": [_step(step, service.costs) for step in news[:MOST_STEPS]],
     }
 
 
-def _step(step: StepRecord) -> dict[str, Any]:
+def _step(step: StepRecord, costs: StepCosts) -> dict[str, Any]:
     names = ("request", "start", "tokens", "samples")
-    return {**asdict(step), "works": [dict(zip(names, work, strict=True)) for work in step.works]}
+    flops = sum(costs.prefill_flops(tokens, start) for _, start, tokens, _ in step.works)
+    return {**asdict(step), "flops": int(flops), "works": [dict(zip(names, work, strict=True)) for work in step.works]}
 
 
 # The cache ----------------------------------------------------------------------------------------------------------
@@ -134,6 +136,7 @@ async def machine(service: Service, request: Request) -> Response:
             "device": engine.ops.name,
             "kernels": engine.ops.kernel_set,
             "bandwidth": {"ceiling": meter.ceiling, "fastest": meter.fastest or None},
+            "compute": {"ceiling": meter.compute},
             "weights_bytes": meter.step_bytes,
             "kv_bytes_per_token": meter.kv_bytes,
             "layers": config.num_layers,

@@ -49,6 +49,7 @@ class Meter:
         self.seconds = 0.0
         self.num_bytes = 0.0
         self.ceiling: float | None = None  # bytes a second; None: not measured
+        self.compute: float | None = None  # operations a second, likewise
         self.fastest = 0.0  # bytes a second, of any step
         self._seen = (0.0, 0.0)
         self._scheduler = engine.scheduler
@@ -78,7 +79,8 @@ class Meter:
         """Learn the ceiling: from the file, or measured now, which takes a second and all of those threads."""
         from unspool.ceilings import ceilings
 
-        self.ceiling = ceilings("cpu", threads).bandwidth
+        found = ceilings("cpu", threads)
+        self.ceiling, self.compute = found.bandwidth, found.compute
 
     def utilization(self) -> float | None:
         """Of the steps since the last look, 0 to 1; None: the ceiling is unknown.

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,9 +30,11 @@ class Server(uvicorn.Server):
 
     servers: list[Any]  # uvicorn closes whatever is in it
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, on_start: Callable[[str], None] | None = None
+    ) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._on_start = service, on_start
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -59,7 +61,10 @@ class Server(uvicorn.Server):
         bound = sockets or bind(config.host, config.port)
         self.servers = [Listener(bound, gate, make)]
         self.started = True
-        announce(self._service, bound[0].getsockname()[1])
+        port = bound[0].getsockname()[1]
+        announce(self._service, port)
+        if self._on_start is not None:
+            self._on_start(address_here(config.host, port))
         # Beside the first requests, so that starting stays quick.
         self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
 
@@ -86,16 +91,23 @@ class Server(uvicorn.Server):
         log.info("stopped")
 
 
-def serve(llm: LLM, config: ServerConfig, sockets: list[socket.socket]) -> None:
+def serve(
+    llm: LLM, config: ServerConfig, sockets: list[socket.socket], on_start: Callable[[str], None] | None = None
+) -> None:
     """Serve on bound sockets until SIGINT or SIGTERM. Raises at the end if the engine failed meanwhile."""
     set_up_logging(config)
-    run(Service(llm, config), sockets)
+    run(Service(llm, config), sockets, on_start=on_start)
 
 
-def run(service: Service, sockets: list[socket.socket], app: Any = None) -> None:
+def run(
+    service: Service,
+    sockets: list[socket.socket],
+    app: Any = None,
+    on_start: Callable[[str], None] | None = None,
+) -> None:
     """Run a service's application (by default the one of all endpoints) on bound sockets until a signal ends it."""
     config = service.config
-    Server(uvicorn_config(app or build(service), config), service).run(sockets)
+    Server(uvicorn_config(app or build(service), config), service, on_start).run(sockets)
     if service.engine.failure is not None:
         raise service.engine.failure
 
@@ -129,11 +141,17 @@ def set_up_logging(config: ServerConfig) -> None:
     uvicorn_log.setLevel(logging.WARNING)
 
 
+def address_here(host: str, port: int) -> str:
+    """Where a browser on this machine finds a server; one that listens on every address is on the loopback too."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def announce(service: Service, port: int) -> None:
     config = service.config
     host = f"[{config.host}]" if ":" in config.host else config.host
     engine = service.llm.engine
-    log.info("unspool serves %s at http://%s:%d/v1 (docs: /docs)", service.name, host, port)
+    log.info("unspool serves %s at http://%s:%d/v1 (inspector: /, docs: /docs)", service.name, host, port)
     log.info(
         "context %s tokens, KV cache %s tokens, kernels %s",
         f"{engine.context_length:,}",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -30,6 +30,9 @@ from unspool.server.job import Job, Run
 from unspool.server.meter import Meter, attach
 from unspool.server.metrics import EngineCollector, Metrics
 from unspool.server.model import ServedModel
+
+if TYPE_CHECKING:
+    from unspool.models.costs import StepCosts
 
 LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
 SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
@@ -56,6 +59,14 @@ class Service:
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
         self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+
+    @cached_property
+    def costs(self) -> StepCosts:
+        """What the model's steps must read and compute at the least."""
+        from unspool.ceilings import costs_of
+
+        llm, _ = self.here
+        return costs_of(llm.checkpoint, llm.engine.config, llm.engine.ops.name)
 
     @property
     def here(self) -> tuple[LLM, Meter]:

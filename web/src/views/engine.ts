@@ -16,6 +16,7 @@ let log: Step[] = [];
 let map: CacheMap | null = null;
 let following: AbortController | null = null;
 let isPaused = false;
+let isElsewhere = false; // the engine is in another process, which shows none of its steps
 let zoom = 0; // seconds that are shown; 0: what belongs to the current answer
 let selected: number | null = null;
 const timeline = document.createElement("canvas");
@@ -43,6 +44,10 @@ export function follow(): void {
       }
     } catch (error) {
       if (error instanceof api.LostError) app.watch();
+      else if (error instanceof api.ApiError && error.status === 501) {
+        isElsewhere = true;
+        return;
+      }
     }
     following = null;
     if (!abort.signal.aborted) setTimeout(() => { if (app.isUp) follow(); else setTimeout(follow, 3000); }, 1500);
@@ -90,6 +95,7 @@ export function draftedOf(branch: Branch): Map<number, "accepted"> | null {
 }
 
 export function engineView(): TemplateResult {
+  if (isElsewhere) return html`<section class="panel"><h2>Engine</h2><p>The engine runs in another process, which does not show its steps here.</p></section>`;
   void lookAtCache();
   queueMicrotask(drawCanvases);
   const number = selected ?? app.current?.number ?? null;
@@ -159,15 +165,14 @@ function bandwidthShare(steps: readonly Step[]): number | null {
 
 function computeShare(steps: readonly Step[]): number | null {
   const most = app.machine?.compute?.ceiling ?? null;
-  const size = app.machine?.parameters ?? null;
   const seconds = steps.reduce((sum, step) => sum + step.seconds, 0);
-  if (most === null || size === null || !seconds) return null;
-  return (2 * size * steps.reduce((sum, step) => sum + step.works.reduce((all, work) => all + work.tokens, 0), 0)) / seconds / most;
+  if (most === null || !seconds) return null;
+  return steps.reduce((sum, step) => sum + step.flops, 0) / seconds / most;
 }
 
 function computeText(): string {
   const most = app.machine?.compute?.ceiling;
-  return most ? `of ${(most / 1e9).toFixed(0)} GFLOP/s` : "the ceiling is not measured yet";
+  return most ? `of ${(most / 1e9).toFixed(0)} G operations/s` : "the ceiling is not measured yet";
 }
 
 function latencyFacts(number: number, told: ReturnType<typeof latency>): TemplateResult {
