@@ -1,6 +1,7 @@
 """llama.cpp's own server, for benchmarks: in an environment of its own, made once under the cache directory.
 
-Run as a script by that environment's Python, it serves until it is ended: model, port, slots, context, threads.
+Run as a script by that environment's Python, it serves until it is ended: model, port, slots, context, threads, and
+whether it keeps the prompts of its slots (`cache`, which is its default and not ours: no prompt comes twice here).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def _serve(options: dict[str, object]) -> None:
     params.hostnames, params.port = ["127.0.0.1"], options["port"]
     params.n_parallel, params.n_ctx = options["slots"], options["context"]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
-    params.cont_batching, params.cache_prompt, params.warmup = True, False, True
+    params.cont_batching, params.cache_prompt, params.warmup = True, bool(options.get("cache")), True
     params.n_gpu_layers, params.verbosity = 0, -1
     server = xllamacpp.Server(params)
     print(json.dumps({"address": server.listening_address, "build": str(xllamacpp.BUILD_INFO)}), flush=True)

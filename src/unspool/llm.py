@@ -289,6 +289,11 @@ class LLM(Model):
         assert scored is not None
         return scored
 
+    def score_many(self, texts: Sequence[Prompt], top: int = 0) -> list[list[Token | None]]:
+        """`score` of several texts, which run as one batch."""
+        results = self._answer([self._score(text, top) for text in texts])
+        return [result.prompt_logprobs or [] for result in results]
+
     def fork(
         self,
         result: Result,

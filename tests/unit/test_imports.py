@@ -24,7 +24,7 @@ LAYERS = (
     ("engine",),
     ("llm", "planning"),
     ("async_llm",),
-    ("server", "doctor", "bench"),
+    ("server", "doctor", "evaluation", "bench"),
     ("cluster",),
     ("cli",),
     ("__main__",),

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "open a page that shows and steers how an answer comes about",
     "batch": "answer a file of requests, resumable",
     "plan": "what a model needs and how fast it can be, before it is loaded",
+    "score": "how likely a model finds a text: perplexity, bits per byte, each token",
     "doctor": "find what makes a model misbehave",
     "pull": "fetch a model",
     "models": "list the models that are here",
