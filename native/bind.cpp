@@ -234,12 +234,20 @@ Activation activation_of(const std::string& name) {
 }
 
 // The parts of a row, and how many of its values are normed.
+RowPart::Kind part_kind_of(const std::string& name) {
+    if (name == "copy") return RowPart::COPY;
+    if (name == "rms") return RowPart::RMS;
+    if (name == "centered") return RowPart::CENTERED;
+    if (name == "scaled") return RowPart::SCALED;
+    throw nb::value_error("a part is copied, scaled or normed");
+}
+
 std::pair<std::vector<RowPart>, int64_t> parts_of(const std::vector<std::tuple<int, int, std::string>>& given, int width) {
     std::vector<RowPart> parts;
     int64_t normed = 0;
     for (const auto& [start, size, kind] : given) {
         if (start < 0 || size < 1 || start > width - size) throw nb::value_error("a part beyond its row");
-        parts.push_back({start, size, kind == "copy" ? RowPart::COPY : kind == "rms" ? RowPart::RMS : RowPart::CENTERED});
+        parts.push_back({start, size, part_kind_of(kind)});
         if (kind != "copy") normed += size;
     }
     return {parts, normed};
@@ -372,7 +380,7 @@ void bind_building(nb::class_<Program>& program) {
             [](Program& self, Given x, int width, const std::vector<std::tuple<int, int, std::string>>& parts,
                std::optional<Array<float, 1>> weight, float eps, Given out) {
                 const auto [found, normed] = parts_of(parts, width);
-                if (normed && !weight) throw nb::value_error("normed parts need weights");
+                if (normed && !weight) throw nb::value_error("scaled and normed parts need weights");
                 self.arrange(operand(x), width, found, pointer(weight, normed), eps, operand(out));
             },
             nb::keep_alive<1, 5>(), "x"_a, "width"_a, "parts"_a, "weight"_a.none(), "eps"_a, "out"_a)

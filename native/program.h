@@ -79,7 +79,7 @@ struct AfterLinear {
 
 // What a row is put together of: columns of another row, normed with the next weights or as they are.
 struct RowPart {
-    enum Kind : int { COPY, RMS, CENTERED };
+    enum Kind : int { COPY, RMS, CENTERED, SCALED };
     int start, width;
     Kind kind;
 };

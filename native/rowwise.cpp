@@ -58,7 +58,9 @@ struct Arrange : RowByRow {
             if (part.kind == RowPart::COPY) {
                 memcpy(to, from, static_cast<size_t>(part.width) * 4);
             } else {
-                if (part.kind == RowPart::RMS) kernels.norm(from, next, nullptr, part.width, eps, to);
+                if (part.kind == RowPart::SCALED)
+                    for (int i = 0; i < part.width; i++) to[i] = from[i] * next[i];
+                else if (part.kind == RowPart::RMS) kernels.norm(from, next, nullptr, part.width, eps, to);
                 else kernels.layer_norm(from, next, nullptr, nullptr, part.width, eps, to);
                 next += part.width;
             }

@@ -53,6 +53,8 @@ def causal(kind: str, **differs: Any) -> Callable[[], Any]:
 
 SIGMOID = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
            "routed_scaling_factor": 1.5}  # fmt: skip
+GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "final_logit_softcapping": 30.0,
+          "vocab_size_per_layer_input": 96}  # fmt: skip
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -94,6 +96,26 @@ QWEN_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads"
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 
 MODELS: dict[str, Callable[[], Any]] = {
+    "gemma4-images": wrapped(
+        "Gemma4Config",
+        GEMMA4
+        | {
+            "pad_token_id": 5,
+            "layer_types": pattern("sf"),
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 16,
+        },
+        {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "head_dim": 8,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "patch_size": 4,
+            "position_embedding_size": 16,
+        },
+    ),
     "gemma3-images": wrapped(
         "Gemma3Config",
         {
@@ -179,6 +201,37 @@ MODELS: dict[str, Callable[[], Any]] = {
     "minimax-m2": causal(
         "MiniMaxM2Config", intermediate_size=32, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3
     ),
+    "gemma4": causal(
+        "Gemma4TextConfig",
+        **GEMMA4,
+        num_hidden_layers=4,
+        layer_types=pattern("sfsf"),
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=16,
+        num_key_value_heads=1,
+    ),
+    "gemma4-dense": causal(
+        "Gemma4TextConfig",
+        **GEMMA4,
+        num_hidden_layers=3,
+        layer_types=pattern("ssf"),
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+    ),
+    "gemma4-moe": causal(
+        "Gemma4TextConfig",
+        **GEMMA4,
+        layer_types=pattern("sf"),
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=3,
+        moe_intermediate_size=32,
+    ),
     "qwen2-moe-sliding": causal(
         "Qwen2MoeConfig",
         **EXPERTS,
@@ -222,7 +275,8 @@ def write(name: str) -> None:
     torch.manual_seed(sum(name.encode()))
     model = MODELS[name]().eval()
     randomize(model)
-    ids = torch.randint(model.config.get_text_config().vocab_size, (1, TOKENS))
+    first = 8 if name == "gemma4-images" else 0  # those before stand for images, and Gemma 4 reads padding instead
+    ids = torch.randint(first, model.config.get_text_config().vocab_size, (1, TOKENS))
     with torch.no_grad():
         logits = model(ids).logits[0].float()
     logprobs = torch.log_softmax(logits[:-1].double(), 1).gather(1, ids[0, 1:, None])[:, 0].float()

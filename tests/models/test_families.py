@@ -89,5 +89,9 @@ UNLISTED["gpt-oss"] = (
     *(f"blk.{layer}.{name}" for layer in range(2) for name in ("ffn_down_exps", "attn_sinks")),
 )
 UNLISTED["qwen3-vl-moe"] = (*UNLISTED["granite-moe"], *(f"blk.{layer}.ffn_down_exps" for layer in range(2)))
+_scales = tuple(f"blk.{layer}.layer_output_scale" for layer in range(4))
+UNLISTED |= dict.fromkeys(("gemma4", "gemma4-dense", "gemma4-images"), _scales)
+_moe = ("ffn_gate_up_exps", "ffn_down_exps", "ffn_gate_inp")
+UNLISTED["gemma4-moe"] = (*_scales, *(f"blk.{layer}.{name}" for layer in range(2) for name in _moe))
 for _name in ("glm4-moe", "glm4-moe-groups", "minimax-m2"):
     UNLISTED[_name] = tuple(f"blk.{layer}.exp_probs_b" for layer in range(3))

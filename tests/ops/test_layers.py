@@ -13,7 +13,7 @@ import pytest
 from tests.ops.conftest import ISAS, distance, make_batch
 from unspool.config import EngineConfig
 from unspool.models.decoder import Decoder, tensor_shapes
-from unspool.models.layers import Architecture, Attention, Glu, Layer, LayerNorm, Mlp, RmsNorm
+from unspool.models.layers import Architecture, Attention, Glu, Layer, LayerNorm, Mlp, RmsNorm, TokenInput, TokenInputs
 from unspool.models.registry import architecture_of
 from unspool.models.rotary import Rotary
 from unspool.models.shapes import TINY
@@ -91,12 +91,18 @@ WHOLE = {
     "learned positions": {"num_positions": 48},
     "scales": {"embedding_scale": 8.0, "logit_scale": 0.5, "logit_softcap": 3.0},
     "a norm of embeddings, a bias of the head": {"embedding_norm": LayerNorm(1e-5), "head_bias": True},
+    "inputs of each token, and a scale of each layer": {
+        "token_inputs": TokenInputs(16),
+    },
     "a last norm with a bias, and a tied head": {"norm": LayerNorm(1e-5), "tied_embeddings": True},
 }
 CPU_MODELS = {"values of other sizes": (layer_of(replace(ATTENTION, value_dim=32)), layer_of(ATTENTION))}
 
 
 def architecture(layers: Sequence[Layer], **changes: Any) -> Architecture:
+    if "token_inputs" in changes:
+        taken = TokenInput(changes["token_inputs"].width, "gelu_tanh", NORM)
+        layers = [*(replace(layer, scaled=True) for layer in layers[:-1]), replace(layers[-1], token_input=taken)]
     return replace(Architecture(VOCABULARY, HIDDEN, tuple(layers), NORM, tied_embeddings=False), **changes)
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Protocol
 from unspool.models.rotary import Rotary
 from unspool.models.tensors import TensorReader
 from unspool.ops import Batch, Experts, KVCache, Matrix, Ops, Rope, Rows, Vector
+from unspool.ops.routing import Routing
 from unspool.ops.storage import Storage
 
 # Residual streams: what a block computes is added to `residual`, where one is given.
@@ -77,6 +78,10 @@ class Mixer(Protocol):
 
 class FeedForward(Protocol):
     """The part of a layer that looks at one position alone."""
+
+    @property
+    def routing(self) -> Routing | None:
+        """Which of its experts a row uses; None: it has none."""
 
     def row_width(self, hidden: int) -> int:
         """The most values that it computes for a row at once, for memory plans, where a row has `hidden`."""

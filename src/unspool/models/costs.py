@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from unspool.config import ModelConfig
 from unspool.models.attention import Attention
 from unspool.models.layers import Architecture
-from unspool.models.moe import Moe
 from unspool.models.registry import architecture_of
 from unspool.ops.storage import state_bytes
 from unspool.weights.weight import Weight
@@ -91,7 +90,9 @@ def step_costs(
     architecture = architecture_of(config)
     tied = config.tied_embeddings
     routed = {
-        index: layer.ffn.routing for index, layer in enumerate(architecture.layers) if isinstance(layer.ffn, Moe)
+        index: layer.ffn.routing
+        for index, layer in enumerate(architecture.layers)
+        if layer.ffn is not None and layer.ffn.routing is not None
     }
     dense, row, head, experts = 0.0, 0.0, 0.0, dict.fromkeys(routed, 0.0)
     for weight in weights:

@@ -23,6 +23,8 @@ class Decoder:
         rows, norm = architecture.num_positions, architecture.embedding_norm
         self.positions = None if rows is None else reader.matrix(("position_embd.weight", rows, hidden))
         self.embedding_norm = None if norm is None else norm.bind(reader, "token_embd_norm", hidden)
+        inputs, count = architecture.token_inputs, len(architecture.layers)
+        self.token_inputs = None if inputs is None else inputs.bind(reader, vocabulary, hidden, count)
         self.layers = [
             layer.bind(Place(reader, index, hidden, ropes=ropes)) for index, layer in enumerate(architecture.layers)
         ]
@@ -46,8 +48,9 @@ class Decoder:
         x = ops.embed(batch, self.embedding, model.embedding_scale, self.positions)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x, None)
+        inputs = None if self.token_inputs is None else self.token_inputs(x, batch)
         for layer in self.layers:
-            x = layer(x, batch, kv)
+            x = layer(x, batch, kv, inputs)
         x = self.norm(ops.take(x, batch), None)
         return ops.logits(x, self.head, model.logit_softcap, self.head_bias, model.logit_scale)
 

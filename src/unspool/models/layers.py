@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from unspool.config import Activation
 from unspool.models.attention import Attention
@@ -18,8 +20,13 @@ from unspool.models.blocks import (
     Place,
     RmsNorm,
 )
-from unspool.ops import Batch, KVCache, Rows
+from unspool.models.tensors import TensorReader
+from unspool.ops import Batch, KVCache, Part, Rows
 from unspool.ops.storage import Storage, Widths
+
+# The stream, the batch, the cache, and the model's TokenInputs, where it has some.
+LayerFunction = Callable[[Rows, Batch, KVCache, tuple[Rows, Rows] | None], Rows]
+TokenInputsFunction = Callable[[Rows, Batch], tuple[Rows, Rows]]
 
 __all__ = [
     "Architecture",
@@ -35,6 +42,8 @@ __all__ = [
     "Norm",
     "Place",
     "RmsNorm",
+    "TokenInput",
+    "TokenInputs",
 ]
 
 
@@ -47,6 +56,7 @@ class Glu:
     bias: bool = False
     fused: bool = False  # one tensor, ffn_up, has the gate and then the up projection
     suffix: str = ""  # of the tensors' names: "_shexp" for a shared expert
+    routing: ClassVar[None] = None
 
     def row_width(self, hidden: int) -> int:
         return self.width
@@ -74,6 +84,7 @@ class Mlp:
     width: int
     activation: Activation = "gelu"
     bias: bool = False
+    routing: ClassVar[None] = None
 
     def row_width(self, hidden: int) -> int:
         return self.width
@@ -87,6 +98,48 @@ class Mlp:
         def forward(x: Rows, residual: Rows | None) -> Rows:
             inner = ops.linear(x, up, bias, activation=self.activation)
             return ops.linear(inner, down, down_bias, residual, scale=scale)
+
+        return forward
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """What a model knows of each token for each layer, beside the stream: `width` values from a table of its own, and
+    as many that are projected from the embedding. `TokenInput` is how a layer takes its share."""
+
+    width: int
+
+    def bind(self, reader: TensorReader, vocabulary: int, hidden: int, num_layers: int) -> TokenInputsFunction:
+        ops, values, embedding_scale = reader.ops, num_layers * self.width, math.sqrt(self.width)
+        table = reader.matrix(("per_layer_token_embd.weight", vocabulary, values))
+        projection = reader.matrix(("per_layer_model_proj.weight", values, hidden))
+        scale = 1 / math.sqrt(hidden)
+
+        def inputs(x: Rows, batch: Batch) -> tuple[Rows, Rows]:
+            return ops.embed(batch, table, embedding_scale), ops.linear(x, projection, scale=scale)
+
+        return inputs
+
+
+@dataclass(frozen=True)
+class TokenInput:
+    """The end of a layer: x + norm(W_proj · (activation(W_gate · x) · (embedded + norm(projected)) / √2))"""
+
+    width: int
+    activation: Activation
+    norm: Norm
+
+    def bind(self, place: Place) -> Callable[[Rows, tuple[Rows, Rows]], Rows]:
+        ops, width, activation = place.ops, self.width, self.activation
+        gate, projection = place.matrix(("inp_gate", width, place.hidden)), place.matrix(("proj", place.hidden, width))
+        norm = self.norm.bind(place.reader, f"blk.{place.layer}.post_norm", place.hidden)
+        input_norm = self.norm.bind(place.reader, "per_layer_proj_norm", width)
+        own = [Part(place.layer * width, width)]
+
+        def forward(x: Rows, inputs: tuple[Rows, Rows]) -> Rows:
+            embedded, projected = (ops.arrange(each, own) for each in inputs)
+            both = ops.multiply(input_norm(projected, embedded), ops.linear(x, gate), activation)
+            return norm(ops.linear(both, projection, scale=math.sqrt(0.5)), x)
 
         return forward
 
@@ -110,8 +163,10 @@ class Layer:
     parallel: bool = False
     residual_scale: float = 1.0  # of what mixer and feed-forward add to the stream
     ffn_norm_name: str = "ffn_norm"  # of the tensor
+    token_input: TokenInput | None = None  # after the feed-forward
+    scaled: bool = False  # the layer's result is times a number of the file, where it has one
 
-    def bind(self, place: Place) -> Callable[[Rows, Batch, KVCache], Rows]:
+    def bind(self, place: Place) -> LayerFunction:
         def bound(norm: Norm | None, name: str) -> NormFunction | None:
             return None if norm is None else norm.bind(place.reader, f"blk.{place.layer}.{name}", place.hidden)
 
@@ -123,9 +178,9 @@ class Layer:
         ffn_norm = bound(self.ffn_norm, self.ffn_norm_name)
         ffn = None if self.ffn is None else self.ffn.bind(place)
         ffn_post_norm = bound(self.ffn_post_norm, "post_ffw_norm")
-        parallel = self.parallel
+        parallel, finish = self.parallel, self._bind_end(place)
 
-        def forward(x: Rows, batch: Batch, kv: KVCache) -> Rows:
+        def blocks(x: Rows, batch: Batch, kv: KVCache) -> Rows:
             normed = x if norm is None else norm(x, None)
             mixed = mixer(normed, x, batch, kv) if post_norm is None else post_norm(mixer(normed, None, batch, kv), x)
             if ffn is None:
@@ -136,7 +191,21 @@ class Layer:
                 normed = ffn_norm(x, None)
             return ffn(normed, mixed) if ffn_post_norm is None else ffn_post_norm(ffn(normed, None), mixed)
 
-        return forward
+        return lambda x, batch, kv, inputs: finish(blocks(x, batch, kv), inputs)
+
+    def _bind_end(self, place: Place) -> Callable[[Rows, tuple[Rows, Rows] | None], Rows]:
+        """What comes after the feed-forward."""
+        ops, whole = place.ops, [Part(0, place.hidden, "scaled")]
+        take = None if self.token_input is None else self.token_input.bind(place)
+        name = f"blk.{place.layer}.layer_output_scale.weight"
+        scale = place.reader.repeated(name, place.hidden) if self.scaled else None
+
+        def finish(x: Rows, inputs: tuple[Rows, Rows] | None) -> Rows:
+            if take is not None and inputs is not None:
+                x = take(x, inputs)
+            return x if scale is None else ops.arrange(x, whole, scale)
+
+        return finish
 
 
 @dataclass(frozen=True)
@@ -154,6 +223,7 @@ class Architecture:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    token_inputs: TokenInputs | None = None
 
     @property
     def storage(self) -> tuple[Storage, ...]:

@@ -25,6 +25,7 @@ class Moe:
     expert_bias: bool = False
     shared_width: int = 0  # of the expert that every row uses; 0: there is none
     shared_gate: bool = False  # the shared expert counts sigmoid(gate · x)
+    fused: bool = False  # one tensor, ffn_gate_up_exps, has each expert's gate and then its up projection
 
     def row_width(self, hidden: int) -> int:
         """What the experts of a row read and write."""
@@ -37,7 +38,7 @@ class Moe:
         routing = replace(self.routing, scale=self.routing.scale * place.residual_scale)
         if self.choice_bias:
             routing = replace(routing, choice_bias=place.vector(("exp_probs_b.bias", count)))
-        experts, shared = self._bind_experts(place), self._bind_shared(place)
+        experts, shared = self.bind_experts(place), self._bind_shared(place)
 
         def forward(x: Rows, residual: Rows | None) -> Rows:
             if shared is not None:
@@ -46,14 +47,17 @@ class Moe:
 
         return forward
 
-    def _bind_experts(self, place: Place) -> ExpertWeights:
+    def bind_experts(self, place: Place) -> ExpertWeights:
         count, width, hidden = self.routing.num_experts, self.width, place.hidden
         gate_up_bias = down_bias = None
+        parts = [("ffn_gate_exps", width), ("ffn_up_exps", width)]
+        if self.fused:
+            parts = [("ffn_gate_up_exps", 2 * width)]
         if self.expert_bias:
             gate_up_bias = place.expert_vectors(count, ("ffn_gate_exps.bias", width), ("ffn_up_exps.bias", width))
             down_bias = place.expert_vectors(count, ("ffn_down_exps.bias", hidden))
         return ExpertWeights(
-            gate_up=place.experts(count, ("ffn_gate_exps", width, hidden), ("ffn_up_exps", width, hidden)),
+            gate_up=place.experts(count, *((name, rows, hidden) for name, rows in parts)),
             down=place.experts(count, ("ffn_down_exps", hidden, width)),
             activation=self.activation,
             gate_up_bias=gate_up_bias,

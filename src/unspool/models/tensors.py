@@ -63,6 +63,11 @@ class TensorReader:
         """A vector's values, or None where the checkpoint does not have it."""
         return self._take([(name, (size,))])[0].floats() if name in self._weights else None
 
+    def repeated(self, name: str, times: int) -> Vector | None:
+        """A vector of one number many times, or None where the checkpoint does not have it."""
+        values = self.optional_floats(name, 1)
+        return None if values is None else self.ops.vector([encode_weight(name, np.full(times, values[0], np.float32))])
+
     def _take(self, wanted: Sequence[tuple[str, tuple[int, ...]]]) -> list[Weight]:
         parts = []
         for name, shape in wanted:
@@ -100,6 +105,10 @@ class ShapeRecorder(TensorReader):
 
     def vector(self, *parts: tuple[str | None, int]) -> Vector:
         self.shapes |= {name: (size,) for name, size in parts if name is not None}
+
+    def repeated(self, name: str, times: int) -> Vector | None:
+        self.shapes[name] = (1,)
+        return None
 
     def row(self, name: str, width: int) -> Matrix:
         self.shapes[name] = (width,)

@@ -13,6 +13,7 @@ from unspool.weights.fields import Fields
 # Hugging Face's class of the whole, and the family of its text part, or the families by the text part's model_type.
 TEXT_FAMILIES: dict[str, str | dict[str, str]] = {
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "Mistral3ForConditionalGeneration": {"mistral": "mistral", "ministral3": "mistral3"},
     "Qwen2VLForConditionalGeneration": "qwen2",
     "Qwen2_5_VLForConditionalGeneration": "qwen2",

@@ -49,11 +49,14 @@ class Rope:
 
 @dataclass(frozen=True)
 class Part:
-    """Columns of a row, copied or normed: by the root of their mean square, or by their deviation from the mean."""
+    """Columns of a row: copied, times their weights ("scaled"), or normed and then times their weights.
+
+    Norms are by the root of the mean square, or by the deviation from the mean.
+    """
 
     start: int
     width: int
-    norm: Literal["copy", "rms", "centered"] = "copy"
+    norm: Literal["copy", "rms", "centered", "scaled"] = "copy"
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ class Ops(Protocol):
         """x · activation(gate), value by value"""
 
     def arrange(self, x: Rows, parts: Sequence[Part], weight: Vector | None = None, eps: float = 0.0) -> Rows:
-        """Rows put together of parts of x; `weight` has the weights of normed parts, one after the other."""
+        """Rows put together of parts of x; `weight` has the weights of all parts but copied ones, in order."""
 
     def moe(self, x: Rows, scores: Rows, routing: Routing, experts: ExpertWeights, residual: Rows | None) -> Rows:
         """residual + Σ weight_e · down_e(activation(gate_e · x) · (up_e · x)) over the experts e of each row.

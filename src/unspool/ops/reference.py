@@ -163,8 +163,11 @@ class ReferenceOps:
             values = x[:, part.start : part.start + part.width]
             if part.norm != "copy":
                 assert weight is not None
-                norm = rms_norm if part.norm == "rms" else centered_norm
-                values = norm(values, weight[used : used + part.width], eps)
+                by = weight[used : used + part.width]
+                if part.norm == "scaled":
+                    values = values * by
+                else:
+                    values = (rms_norm if part.norm == "rms" else centered_norm)(values, by, eps)
                 used += part.width
             made.append(values)
         return np.concatenate(made, axis=1)

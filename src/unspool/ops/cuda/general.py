@@ -138,7 +138,7 @@ def arrange_kernel(
     X_SIZE: tl.constexpr, OUT_SIZE: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A part of a row: the table says where it starts, how wide it is, where it goes, what is done to it (0 nothing, 1
-    rms, 2 centered) and where its weights begin."""
+    rms, 2 centered, 3 scaled) and where its weights begin."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, part = tl.program_id(0).to(tl.int64), table + tl.program_id(1) * 5
@@ -154,6 +154,8 @@ def arrange_kernel(
             by = tl.load(weight + first + column, mask=inside, other=0.0)
             if kind == 1:
                 y = normed(y, inside, size, eps, False, D) * by
+            elif kind == 3:
+                y = y * by
             else:
                 y = normed(y, inside, size, eps, True, D) * by
     tl.store(out + row * OUT_SIZE + target + column, y.to(out.dtype.element_ty), mask=inside)

@@ -50,7 +50,8 @@ class Shared:
         if node not in self.tables:
             rows, target, weight = [], 0, 0
             for part in node.parts:
-                rows.append((part.start, part.width, target, ("copy", "rms", "centered").index(part.norm), weight))
+                kind = ("copy", "rms", "centered", "scaled").index(part.norm)
+                rows.append((part.start, part.width, target, kind, weight))
                 target += part.width
                 weight += 0 if part.norm == "copy" else part.width
             self.tables[node] = torch.tensor(rows, dtype=torch.int32, device=self.step.device)
