@@ -186,6 +186,17 @@ def test_responses_tell_what_they_are_made_of() -> None:
         ({"beam": {"width": 2}, "trace": True}, "trace", "invalid_value"),
         ({"order": ["top_k", "nonsense"]}, "order[1]", "invalid_value"),
         ({"constraint": {"kind": "regex", "value": "("}}, "constraint", "constraint_refused"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"contains": {}}}}},
+            "response_format", "constraint_refused",
+        ),
+        (
+            {
+                "tools": [WEATHER, {"type": "function", "function": {"name": "x", "parameters": {"contains": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools[1].function.parameters", "constraint_refused",
+        ),
         ({"stream_options": {"chunk": 1}}, "stream_options.chunk", "unknown_parameter"),
         (
             {

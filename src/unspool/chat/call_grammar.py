@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from unspool.chat.call_formats import CallFormat
 from unspool.chat.tools import MAX_SCHEMA_BYTES, Tool, Toolbox
@@ -76,11 +77,36 @@ def _any_function(toolbox: Toolbox) -> str:
 
 def _function_rule(index: int, tool: Tool, format: CallFormat, tokenizer: Tokenizer) -> str:
     """One call's object. The schema stands as a grammar of its own, so that its references keep their root."""
-    schema = json.dumps(tool.parameters) if tool.parameters else '{"type": "object"}'
+    schema = json.dumps(_arguments(tool.parameters or {}))
     if format.argues:
         return f"function_{index}: {_quoted(tool.name)} {_mark(format.argues, tokenizer)} %json {schema}"
     head = f'{{"{format.name_key}": {json.dumps(tool.name)}, "{format.key}": '
     return f'function_{index}: {_quoted(head)} %json {schema} "}}"'
+
+
+def _arguments(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a call's arguments. A function that names no parameters takes none."""
+    names_none = not parameters.get("properties") and parameters.keys() <= _NAMES_NO_PARAMETERS
+    return {**parameters, "type": "object", "additionalProperties": False} if names_none else parameters
+
+
+_NAMES_NO_PARAMETERS = frozenset({"type", "properties", "required", "title", "description", "$schema", "strict"})
+
+
+def refusal_of(error: RequestError, field: str, toolbox: Toolbox, tokenizer: Tokenizer) -> RequestError:
+    """A refused constraint in the words of whoever sent it as `field`, or as schemas of tools: the tool is named."""
+    from unspool.sampling.constraint import compile_constraint
+
+    reason = str(error).removeprefix("constraint: ")
+    for index, tool in enumerate(toolbox.tools if toolbox.binds else ()):
+        if tool in toolbox.callable:
+            place = f"tools[{index}].function.parameters"
+            schema = Constraint("json_schema", dict(_arguments(tool.parameters or {})))
+            try:
+                compile_constraint(schema, tokenizer, param=place)
+            except RequestError as refused:
+                return refused
+    return RequestError(f"{field}: {reason}", field, error.code)
 
 
 def _mark(mark: str, tokenizer: Tokenizer) -> str:

@@ -146,6 +146,8 @@ def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
         warnings=list(prompt.warnings),
         prompt_field=request.prompt_field,
         length_field=request.length_field,
+        format_field="constraint" if request.format is None else request.format_field,
+        toolbox=toolbox,
     )
 
 

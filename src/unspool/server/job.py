@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 from unspool.chat.answers import AnswerSyntax, Message
+from unspool.chat.model_chat import NO_TOOLS
+from unspool.chat.tools import Toolbox
 from unspool.engine.driver import Submission
 from unspool.events import Event, Finished, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
@@ -36,6 +38,8 @@ class Job:
     echo: str = ""  # what an answer begins with before what is generated
     prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
     length_field: str = "max_tokens"
+    format_field: str = "constraint"  # what says how the answer must look
+    toolbox: Toolbox = NO_TOOLS
     outputs: list[list[int]] = field(default_factory=list)  # how the answers to each begin; empty: with nothing
     asked: int = 0  # the prompt whose answer was asked for, where others run beside it
 

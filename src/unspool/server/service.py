@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unspool.chat.call_grammar import refusal_of
 from unspool.chat.guard import texts_in
 from unspool.chat.model_chat import RenderedPrompt
 from unspool.chat.tools import Toolbox
@@ -152,6 +153,9 @@ class Service:
         except RequestError as error:
             if error.param == "prompt":
                 error.param = job.prompt_field
+            if error.param == "constraint":
+                field = job.sent.get("constraint", job.format_field)
+                raise refusal_of(error, field, job.toolbox, self.llm.tokenizer) from None
             error.param = job.sent.get(error.param or "", error.param)
             raise
         return run

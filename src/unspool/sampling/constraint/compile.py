@@ -54,10 +54,9 @@ def compile_constraint(
                 raise Refused(problem)
             compiled = Compiled(root, made.text, made.special)
         except Refused as refused:
-            raise RequestError(f"the {constraint.kind} constraint: {refused}", param, "constraint_refused") from None
+            raise RequestError(f"{param}: {refused}", param, "constraint_refused") from None
         except RecursionError:
-            reason = f"the {constraint.kind} constraint nests too deeply"
-            raise RequestError(reason, param, "constraint_refused") from None
+            raise RequestError(f"{param}: it nests too deeply", param, "constraint_refused") from None
         _kept.put(key, compiled)
     text = compiled.text
 
@@ -80,7 +79,7 @@ async def compile_async(
         return await asyncio.wait_for(work, limits.seconds)
     except TimeoutError:
         raise RequestError(
-            f"the {constraint.kind} constraint takes more than {limits.seconds:g} s to compile",
+            f"{param}: the {constraint.kind} takes more than {limits.seconds:g} s to compile",
             param,
             "constraint_refused",
         ) from None
