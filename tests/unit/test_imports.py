@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "unspool"
 # inside functions count too. The numpy sampling stages are the specification of the GPU's, so they are below `ops`.
 LAYERS = (
     ("errors", "version", "digest", "lazy", "events", "plan", "web"),
-    ("isolation", "strict_json", "machine", "quiet", "hardware", "params", "cache"),
+    ("isolation", "strict_json", "machine", "quiet", "hardware", "params", "cache", "user_config"),
     ("text", "sampling"),
     ("weights", "drafter"),
     ("config",),

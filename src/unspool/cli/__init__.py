@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "find what makes a model misbehave",
     "pull": "fetch a model",
     "models": "list the models that are here",
+    "config": "names, aliases and the default model",
     "bench": "run a benchmark",
 }
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 2, 130, 141

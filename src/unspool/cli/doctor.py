@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser
+from unspool.user_config import default_model
 
 if TYPE_CHECKING:
     from unspool.doctor import Finding
@@ -30,7 +31,7 @@ STYLE = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser("doctor", "[MODEL] [options]", DESCRIPTION, EPILOG)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help="as for run's -m (smollm2)")
+    parser.add_argument("model", metavar="MODEL", nargs="?", default=default_model(), help="as run's -m (%(default)s)")
     parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="as for run: a shape instead of a model")
     parser.add_argument("--try", dest="is_tried", action="store_true", help="run the model briefly too")
     parser.add_argument("--quick", action="store_true", help="do not decode the weights")

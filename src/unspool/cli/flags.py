@@ -15,6 +15,7 @@ from unspool.config import EngineConfig
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams, kinds, registry
 from unspool.params.kinds import Bias, Integer, Number, Order, Text, Texts, TokenIds, Word
 from unspool.params.registry import BY_NAME, PARAMETERS, Parameter
+from unspool.user_config import default_model
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.|$)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
@@ -287,8 +288,9 @@ ENGINE_FLAGS = (
 def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False) -> None:
     group = parser.add_argument_group("model and engine")
     group.add_argument(
-        "-m", "--model", metavar="MODEL", default="smollm2",
-        help="smollm2 (the default), a GGUF file, a Hugging Face directory, or a hub id (org/name[:file or quant])",
+        "-m", "--model", metavar="MODEL", default=default_model(),
+        help="a GGUF file, a Hugging Face directory, a hub id (org/name[:file or quant]), smollm2, or a name of "
+        "`unspool config` (%(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--random", metavar="SHAPE[:FORMAT]",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser, UsageError
+from unspool.user_config import default_model
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     parser = Parser("plan", "[MODEL] [options]", DESCRIPTION, EPILOG)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help="as for run's -m (smollm2)")
+    parser.add_argument("model", metavar="MODEL", nargs="?", default=default_model(), help="as run's -m (%(default)s)")
     parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="as for run: a shape instead of a model")
     parser.add_argument("--on", metavar="NAME", help="hardware that is not here: h100, rtx-4090, m4-max, …; list: all")
     parser.add_argument("--memory", type=size, metavar="SIZE", help="of that hardware, where it is not the usual one")

