@@ -320,6 +320,19 @@ void bind_experts(nb::class_<Program>& program) {
             },
             "routed"_a, "x"_a, "residual"_a.none(), "width"_a, "out"_a)
         .def(
+            "join",
+            [](Program& self, Given x, int x_width, Given y, int y_width, Given out) {
+                self.join(operand(x), x_width, operand(y), y_width, operand(out));
+            },
+            "x"_a, "x_width"_a, "y"_a, "y_width"_a, "out"_a)
+        .def(
+            "linear_heads",
+            [](Program& self, Given x, const std::vector<const Matrix*>& heads, Given out) {
+                const bool whole = !heads.empty() && heads[0]->whole();
+                self.linear_heads(operand(x), checked_experts(heads, whole ? "whole" : "coarse"), operand(out));
+            },
+            nb::keep_alive<1, 3>(), "x"_a, "heads"_a, "out"_a)
+        .def(
             "scale_rows",
             [](Program& self, Given x, Given logit, Given residual, int width, Given out) {
                 self.scale_rows(operand(x), operand(logit), operand(residual), width, operand(out));

@@ -177,6 +177,8 @@ public:
     void gated(Forms x, const Matrix* weight, const float* bias, Activation activation, Operand out);
     void multiply(Operand x, Operand gate, int width, Activation activation, Operand out);
     void arrange(Operand x, int width, std::vector<RowPart> parts, const float* weight, float eps, Operand out);
+    void join(Operand x, int x_width, Operand y, int y_width, Operand out);
+    void linear_heads(Operand x, std::vector<const Matrix*> heads, Operand out);
     void attention(Operand qkv, AttentionShape shape, Forms out);
     void take(Operand x, int width, Forms out);
     void quantize(Operand x, int width, Forms out);

@@ -69,7 +69,30 @@ struct Arrange : RowByRow {
     }
 };
 
+struct Join : RowByRow {
+    Operand x, y;
+    int x_width, y_width;
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
+        const float* first = program.floats(x, step, thread);
+        const float* second = program.floats(y, step, thread);
+        float* outs = program.floats(out, step, thread);
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t row = program.row_at(out, unit);
+            float* to = outs + row * (x_width + y_width);
+            memcpy(to, first + row * x_width, static_cast<size_t>(x_width) * 4);
+            memcpy(to + x_width, second + row * y_width, static_cast<size_t>(y_width) * 4);
+        }
+    }
+};
+
 }  // namespace
+
+void Program::join(Operand x, int x_width, Operand y, int y_width, Operand out) {
+    auto join = std::make_unique<Join>();
+    join->x = x, join->x_width = x_width, join->y = y, join->y_width = y_width, join->out = out;
+    instructions_.push_back(std::move(join));
+}
 
 void Program::multiply(Operand x, Operand gate, int width, Activation activation, Operand out) {
     auto multiply = std::make_unique<Multiply>();

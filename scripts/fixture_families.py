@@ -93,6 +93,11 @@ SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 QWEN_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
              "embed_dim": 16, "patch_size": 4, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
              "num_position_embeddings": 16}  # fmt: skip
+# Latent attention; a cache keeps 32 + 16 values of a token.
+MLA = {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24,
+       "num_hidden_layers": 3, "first_k_dense_replace": 1}  # fmt: skip
+MLA_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32.0, "beta_slow": 1.0}
+GROUPS = {"n_group": 4, "topk_group": 2}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -197,6 +202,33 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "glm4-moe-groups": causal(
         "Glm4MoeConfig", **SIGMOID, head_dim=16, n_group=4, topk_group=2, first_k_dense_replace=0
+    ),
+    "deepseek-v2-lite": causal(
+        "DeepseekV2Config", **MLA, **SIGMOID, q_lora_rank=None, rope_parameters=MLA_YARN, topk_method="greedy"
+    ),
+    "deepseek-v2": causal(
+        "DeepseekV2Config", **MLA, **SIGMOID, **GROUPS, q_lora_rank=24, topk_method="group_limited_greedy"
+    ),
+    "deepseek-v3": causal(
+        "DeepseekV3Config",
+        **MLA,
+        **SIGMOID,
+        **GROUPS,
+        q_lora_rank=24,
+        rope_parameters=MLA_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "glm4-moe-lite": causal(
+        "Glm4MoeLiteConfig",
+        **{key: value for key, value in MLA.items() if key != "first_k_dense_replace"},
+        **SIGMOID,
+        q_lora_rank=24,
+        rms_norm_eps=1e-6,
+    ),
+    "mistral4": lambda: transformers.Mistral4ForCausalLM(
+        transformers.Mistral4Config(
+            **COMMON | MLA | SIGMOID | {"first_k_dense_replace": 0}, q_lora_rank=24, rope_parameters=GROWTH,
+            n_group=1, topk_group=1, attn_implementation="eager",
+        )
     ),
     "minimax-m2": causal(
         "MiniMaxM2Config", intermediate_size=32, head_dim=16, rotary_dim=8, num_local_experts=8, num_experts_per_tok=3

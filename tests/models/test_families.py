@@ -95,3 +95,7 @@ _moe = ("ffn_gate_up_exps", "ffn_down_exps", "ffn_gate_inp")
 UNLISTED["gemma4-moe"] = (*_scales, *(f"blk.{layer}.{name}" for layer in range(2) for name in _moe))
 for _name in ("glm4-moe", "glm4-moe-groups", "minimax-m2"):
     UNLISTED[_name] = tuple(f"blk.{layer}.exp_probs_b" for layer in range(3))
+for _name in ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4"):  # and k_b and v_b
+    _parts = ("attn_k_b", "attn_v_b", "exp_probs_b")
+    UNLISTED[_name] = tuple(f"blk.{layer}.{part}" for layer in range(3) for part in _parts)
+UNLISTED["mistral4"] += tuple(f"blk.{layer}.ffn_{part}_exps" for layer in range(3) for part in ("gate", "up", "down"))

@@ -14,6 +14,7 @@ from tests.ops.conftest import ISAS, distance, make_batch
 from unspool.config import EngineConfig
 from unspool.models.decoder import Decoder, tensor_shapes
 from unspool.models.layers import Architecture, Attention, Glu, Layer, LayerNorm, Mlp, RmsNorm, TokenInput, TokenInputs
+from unspool.models.mla import Mla
 from unspool.models.registry import architecture_of
 from unspool.models.rotary import Rotary
 from unspool.models.shapes import TINY
@@ -96,7 +97,11 @@ WHOLE = {
     },
     "a last norm with a bias, and a tied head": {"norm": LayerNorm(1e-5), "tied_embeddings": True},
 }
-CPU_MODELS = {"values of other sizes": (layer_of(replace(ATTENTION, value_dim=32)), layer_of(ATTENTION))}
+LATENT = Mla(4, latent_dim=32, plain_dim=16, value_dim=24, rotary=Rotary(16, 1e4, "interleaved"), scale=0.2, norm=NORM)
+CPU_MODELS = {
+    "latents": (layer_of(LATENT), layer_of(replace(LATENT, query_dim=40, growth=0.3, period=4)), layer_of(ATTENTION)),
+    "values of other sizes": (layer_of(replace(ATTENTION, value_dim=32)), layer_of(ATTENTION)),
+}
 
 
 def architecture(layers: Sequence[Layer], **changes: Any) -> Architecture:
@@ -111,8 +116,8 @@ def random_weights(model: Architecture, seed: int, format: str = "f32") -> dict[
     weights = {}
     for name, shape in tensor_shapes(TINY, model).items():
         values = rng.standard_normal(shape).astype(np.float32)
-        values = values / math.sqrt(shape[1]) if len(shape) == 2 else 0.3 * values + (not name.endswith(".bias"))
-        weights[name] = encode_weight(name, values, format if len(shape) == 2 else "f32")
+        values = values / math.sqrt(shape[-1]) if len(shape) > 1 else 0.3 * values + (not name.endswith(".bias"))
+        weights[name] = encode_weight(name, values, format if len(shape) > 1 else "f32")
     return weights
 
 

@@ -64,15 +64,16 @@ def gguf_keys(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def split_experts(stack: Weight, config: ExpertConfig) -> list[Weight]:
+def split_experts(stack: Weight, config: ExpertConfig, *, may_be_transposed: bool = True) -> list[Weight]:
     """A tensor of all experts of a layer as GGUF has it: of gates over up projections, two tensors.
 
-    Hugging Face names it NAME.gate_up_proj or NAME.down_proj, and stores [expert, out, in] or [expert, in, out].
+    Hugging Face names it NAME.gate_up_proj or NAME.down_proj, and stores [expert, out, in] or, where it may be
+    transposed, [expert, in, out].
     """
     is_down = "down" in stack.name
     out, into = (config.hidden_size, config.expert_width) if is_down else (2 * config.expert_width, config.hidden_size)
     count = config.num_experts
-    if stack.shape == (count, into, out):
+    if may_be_transposed and stack.shape == (count, into, out):
         stack = encode_weight(stack.name, np.ascontiguousarray(stack.dequantize().swapaxes(1, 2)), stack.format)
     if stack.shape != (count, out, into):
         raise ModelError(f"tensor {stack.name} has shape {list(stack.shape)}; {[count, out, into]} was expected")

@@ -39,15 +39,17 @@ def common(
     eps_key: str = RMS_EPS,
     rope_style: RopeStyle = "half",
     experts: bool = False,
+    latent: bool = False,
 ) -> dict[str, Any]:
-    """ModelConfig's fields; `theta` is the family's, for files that do not name one; `experts`: it may have some."""
+    """ModelConfig's fields; `theta` is the family's, for files that do not name one; `experts`: it may have some.
+    `latent`: keys and values are latents, of which the file says more under other names."""
     if not experts and keys.integer("expert_count", 0, low=0):
         keys.fail("expert_count", f"a {keys.prefix.removesuffix('.')} with experts is not supported")
     heads = keys.integer("attention.head_count", high=MAX_HEADS)
     hidden = keys.integer("embedding_length", high=MAX_WIDTH)
     head_dim = keys.integer("attention.key_length", even_share(hidden, heads), high=MAX_HEAD_DIM)
     value_dim = keys.integer("attention.value_length", head_dim)
-    if value_dim != head_dim:
+    if value_dim != head_dim and not latent:
         keys.fail("attention.value_length", f"{value_dim} differs from attention.key_length {head_dim}")
     window = keys.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
     rope_dim = keys.integer("rope.dimension_count", head_dim, high=MAX_HEAD_DIM) if rotates else 0

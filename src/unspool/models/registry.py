@@ -45,6 +45,8 @@ GGUF = {
     "glm4": "glm4",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
+    "deepseek2": "deepseek_v3",
+    "mistral4": "mistral4",
     "qwen2vl": "qwen2",
     "qwen3vl": "qwen3",
     "qwen3vlmoe": "qwen3_moe",
@@ -75,7 +77,13 @@ HUGGING_FACE = {
     "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "Mistral4ForCausalLM": "mistral4",
 }
+# Families whose GGUF files have another one's name.
+GGUF_TOO = {"mistral": "llama", "mixtral": "llama", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}
 FAMILIES = tuple(dict.fromkeys([*GGUF.values(), *HUGGING_FACE.values()]))
 
 
@@ -125,7 +133,7 @@ def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
 
 def gguf_name(architecture: str) -> str:
     """What GGUF files call a family."""
-    names = {family: name for name, family in reversed(GGUF.items())} | {"mistral": "llama", "mixtral": "llama"}
+    names = {family: name for name, family in reversed(GGUF.items())} | GGUF_TOO
     if architecture not in names:
         raise ModelError(f"architecture {architecture!r} has no GGUF keys; {', '.join(names)} have")
     return names[architecture]

@@ -79,6 +79,7 @@ class AttentionSpec:
     sinks: Vector | None = None  # a score of each head that takes its share of the softmax and has no value
     growth: float = 0.0  # queries are times 1 + growth · log(1 + ⌊position / period⌋)
     period: int = 1
+    latent: bool = False  # values are the last value_dim channels of keys: rows have none, and caches need none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
@@ -86,7 +87,8 @@ class AttentionSpec:
     @property
     def row_width(self) -> int:
         """Values in a row of queries, and of keys and values where they are stored."""
-        kept = self.num_kv_heads * (self.head_dim + self.value_dim) if self.stores else 0
+        values = 0 if self.latent else self.value_dim
+        kept = self.num_kv_heads * (self.head_dim + values) if self.stores else 0
         return self.num_heads * self.head_dim + kept
 
 
@@ -190,6 +192,12 @@ class Ops(Protocol):
 
     def arrange(self, x: Rows, parts: Sequence[Part], weight: Vector | None = None, eps: float = 0.0) -> Rows:
         """Rows put together of parts of x; `weight` has the weights of all parts but copied ones, in order."""
+
+    def join(self, x: Rows, y: Rows) -> Rows:
+        """Rows of x, and behind each the row of y"""
+
+    def linear_heads(self, x: Rows, weight: Experts) -> Rows:
+        """Rows of heads side by side, each times a matrix of its own: x_h · weight_hᵀ"""
 
     def moe(self, x: Rows, scores: Rows, routing: Routing, experts: ExpertWeights, residual: Rows | None) -> Rows:
         """residual + Σ weight_e · down_e(activation(gate_e · x) · (up_e · x)) over the experts e of each row.

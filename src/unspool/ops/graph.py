@@ -178,6 +178,37 @@ class Moe(Node):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Join(Node):
+    """Rows of x, and behind each the row of y."""
+
+    x: Node
+    y: Node
+
+    @property
+    def width(self) -> int:
+        return self.x.width + self.y.width
+
+
+class PreparedMatrices(PreparedMatrix, Protocol):
+    """One matrix for each head, all of one shape."""
+
+    @property
+    def count(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearHeads(Node):
+    """Each head's part of a row times a matrix of its own."""
+
+    x: Node
+    matrices: PreparedMatrices
+
+    @property
+    def width(self) -> int:
+        return self.matrices.count * self.matrices.out_features
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ScaleRows(Node):
     x: Node
     logit: Node
@@ -378,6 +409,13 @@ class RecordingOps:
         if normed != (0 if weight is None else len(weight)):
             raise EngineError(f"{normed} values are normed; there are {0 if weight is None else len(weight)} weights")
         return Arrange(x, tuple(parts), weight, eps)
+
+    def join(self, x: Node, y: Node) -> Node:
+        return Join(x, y)
+
+    def linear_heads(self, x: Node, weight: PreparedMatrices) -> Node:
+        expect_width(x, weight.count * weight.in_features, f"the input of {weight.name}")
+        return LinearHeads(x, weight)
 
     def moe(
         self, x: Node, scores: Node, routing: Routing, experts: ExpertWeights, residual: Node | None = None

@@ -40,7 +40,8 @@ class ReferenceKV:
             if storage.kv is not None:
                 place = (num_blocks, engine.block_size, storage.kv.num_heads)
                 self.keys[layer] = np.zeros((*place, storage.kv.key_dim), dtype)
-                self.values[layer] = np.zeros((*place, storage.kv.value_dim), dtype)
+                value_dim = 0 if storage.kv.latent else storage.kv.value_dim
+                self.values[layer] = np.zeros((*place, value_dim), dtype)
             for state in storage.states:
                 self.states[layer, state.name] = np.zeros((num_states, *state.shape), np.float32)
         self._arrays = [*self.keys.values(), *self.values.values()]
@@ -172,6 +173,17 @@ class ReferenceOps:
             made.append(values)
         return np.concatenate(made, axis=1)
 
+    def join(self, x: Array, y: Array) -> Array:
+        return np.concatenate([x, y], axis=1)
+
+    def linear_heads(self, x: Array, weight: Array) -> Array:
+        heads = x.reshape(len(x), len(weight), -1)
+        y = np.empty((len(x), *weight.shape[:2]), np.float32)
+        for r in range(len(x)):
+            for h in range(len(weight)):
+                y[r, h] = weight[h] @ heads[r, h]
+        return y.reshape(len(x), -1)
+
     def experts(self, parts: Sequence[Sequence[Weight]]) -> Array:
         return np.stack([self.matrix(each) for each in parts])
 
@@ -222,6 +234,8 @@ class ReferenceOps:
                 blocks, offsets = batch.tables[s][seen // kv.block_size], seen % kv.block_size
                 keys = kv.keys[spec.layer][blocks, offsets].astype(np.float32)
                 values = kv.values[spec.layer][blocks, offsets].astype(np.float32)
+                if spec.latent:
+                    values = keys[..., -spec.value_dim :]
                 out[r] = attend(q[r], keys, values, spec)
         return out.reshape(len(qkv), -1)
 
@@ -286,7 +300,7 @@ def split_heads(qkv: Array, spec: AttentionSpec) -> tuple[Array, Array, Array]:
     return (
         q.reshape(len(qkv), spec.num_heads, spec.head_dim),
         k.reshape(len(qkv), kv_heads, spec.head_dim),
-        v.reshape(len(qkv), kv_heads, spec.value_dim),
+        v.reshape(len(qkv), kv_heads, 0 if spec.latent else spec.value_dim),
     )
 
 

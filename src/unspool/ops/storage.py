@@ -17,6 +17,7 @@ class KeyValues:
     key_dim: int
     value_dim: int
     window: int | None = None  # keys further back are never read again; None: all are
+    latent: bool = False  # values are the last channels of keys: a cache may keep the keys alone
 
     @property
     def values_per_token(self) -> int:

@@ -13,7 +13,7 @@ from unspool.machine import num_cores
 from unspool.ops import Batch, KVCache
 from unspool.ops.cpu.float_rows import FloatRows
 from unspool.ops.cpu.kv import CpuKV
-from unspool.ops.cpu.lower import Lowering, expand_experts, find_last, matrix_of, multiplied
+from unspool.ops.cpu.lower import Lowering, expand_experts, expand_latents, find_last, matrix_of, multiplied
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import Embed, Product, RecordingOps, only_wanted_rows, record
 from unspool.ops.storage import Storage, Widths
@@ -74,7 +74,7 @@ class CpuOps(RecordingOps):
 
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CpuStep:
         assert isinstance(kv, CpuKV)
-        graph = expand_experts(only_wanted_rows(record(forward, kv)))
+        graph = expand_latents(expand_experts(only_wanted_rows(record(forward, kv))))
         last = find_last(graph)
         for node in graph.nodes:
             if isinstance(node, Embed) or (isinstance(node, Product) and node in last):

@@ -35,6 +35,10 @@ class CpuExperts:
             raise EngineError(f"{self.name}: experts of one layer differ in shape or format")
 
     @property
+    def count(self) -> int:
+        return len(self.matrices)
+
+    @property
     def wants_q8(self) -> bool:
         return bool(self.matrices[0].native.wants_q8)
 

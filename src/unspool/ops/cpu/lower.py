@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import unspool._native as _native
 from unspool.errors import EngineError
+from unspool.ops import Part
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import (
     Arrange,
@@ -19,8 +20,10 @@ from unspool.ops.graph import (
     Embed,
     Gated,
     Graph,
+    Join,
     LayerNorm,
     Linear,
+    LinearHeads,
     Logits,
     Moe,
     Multiply,
@@ -271,6 +274,8 @@ def multiplied(node: Node) -> list[CpuMatrix]:
     """The weights that a node multiplies by, which are packed for it."""
     if isinstance(node, Product):
         return [matrix_of(node)]
+    if isinstance(node, LinearHeads):
+        return list(node.matrices.matrices)  # type: ignore[attr-defined]
     return node.matrices if isinstance(node, NativeNode) else []
 
 
@@ -286,6 +291,23 @@ def expand_experts(graph: Graph) -> Graph:
         changed = any(inputs[role] is not each for role, each in node.inputs.items())
         same = replace(node, **inputs) if changed else node
         renamed[node] = experts.expand(same) if isinstance(same, Moe) else same
+    return Graph(renamed[graph.output])
+
+
+def expand_latents(graph: Graph) -> Graph:
+    """The graph with values of their own where attention reads them from keys: kernels read keys channel by channel and
+    values token by token, so the cache keeps a latent twice."""
+    renamed: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs: dict[str, Any] = {role: renamed[each] for role, each in node.inputs.items()}
+        changed = any(inputs[role] is not each for role, each in node.inputs.items())
+        same = replace(node, **inputs) if changed else node
+        if isinstance(same, Attention) and same.spec.latent:
+            width, values = same.x.width, same.spec.value_dim
+            parts = (Part(0, width), Part(width - values, values)) if same.spec.stores else (Part(0, width),)
+            rows = Arrange(same.x, parts, None, 0.0, narrow=same.x.narrow)
+            same = replace(same, x=rows, spec=replace(same.spec, latent=False))
+        renamed[node] = same
     return Graph(renamed[graph.output])
 
 
@@ -361,6 +383,24 @@ def _multiply(low: Lowering, program: Any, node: Multiply) -> None:
     )
 
 
+def _join(low: Lowering, program: Any, node: Join) -> None:
+    program.join(
+        x=low.operand(node.x, "f32"),
+        x_width=node.x.width,
+        y=low.operand(node.y, "f32"),
+        y_width=node.y.width,
+        out=low.operand(node, "f32"),
+    )
+
+
+def _linear_heads(low: Lowering, program: Any, node: LinearHeads) -> None:
+    program.linear_heads(
+        x=low.operand(node.x, "f32"),
+        heads=[matrix.native for matrix in multiplied(node)],
+        out=low.operand(node, "f32"),
+    )
+
+
 def _arrange(low: Lowering, program: Any, node: Arrange) -> None:
     program.arrange(
         x=low.operand(node.x, "f32"),
@@ -422,6 +462,8 @@ EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     Norm: _norm,
     LayerNorm: _norm,
     Multiply: _multiply,
+    Join: _join,
+    LinearHeads: _linear_heads,
     Arrange: _arrange,
     Linear: _linear,
     Logits: _logits,
