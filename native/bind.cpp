@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -101,7 +102,8 @@ void check_tiles(const Matrix& matrix, const std::string& rows) {
 // Row after row, as plain memory: to make it an array of numpy's would import numpy.
 nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
                                                  Array<int64_t, 1> slots, Array<int32_t, 1> starts,
-                                                 Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) {
+                                                 Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows,
+                                                 Array<int32_t, 1> states, Array<int32_t, 1> saves) {
     Program& program = nb::cast<Program&>(self);
     if (positions.size() != ids.size() || slots.size() != ids.size())
         throw nb::value_error("ids, positions and slots differ in length");
@@ -116,7 +118,11 @@ nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t,
                     tables.data(),
                     static_cast<int64_t>(tables.shape(1)),
                     static_cast<int64_t>(logit_rows.size()),
-                    logit_rows.data()};
+                    logit_rows.data(),
+                    static_cast<int64_t>(states.size()),
+                    static_cast<int64_t>(saves.size()),
+                    states.data(),
+                    saves.data()};
     const std::string wrong = program.check(step);
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());
     const float* out;
@@ -340,6 +346,50 @@ void bind_experts(nb::class_<Program>& program) {
             "x"_a, "logit"_a, "residual"_a.none(), "width"_a, "out"_a);
 }
 
+// Where a state of so many floats lies in the cache.
+void check_state(const Program& program, int layer, int64_t offset, int64_t floats) {
+    const KvCache& kv = program.kv();
+    if (layer < 0 || layer >= kv.num_layers() || offset < 0 || offset + 4 * floats > kv.shape(layer).state_bytes)
+        throw nb::value_error("a layer's state has no such place");
+}
+
+void bind_recurrent(nb::class_<Program>& program) {
+    program
+        .def(
+            "short_conv",
+            [](Program& self, Given x, int width, int layer, int64_t offset, int channels, int taps,
+               Array<float, 1> weight, std::optional<Array<float, 1>> bias, const std::string& activation, int start,
+               int before, int after, Given out) {
+                if (channels < 1 || taps < 2 || start < 0 || std::max({start, before, after}) > width - channels)
+                    throw nb::value_error("a convolution beyond its rows");
+                check_state(self, layer, offset, static_cast<int64_t>(taps - 1) * channels);
+                self.short_conv(operand(x), width,
+                                {layer, offset, channels, taps,
+                                 pointer(weight, static_cast<int64_t>(channels) * taps), pointer(bias, channels),
+                                 activation_of(activation), start, before, after},
+                                operand(out));
+            },
+            nb::keep_alive<1, 9>(), "x"_a, "width"_a, "layer"_a, "offset"_a, "channels"_a, "taps"_a, "weight"_a,
+            "bias"_a.none(), "activation"_a, "start"_a, "before"_a, "after"_a, "out"_a)
+        .def(
+            "recurrence",
+            [](Program& self, Given x, Given gates, bool is_delta, int layer, int64_t offset, int heads, int key_heads,
+               int key_dim, int value_dim, std::tuple<int, int, int> columns, bool tiled, Array<float, 1> rate,
+               Array<float, 1> bias, std::optional<Array<float, 1>> skip, float eps, Given out) {
+                if (heads < 1 || key_heads < 1 || heads % key_heads || key_dim < 1 || value_dim < 1)
+                    throw nb::value_error("heads that cannot be");
+                check_state(self, layer, offset, static_cast<int64_t>(heads) * key_dim * value_dim);
+                const auto [q, k, v] = columns;
+                self.recurrence(operand(x), operand(gates),
+                                {is_delta, layer, offset, heads, key_heads, key_dim, value_dim, q, k, v, tiled,
+                                 pointer(rate, heads), pointer(bias, heads), pointer(skip, heads), eps},
+                                operand(out));
+            },
+            nb::keep_alive<1, 13>(), nb::keep_alive<1, 14>(), nb::keep_alive<1, 15>(), "x"_a, "gates"_a, "is_delta"_a,
+            "layer"_a, "offset"_a, "heads"_a, "key_heads"_a, "key_dim"_a, "value_dim"_a, "columns"_a, "tiled"_a,
+            "rate"_a, "bias"_a, "skip"_a.none(), "eps"_a, "out"_a);
+}
+
 void bind_building(nb::class_<Program>& program) {
     program
         .def(
@@ -499,11 +549,13 @@ void bind_program(nb::module_& m) {
                  return self.add_rope({inv_freq.data(), inv_freq.data() + inv_freq.size()}, interleaved, scale);
              })
         .def("run", [](nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int64_t, 1> slots,
-                       Array<int32_t, 1> starts, Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows) {
-            return run(self, ids, positions, slots, starts, tables, logit_rows);
+                       Array<int32_t, 1> starts, Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows,
+                       Array<int32_t, 1> states, Array<int32_t, 1> saves) {
+            return run(self, ids, positions, slots, starts, tables, logit_rows, states, saves);
         });
     bind_building(program);
     bind_experts(program);
+    bind_recurrent(program);
 }
 
 }  // namespace unspool

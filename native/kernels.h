@@ -88,6 +88,18 @@ struct Panel {
     OutlierColumns outliers;
 };
 
+// One token and one head of a recurrent layer, or some of its columns.
+struct Recurrence {
+    float* state;  // [rows][stride], of which these columns
+    int64_t stride;
+    int rows, columns;
+    const float *q, *k;  // [rows]
+    const float* v;      // [columns]
+    float decay, beta, skip;
+    bool is_delta;
+    float* out;  // [columns]
+};
+
 struct Kernels {
     const char* name;
     // Numbers of rows that the tile kernels take at once, largest first, ending in 1.
@@ -117,6 +129,10 @@ struct Kernels {
     void (*activate)(float* x, int n, Activation activation);
     // out = x · activation(gate)
     void (*multiply)(const float* x, const float* gate, int n, Activation activation, float* out);
+
+    // state = decay · state + k · (beta · (v - what the decayed state has for k, in a delta rule)); out = stateᵀq + skip · v.
+    // The sums over rows have one order.
+    void (*recur)(const Recurrence& of);
 
     // A head of n channels, rotated and arranged; there is room behind for as many.
     void (*turn)(const float* x, const Rotation& by, const Arrangement& as, int n, float* out);

@@ -155,6 +155,16 @@ std::string Program::check(const Step& s) const {
         for (int64_t i = 0; i < s.sequences * s.table_width; i++)
             if (s.tables[i] < 0 || s.tables[i] >= kv_->blocks)
                 return text("block", s.tables[i], " is outside the cache's ", kv_->blocks);
+    if (kv_ && kv_->state_bytes() > 0) {
+        if (s.num_states != s.sequences) return text("a state for each of", s.sequences, " sequences is needed, not ",
+                                                        s.num_states);
+        if (s.num_saves != 0 && s.num_saves != s.rows) return text("saves of", s.num_saves, " rows; the step has ", s.rows);
+        for (int64_t i = 0; i < s.sequences; i++)
+            if (s.states[i] < 0 || s.states[i] >= kv_->states)
+                return text("state", s.states[i], " is outside the cache's ", kv_->states);
+        for (int64_t i = 0; i < s.num_saves; i++)
+            if (s.saves[i] >= kv_->states) return text("state", s.saves[i], " is outside the cache's ", kv_->states);
+    }
     for (int64_t i = 0; i < s.num_logits; i++)
         if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.rows)
             return text("logit row", s.logit_rows[i], " is outside the step's ", s.rows);
@@ -354,11 +364,11 @@ void Program::measure() {
         ids[i] = static_cast<int32_t>(part * static_cast<uint64_t>(vocabulary) >> 32);
         positions[i] = i, slots[i] = i;
     }
-    const int32_t starts[] = {0, TOKENS}, table[] = {0}, logit_rows[] = {TOKENS - 1};
+    const int32_t starts[] = {0, TOKENS}, table[] = {0}, logit_rows[] = {TOKENS - 1}, states[] = {0};
     const auto theirs = kv_;
     kv_ = std::make_shared<KvCache>(kv_->shapes(), TOKENS, 1, 1, kv_->type);
     measures_ = true;
-    run_step({TOKENS, ids, positions, slots, 1, starts, table, 1, 1, logit_rows});
+    run_step({TOKENS, ids, positions, slots, 1, starts, table, 1, 1, logit_rows, 1, 0, states, nullptr});
     measures_ = false;
     for (int layer : layers_)
         if (!theirs->channels(layer).known) theirs->set_channels(layer, kv_->channels(layer));

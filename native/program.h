@@ -43,6 +43,34 @@ struct Step {
     int64_t table_width;
     int64_t num_logits;
     const int32_t* logit_rows;
+    int64_t num_states, num_saves;
+    const int32_t* states;  // of recurrent layers: the slot of each sequence
+    const int32_t* saves;   // by row: the slot that states are also written to after it, or below 0; null: none
+};
+
+// A causal convolution over the last tokens of each sequence (ops/recurrence.py).
+struct ConvShape {
+    int layer;
+    int64_t offset;  // of its state among those of the layer, in bytes
+    int channels, taps;
+    const float* weight;  // [channels][taps]
+    const float* bias;    // or null
+    Activation activation;
+    int start, before, after;  // columns of a row: of the input, and of factors before and after, or -1
+};
+
+// A delta rule or a scan.
+struct RecurrenceShape {
+    bool is_delta;
+    int layer;
+    int64_t offset;
+    int heads, key_heads, key_dim, value_dim;
+    int q, k, v;  // where they begin in a row
+    bool tiled;
+    const float* rate;
+    const float* bias;
+    const float* skip;  // or null
+    float eps;
 };
 
 struct AttentionShape {
@@ -180,6 +208,8 @@ public:
     void join(Operand x, int x_width, Operand y, int y_width, Operand out);
     void linear_heads(Operand x, std::vector<const Matrix*> heads, Operand out);
     void attention(Operand qkv, AttentionShape shape, Forms out);
+    void short_conv(Operand x, int width, ConvShape shape, Operand out);
+    void recurrence(Operand x, Operand gates, RecurrenceShape shape, Operand out);
     void take(Operand x, int width, Forms out);
     void quantize(Operand x, int width, Forms out);
     // Experts. `route` returns a number for the others; what they read and write has `used` places for each row.

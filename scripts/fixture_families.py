@@ -286,6 +286,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "olmoe": causal("OlmoeConfig", intermediate_size=32, num_experts=8, num_experts_per_tok=3, norm_topk_prob=False),
     "smollm3": causal("SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], tie_word_embeddings=True),
     "starcoder2": causal("Starcoder2Config", sliding_window=8, use_bias=True),
+    "lfm2": causal("Lfm2Config", layer_types=["conv", "full_attention", "conv"], num_hidden_layers=3, norm_eps=1e-5,
+                   block_multiple_of=32),
     "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
     "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),

@@ -376,6 +376,47 @@ void multiply(const float* x, const float* gate, int n, Activation activation, f
     });
 }
 
+// Some sixteens of columns, whose sums stay in registers; the last may be less than whole.
+template <int N> INLINE void recur_columns(const Recurrence& r, int from) {
+    const auto size = [&](int i) { return r.columns - from - 16 * i; };
+    F change[N], sum[N];
+    const F decay = set1(r.decay), beta = set1(r.beta), skip = set1(r.skip);
+    float* const state = r.state + from;
+    UNROLL for (int i = 0; i < N; i++) {
+        const F v = load_n(r.v + from + 16 * i, size(i));
+        change[i] = mul(beta, v), sum[i] = mul(skip, v);
+    }
+    if (r.is_delta) {
+        F held[N];
+        UNROLL for (int i = 0; i < N; i++) held[i] = zero();
+        for (int row = 0; row < r.rows; row++) {
+            const F key = set1(r.k[row]);
+            UNROLL for (int i = 0; i < N; i++)
+                held[i] = fma(load_n(state + row * r.stride + 16 * i, size(i)), key, held[i]);
+        }
+        UNROLL for (int i = 0; i < N; i++) {
+            const F v = load_n(r.v + from + 16 * i, size(i));
+            change[i] = mul(beta, sub(v, mul(decay, held[i])));
+        }
+    }
+    for (int row = 0; row < r.rows; row++) {
+        const F key = set1(r.k[row]), query = set1(r.q[row]);
+        UNROLL for (int i = 0; i < N; i++) {
+            float* const at = state + row * r.stride + 16 * i;
+            const F value = fma(key, change[i], mul(decay, load_n(at, size(i))));
+            sum[i] = fma(value, query, sum[i]);
+            store_n(at, value, size(i));
+        }
+    }
+    UNROLL for (int i = 0; i < N; i++) store_n(r.out + from + 16 * i, sum[i], size(i));
+}
+
+void recur(const Recurrence& r) {
+    int from = 0;
+    for (; from + 64 <= r.columns; from += 64) recur_columns<4>(r, from);
+    for (; from < r.columns; from += 16) recur_columns<1>(r, from);
+}
+
 // The gate is at most 7, the other factor between -7 and 7: gate · sigmoid(1.702 · gate) · (up + 1).
 INLINE F clamped_swiglu(F gate, F up) {
     gate = min(set1(7.0f), gate), up = max(set1(-7.0f), min(set1(7.0f), up));
@@ -485,6 +526,7 @@ void fill_rows(Kernels& kernels) {
     kernels.layer_norm = layer_norm;
     kernels.activate = activate;
     kernels.multiply = multiply;
+    kernels.recur = recur;
     kernels.quantize = quantize;
     kernels.quantize_fine = quantize_fine;
     kernels.quantize_whole = quantize_whole;

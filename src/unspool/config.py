@@ -95,6 +95,7 @@ class EngineConfig:
     block_size: int = 0  # tokens in one KV block; 0: the device's default
     kv_tokens: int | None = None  # capacity of the KV cache, rounded up to whole blocks; None: from free memory
     kv_dtype: KVDtype = "auto"  # auto: q8 on a CPU, else f16
+    state_bytes: int | None = None  # for states of recurrent layers and snapshots of them; None: from free memory
     gpu_memory: float = 0.9  # the share of a GPU's memory that may be in use, others' and ours, when kv_tokens is None
     step_tokens: int = 0  # tokens computed in one step, over all requests; 0: the device's default
     chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: the device's default
@@ -109,7 +110,7 @@ class EngineConfig:
             checks.word(name, getattr(self, name), words)
         for name, (low, high) in _INTEGERS.items():
             value = getattr(self, name)
-            if value is not None or name not in ("threads", "kv_tokens"):
+            if value is not None or name not in ("threads", "kv_tokens", "state_bytes"):
                 object.__setattr__(self, name, checks.integer(name, value, low, high))
         checks.number("gpu_memory", self.gpu_memory, 0, 1, above=True)
         checks.flag("prefix_cache", self.prefix_cache)
@@ -142,6 +143,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 _INTEGERS = {  # the least and the most, far above what any machine has
     "threads": (1, 4096),
     "kv_tokens": (1, 2**40),
+    "state_bytes": (1, 2**60),
     "block_size": (0, 65_536),
     "step_tokens": (0, 2**24),
     "chunk_tokens": (0, 2**24),

@@ -26,6 +26,7 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     kv_tokens: int | None
     kv_dtype: KVDtype
+    state_bytes: int | None
     gpu_memory: float
     step_tokens: int
     chunk_tokens: int

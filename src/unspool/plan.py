@@ -14,6 +14,9 @@ class Work(NamedTuple):
     Logits are wanted for the last `num_logits` of them, and the last `num_samples` of these choose tokens: none inside
     a prompt, one at the end of what is known, one more for each drafted token. (A prompt that is scored wants logits
     without choosing.)
+
+    States of recurrent layers are those of the first `start` tokens; at position 0 they are zeros, whatever the slot
+    holds.
     """
 
     request: int
@@ -22,14 +25,17 @@ class Work(NamedTuple):
     blocks: tuple[int, ...]
     num_logits: int
     num_samples: int
+    state: int = -1  # the slot that its layers' states are in, which is written; -1: states are not kept
+    saves: tuple[tuple[int, int], ...] = ()  # (offset, slot): the states after the token `tokens[offset]` go there, too
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step. Blocks are copied before anything is computed."""
+    """A step. Blocks and states are copied before anything is computed, each list in its order."""
 
     works: tuple[Work, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    state_copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

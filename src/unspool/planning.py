@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from unspool.config import ModelConfig
-from unspool.engine.sizing import num_kv_blocks
+from unspool.engine.sizing import num_kv_blocks, num_states
 from unspool.errors import BackendError, RequestError
 from unspool.models.costs import StepCosts, step_costs
 from unspool.models.registry import architecture_of
-from unspool.ops.storage import integer_key_bytes, kv_bytes_per_token
+from unspool.ops.storage import integer_key_bytes, kv_bytes_per_token, state_bytes
 
 if TYPE_CHECKING:
     from unspool.config import EngineConfig
@@ -83,6 +83,8 @@ class Plan:
     kv_bytes_per_token: int
     kv_tokens: int
     kv_bytes: float
+    state_bytes: int  # of the recurrent layers of one sequence; 0: there are none
+    num_states: int  # sequences and snapshots that there is room for
     free_bytes: int
     device: str
     workspace_bytes: int  # of a device with memory of its own: what a step needs beside weights and cache
@@ -92,7 +94,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.problem is None and self.weight_bytes + self.workspace_bytes + self.kv_bytes <= self.free_bytes
+        return self.problem is None and self.workspace_bytes + self.total_bytes <= self.free_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        """Weights and a full cache."""
+        return self.weight_bytes + self.kv_bytes + self.num_states * self.state_bytes
 
 
 class Planner:
@@ -121,7 +128,7 @@ class Planner:
         for weight in self._weights.values():
             name, nbytes = self._held(weight)
             formats[name] += nbytes
-        num_blocks, workspace, problem = self._blocks(formats.total())
+        (num_blocks, num_slots), workspace, problem = self._blocks(formats.total())
         tokens = num_blocks * engine.block_size
         return Plan(
             model=self._name,
@@ -137,19 +144,21 @@ class Planner:
             kv_bytes_per_token=self._kv_bytes,
             kv_tokens=tokens,
             kv_bytes=tokens * self._kv_bytes,
+            state_bytes=state_bytes(self._architecture.storage),
+            num_states=num_slots,
             free_bytes=target.free,
             device="cpu" if target.kind == "cpu" and not target.name else target.name,
             workspace_bytes=workspace,
             request_tokens=self.request_tokens,
             requests={
-                length: num_blocks // -(-length // engine.block_size)
+                length: min(num_blocks // -(-length // engine.block_size), *([num_slots] if num_slots else ()))
                 for length in sorted({self.request_tokens, model.context_length})
             },
             problem=problem,
         )
 
-    def _blocks(self, weights: int) -> tuple[int, int, str | None]:
-        """Blocks of the cache, bytes of a step's workspace, and why there is no room, if so."""
+    def _blocks(self, weights: int) -> tuple[tuple[int, int], int, str | None]:
+        """Blocks of the cache and slots for states, bytes of a step's workspace, and why there is no room, if so."""
         storage, context, target = self._architecture.storage, self._model.context_length, self._target
         room, workspace = None, 0
         if target.kind == "cuda":
@@ -160,17 +169,20 @@ class Planner:
                 try:
                     room = memory.kv_room(target.free - weights, target.total, self._architecture.widths, self._engine)
                 except BackendError as error:
-                    return 0, workspace, str(error)
+                    return (0, 0), workspace, str(error)
         elif target.name:  # a computer that is not here: all that weights leave
             room = target.free - weights
             if room <= 0 and self._engine.kv_tokens is None:
-                return 0, 0, f"the weights alone take {weights / 1e9:.1f} GB of {target.total / 1e9:.1f} GB"
+                return (0, 0), 0, f"the weights alone take {weights / 1e9:.1f} GB of {target.total / 1e9:.1f} GB"
         try:
-            return num_kv_blocks(storage, context, self._engine, room), workspace, None
+            num_slots = num_states(storage, self._engine, room)
+            if room is not None:
+                room -= num_slots * state_bytes(storage)
+            return (num_kv_blocks(storage, context, self._engine, room), num_slots), workspace, None
         except RequestError as error:
             if room is None:  # a setting of the user's, which an engine would refuse too
                 raise
-            return 0, workspace, str(error)
+            return (0, 0), workspace, str(error)
 
     def _held(self, weight: Weight) -> tuple[str, int]:
         """The format of a weight and the bytes that it takes where it is computed with."""

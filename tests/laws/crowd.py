@@ -106,10 +106,14 @@ class Crowd:
             self.step()
         assert not self.engine.has_work
         self.engine.scheduler.blocks.check()
+        if self.engine.scheduler.states is not None:
+            self.engine.scheduler.states.check([])
 
     def alone(self, job: Job) -> Answer:
         """The answer that the job gives when nothing else runs and nothing is remembered."""
         self.engine.scheduler.blocks.clear_cache()
+        if self.engine.scheduler.states is not None:
+            self.engine.scheduler.states.slots.clear_cache()
         id = self.engine.add(job.prompt, job.params)
         self.drain()
         return self.collector.answer(id)

@@ -13,9 +13,11 @@ import zlib
 import pytest
 
 from unspool.cache.blocks import Blocks, root_key
+from unspool.cache.states import States
+from unspool.engine import recurrent
 from unspool.engine.request import Request
 from unspool.engine.scheduler import ALL_SCORED_TOKENS, SCORED_TOKENS, Scheduler
-from unspool.plan import Plan
+from unspool.plan import Plan, Work
 
 VOCABULARY = 5  # small, so that random prompts often share prefixes
 
@@ -27,26 +29,45 @@ def next_token(history: list[int], seed: int) -> int:
 class FakeMemory:
     """One token in each slot; what the keys and values of a real model would be."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, num_states: int = 0) -> None:
         self.size = blocks.block_size
         self.slots = [[-1] * blocks.block_size for _ in range(blocks.num_blocks)]
+        self.states: list[list[int]] = [[-1] * 3 for _ in range(num_states)]  # each all tokens that it has seen
 
     def run(self, plan: Plan, seeds: dict[int, int]) -> dict[int, list[int]]:
         """Compute a plan: the tokens that each work's logits choose, drafts verified."""
         for source, target in plan.copies:
             self.slots[target] = list(self.slots[source])
+        for source, target in plan.state_copies:
+            self.states[target] = list(self.states[source])
         chosen = {}
         for work in plan.works:
             for offset, token in enumerate(work.tokens):
                 position = work.start + offset
                 self.slots[work.blocks[position // self.size]][position % self.size] = token
+            if self.states:
+                self.update_state(work)
             if work.num_samples:
                 chosen[work.request] = self.verify(work, seeds[work.request])
         return chosen
 
-    def verify(self, work, seed: int) -> list[int]:
+    def update_state(self, work: Work) -> None:
+        """A state that is not of the work's first tokens would stay wrong: it is not made of the blocks."""
+        history = list(self.states[work.state]) if work.start else []
+        assert len(history) == work.start
+        saves = dict(work.saves)
+        assert len({work.state, *saves.values()}) == 1 + len(work.saves), "one slot for two states"
+        for offset, token in enumerate(work.tokens):
+            history.append(token)
+            if offset in saves:
+                self.states[saves[offset]] = list(history)
+        self.states[work.state] = history
+
+    def verify(self, work: Work, seed: int) -> list[int]:
         end = work.start + len(work.tokens)
         history = [self.slots[work.blocks[p // self.size]][p % self.size] for p in range(end)]
+        if self.states:
+            assert self.states[work.state] == history
         tokens: list[int] = []
         for position in range(end - work.num_samples, end):
             tokens.append(next_token(history[: position + 1], seed))
@@ -65,8 +86,9 @@ def answer_alone(prompt: list[int], seed: int, count: int) -> list[int]:
 class World:
     """A scheduler, its fake memory and the requests in it, driven by random events."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, has_states: bool = False) -> None:
         self.rng = rng
+        states = States(rng.choice([1, 2, 3, 5, 12])) if has_states else None
         size = rng.choice([1, 2, 3, 4, 8])
         self.capacity = rng.choice([24, 32, 64, 160])
         self.blocks = Blocks(-(-self.capacity // size), size)
@@ -76,8 +98,9 @@ class World:
             max_running=rng.choice([1, 2, 4, 16]),
             prefix_cache=rng.random() < 0.8,
             chunk_tokens=rng.choice([None, 1, 3]),
+            states=states,
         )
-        self.memory = FakeMemory(self.blocks)
+        self.memory = FakeMemory(self.blocks, states.num_slots if states else 0)
         self.live: dict[int, tuple[Request, int, int]] = {}  # number: (request, seed, tokens wanted)
         self.number = self.finished = 0
         self.common = [rng.randrange(VOCABULARY) for _ in range(self.capacity)]
@@ -88,6 +111,7 @@ class World:
         prompt = self.common[:shared] + [self.rng.randrange(VOCABULARY) for _ in range(length - shared)]
         salt = self.rng.choice(["", "", "tenant"])
         request = Request(self.number, prompt, priority=self.rng.choice([0, 0, 1]), root=root_key("fake", salt))
+        request.turns = tuple(sorted(self.rng.sample(range(length), self.rng.randrange(min(length, 4)))))
         self.live[self.number] = (request, self.rng.randrange(3), self.rng.randrange(1, 6))
         self.number += 1
         self.scheduler.add(request)
@@ -154,6 +178,24 @@ class World:
         assert not self.scheduler.running
         assert not self.scheduler.waiting
         self.blocks.check()
+        if self.scheduler.states is not None:
+            self.scheduler.states.check([])
+
+
+@pytest.mark.parametrize("chunk", range(8))
+def test_states_of_recurrent_layers_follow_their_requests(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared, forked, rewound, drafted for, preempted: the state is that of the request's own tokens."""
+    monkeypatch.setattr(recurrent, "MIN_INTERVAL", 5)
+    finished = preempted = hits = 0
+    for seed in range(chunk * 150, chunk * 150 + 150):
+        world = World(random.Random(seed), has_states=True)
+        world.run(60)
+        finished += world.finished
+        preempted += world.scheduler.num_preemptions
+        hits += world.scheduler.prefix_hits
+    assert finished > 500, "the schedules must do something"
+    assert preempted > 20
+    assert hits > 300
 
 
 @pytest.mark.parametrize("chunk", range(8))

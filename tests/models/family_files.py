@@ -48,7 +48,7 @@ def rows_of(
     model = build(checkpoint.config, checkpoint.weights, ops)
     engine = EngineConfig(kv_dtype=kv_dtype, block_size=BLOCK).with_device_defaults(ops.name)
     num_blocks = -(-sum(pieces) // BLOCK)
-    kv = ops.kv_cache(model.architecture.storage, engine, num_blocks)
+    kv = ops.kv_cache(model.architecture.storage, engine, num_blocks, num_states=1)
     step = ops.compile(model, kv)
     found, start = [], 0
     for count in pieces:
@@ -60,6 +60,7 @@ def rows_of(
             starts=np.array([0, count], np.int32),
             tables=np.arange(num_blocks, dtype=np.int32)[None],
             logit_rows=np.arange(count, dtype=np.int32),
+            states=np.zeros(1, np.int32),
         )
         found.append(np.array(step.run(batch)))
         start += count

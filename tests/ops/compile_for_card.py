@@ -45,6 +45,7 @@ from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.sampler import SamplingRoom, results_room
 from unspool.ops.graph import Embed, Moe
 from unspool.ops.routing import Routing
+from unspool.ops.storage import state_bytes
 from unspool.weights.weight import encode_weight
 
 CPU = torch.device("cpu")
@@ -152,6 +153,8 @@ def variants() -> Iterator[tuple[str, Any]]:
     for shape, format in cases:
         if any(kept.kv is not None and kept.kv.latent for kept in architecture_of(SHAPES[shape]).storage):
             continue
+        if state_bytes(architecture_of(SHAPES[shape]).storage):
+            continue  # refused by name
         checkpoint, ops = random_checkpoint(SHAPES[shape], format=format), card_ops()
         decoder = build(checkpoint.config, checkpoint.weights, ops)
         yield from ((shape, each) for each in laid_out(ops, decoder, [("all", 2, 2, None), *PROMPT], block_size=16))

@@ -46,6 +46,7 @@ def make_batch(
         starts=np.array(starts, np.int32),
         tables=tables,
         logit_rows=np.array(range(rows) if logit_rows is None else logit_rows, np.int32),
+        states=np.arange(len(sequences), dtype=np.int32),
     )
 
 

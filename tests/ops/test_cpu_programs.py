@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ WITH_EXPERTS = [name for name in EVERY_FAMILY if isinstance(SHAPES[name], Expert
 
 def compiled(ops: Ops, checkpoint: Checkpoint, engine: EngineConfig) -> Step:
     model = build(checkpoint.config, checkpoint.weights, ops)
-    return ops.compile(model, ops.kv_cache(architecture_of(checkpoint.config).storage, engine, 40))
+    return ops.compile(model, ops.kv_cache(architecture_of(checkpoint.config).storage, engine, 40, num_states=8))
 
 
 def with_ids(batch: Batch, ids: np.ndarray) -> Batch:
@@ -36,6 +37,10 @@ def with_ids(batch: Batch, ids: np.ndarray) -> Batch:
 
 # Rounding may choose other experts: test_routing.py compares formats of experts for a given choice.
 FORMATS = [(family, "f32") for family in FAMILIES] + [(each, "q8_0") for each in FAMILIES if each not in WITH_EXPERTS]
+
+
+# A short convolution multiplies three rows that were rounded.
+ROUNDED = defaultdict(lambda: 0.03, {"tiny-lfm2": 0.05})
 
 
 @pytest.mark.parametrize(("family", "format"), FORMATS)
@@ -48,7 +53,7 @@ def test_families_agree_with_the_reference(
     theirs = compiled(ReferenceOps(), checkpoint, engine)
     for start, end in ((0, 45), (45, 46), (46, 60)):
         batch = with_ids(make_batch([(start, end - start, [3, 7])], 32), ids[start:end])
-        assert distance(np.array(ours.run(batch)), theirs.run(batch)) < (1e-5 if format == "f32" else 0.03)
+        assert distance(np.array(ours.run(batch)), theirs.run(batch)) < (1e-5 if format == "f32" else ROUNDED[family])
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "tiny-wide"])
@@ -155,6 +160,26 @@ def test_steps_that_cannot_be_run_are_refused(
     changes: dict[str, np.ndarray], message: str, tiny: Callable[[str, str], Checkpoint]
 ) -> None:
     step = compiled(CpuOps(threads=1), tiny("tiny", "q8_0"), EngineConfig().with_device_defaults("cpu"))
+    batch = make_batch([(0, 2, [0])], 32)
+    step.run(batch)
+    with pytest.raises(EngineError, match=message):
+        step.run(replace(batch, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"states": np.array([8])}, "state 8 is outside the cache's 8"),
+        ({"states": np.array([-1])}, "state -1"),
+        ({"states": np.array([], np.int32)}, "a state for each of 1 sequences is needed, not 0"),
+        ({"saves": np.array([8, -1])}, "state 8 is outside the cache's 8"),
+        ({"saves": np.array([1])}, "saves of 1 rows; the step has 2"),
+    ],
+)
+def test_states_that_are_not_there_are_refused(
+    changes: dict[str, np.ndarray], message: str, tiny: Callable[[str, str], Checkpoint]
+) -> None:
+    step = compiled(CpuOps(threads=1), tiny("tiny-lfm2", "q8_0"), EngineConfig().with_device_defaults("cpu"))
     batch = make_batch([(0, 2, [0])], 32)
     step.run(batch)
     with pytest.raises(EngineError, match=message):

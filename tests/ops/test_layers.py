@@ -15,6 +15,7 @@ from unspool.config import EngineConfig
 from unspool.models.decoder import Decoder, tensor_shapes
 from unspool.models.layers import Architecture, Attention, Glu, Layer, LayerNorm, Mlp, RmsNorm, TokenInput, TokenInputs
 from unspool.models.mla import Mla
+from unspool.models.recurrent import DeltaNet, Mamba2, ShortConv
 from unspool.models.registry import architecture_of
 from unspool.models.rotary import Rotary
 from unspool.models.shapes import TINY
@@ -97,10 +98,24 @@ WHOLE = {
     },
     "a last norm with a bias, and a tied head": {"norm": LayerNorm(1e-5), "tied_embeddings": True},
 }
+RECURRENT = {
+    "short convolutions": (layer_of(ShortConv(64, 3)), layer_of(ATTENTION), layer_of(ShortConv(64, 4))),
+    "delta nets": (
+        layer_of(DeltaNet(4, 2, 16, 24, 4, 1e-5, tiled=True)),
+        layer_of(ATTENTION),
+        layer_of(DeltaNet(2, 2, 8, 96, 4, 1e-5, tiled=False)),
+    ),
+    "delta nets with joint gates": (layer_of(DeltaNet(4, 2, 16, 16, 4, 1e-5, tiled=False, joint_gates=True)),) * 2,
+    "scans": (
+        layer_of(Mamba2(6, 16, 8, 2, 4, 1e-5, norm_groups=2)),
+        layer_of(Mamba2(2, 80, 32, 1, 3, 1e-5), ffn=None),
+    ),
+}
 LATENT = Mla(4, latent_dim=32, plain_dim=16, value_dim=24, rotary=Rotary(16, 1e4, "interleaved"), scale=0.2, norm=NORM)
 CPU_MODELS = {
     "latents": (layer_of(LATENT), layer_of(replace(LATENT, query_dim=40, growth=0.3, period=4)), layer_of(ATTENTION)),
     "values of other sizes": (layer_of(replace(ATTENTION, value_dim=32)), layer_of(ATTENTION)),
+    **RECURRENT,
 }
 
 
@@ -116,15 +131,19 @@ def random_weights(model: Architecture, seed: int, format: str = "f32") -> dict[
     weights = {}
     for name, shape in tensor_shapes(TINY, model).items():
         values = rng.standard_normal(shape).astype(np.float32)
+        if name.endswith("ssm_a"):  # rates of decay
+            weights[name] = encode_weight(name, -np.exp(values), "f32")
+            continue
         values = values / math.sqrt(shape[-1]) if len(shape) > 1 else 0.3 * values + (not name.endswith(".bias"))
-        weights[name] = encode_weight(name, values, format if len(shape) > 1 else "f32")
+        is_matrix = len(shape) > 1 and shape[-1] % 16 == 0
+        weights[name] = encode_weight(name, values, format if is_matrix else "f32")
     return weights
 
 
 def run(ops: Ops, model: Architecture, weights: dict[str, Weight], kv_dtype: Any, pieces: Sequence[int]) -> np.ndarray:
     """Logits of every token of a sequence that is computed piece by piece, and of one beside it."""
     engine = EngineConfig(kv_dtype=kv_dtype, block_size=16).with_device_defaults(ops.name)
-    kv = ops.kv_cache(model.storage, engine, 8)
+    kv = ops.kv_cache(model.storage, engine, 8, num_states=4)
     step = ops.compile(Decoder(TINY, model, TensorReader(ops, weights)), kv)
     ids = np.random.default_rng(3).integers(VOCABULARY, size=40).astype(np.int32)
     logits, start = [], 0
@@ -150,9 +169,9 @@ def test_the_cpu_computes_what_the_reference_does(name: str, kv_dtype: str, isa:
     assert np.array_equal(found, pieces), "how a prompt is cut changes no bit"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *RECURRENT])
 def test_the_reference_computes_pieces_alike(name: str) -> None:
-    model = architecture(MODELS[name])
+    model = architecture((MODELS | RECURRENT)[name])
     weights = random_weights(model, seed=1)
     whole, pieces = (run(ReferenceOps(), model, weights, "f16", each) for each in ([22], [7, 13, 2]))
     assert np.array_equal(whole, pieces)
@@ -191,3 +210,41 @@ def test_states_are_cleared_copied_saved_and_restored() -> None:
         kv.clear_state(1)
         assert kv.read_state(2) == data
         assert kv.read_state(1) == kv.read_state(0) == bytes(kv.state_bytes)
+
+
+def run_from(ops: Ops, name: str, plan: Sequence[tuple[int, int, int, dict[int, int]]]) -> np.ndarray:
+    """Logits of pieces of one sequence: (first position, rows, state, saves by row)."""
+    model = architecture(RECURRENT[name])
+    engine = EngineConfig(kv_dtype="f32", block_size=16).with_device_defaults(ops.name)
+    kv = ops.kv_cache(model.storage, engine, 8, num_states=4)
+    step = ops.compile(Decoder(TINY, model, TensorReader(ops, random_weights(model, seed=1))), kv)
+    ids, found = np.random.default_rng(3).integers(VOCABULARY, size=40).astype(np.int32), []
+    for start, count, state, saves in plan:
+        batch = make_batch([(start, count, (0, 1, 2))], 16)
+        rows = np.array([saves.get(row, -1) for row in range(count)], np.int32)
+        batch = replace(batch, ids=ids[start : start + count], states=np.array([state], np.int32), saves=rows)
+        found.append(np.array(step.run(batch)))
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_saved_state_is_where_a_sequence_goes_on(name: str, isa: str) -> None:
+    from unspool.ops.cpu import CpuOps
+
+    for ops in (ReferenceOps(), CpuOps(threads=2, isa=isa)):
+        straight = run_from(ops, name, [(0, 20, 3, {})])
+        resumed = run_from(ops, name, [(0, 20, 0, {11: 2, 4: 1}), (12, 8, 2, {}), (5, 15, 1, {})])
+        assert np.array_equal(resumed, np.concatenate([straight, straight[12:], straight[5:]]))
+
+
+@pytest.mark.skipif("avx512" not in ISAS, reason="this processor has one kernel set of sixteen lanes alone")
+@pytest.mark.parametrize("name", RECURRENT)
+def test_kernel_sets_agree_on_states_to_the_last_bit(name: str) -> None:
+    from unspool.ops.cpu import CpuOps
+
+    model = architecture(RECURRENT[name])
+    found = [
+        run(CpuOps(threads=1, isa=isa), model, random_weights(model, seed=2), "f32", [9, 1, 5])
+        for isa in ("avx512", "avx2")
+    ]
+    assert np.array_equal(*found)

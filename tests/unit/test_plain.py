@@ -101,7 +101,9 @@ def works(draw: st.DrawFn) -> tuple[Plan, int]:
         blocks = draw(st.permutations(range(needed + 3)))[: draw(st.integers(needed, needed + 3))]
         tokens = tuple(draw(st.lists(st.integers(0, 1 << 20), min_size=rows, max_size=rows)))
         num_logits = draw(st.sampled_from([0, 1, rows]))
-        made.append(Work(number, start, tokens, tuple(blocks), num_logits, min(num_logits, 1)))
+        saves = tuple((at, 10 + at) for at in sorted(draw(st.sets(st.integers(0, rows - 1), max_size=2))))
+        state = draw(st.integers(-1, 8))
+        made.append(Work(number, start, tokens, tuple(blocks), num_logits, min(num_logits, 1), state, saves))
     return Plan(tuple(made)), size
 
 
@@ -117,6 +119,8 @@ def expected_batch(plan: Plan, size: int) -> dict[str, list[int]]:
         "starts": [0, *np.cumsum([len(work.tokens) for work in plan.works]).tolist()],
         "tables": [[*work.blocks, *[0] * (width - len(work.blocks))] for work in plan.works],
         "logit_rows": [r for r, (work, at) in enumerate(rows) if at >= len(work.tokens) - work.num_logits],
+        "states": [9 if work.state < 0 else work.state for work in plan.works],
+        "saves": [dict(work.saves).get(at, -1) for work, at in rows] if any(w.saves for w in plan.works) else [],
     }
 
 
@@ -124,14 +128,14 @@ def expected_batch(plan: Plan, size: int) -> dict[str, list[int]]:
 def test_a_batch_is_what_its_plan_says(given: list[tuple[Plan, int]]) -> None:
     """One after the other, so that nothing of an earlier one is kept that is not true any more."""
     size = given[0][1]
-    builder = BatchBuilder(size)
+    builder = BatchBuilder(size, unkept_state=9)
     for plan in (plan for plan, other in given if other == size):
         for _ in range(2):
             batch = builder.build(plan).arrays()
             assert {name: value.tolist() for name, value in vars(batch).items()} == expected_batch(plan, size)
             assert batch.slots.dtype == np.int64
-            others = (batch.ids, batch.positions, batch.starts, batch.tables, batch.logit_rows)
-            assert {value.dtype for value in others} == {np.dtype(np.int32)}
+            others = {value.dtype for name, value in vars(batch).items() if name != "slots"}
+            assert others == {np.dtype(np.int32)}
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

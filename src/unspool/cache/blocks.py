@@ -110,6 +110,11 @@ class Blocks:
         if self.listener is not None:
             self.listener.stored(key, parent, tokens)
 
+    def register_partial(self, block: int, parent: bytes, tokens: Sequence[int]) -> None:
+        """Make a held block findable that is computed as far as these tokens go, which do not fill it. Its owner copies
+        it before going on; so it stays as it is."""
+        self.register(block, chain_key(parent, tokens), parent, tokens)
+
     def find(self, key: bytes) -> int | None:
         return self._block_of.get(key)
 

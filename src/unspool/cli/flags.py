@@ -273,6 +273,7 @@ ENGINE_FLAGS = (
     EngineFlag("isa", str, "ISA", "CPU kernels: auto, avx512, avx2, plain"),
     EngineFlag("quantize", str, "TYPE", "weights that are 16 or 32 bits wide as none, fp8, int8 or int4"),
     EngineFlag("kv_tokens", int, "N", "KV cache for N tokens; without it, from the model and the free memory"),
+    EngineFlag("state_bytes", int, "N", "for states of recurrent layers and their snapshots; without it, by memory"),
     EngineFlag("gpu_memory", float, "SHARE", "of a GPU's memory that may be in use when the KV cache was made"),
     EngineFlag("kv_dtype", str, "TYPE", "KV cache in q8 (the CPU's), f16 (the GPU's) or f32"),
     EngineFlag("block_size", int, "N", "tokens in one KV block"),

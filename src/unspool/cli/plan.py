@@ -64,6 +64,10 @@ def make_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
     parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
     parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in q8, f16 or f32")
+    parser.add_argument(
+        "--state-bytes", dest="engine.state_bytes", type=size, metavar="SIZE",
+        help="for states of recurrent layers and snapshots of them: 2GiB",
+    )  # fmt: skip
     parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that read memory")
     parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="auto, cpu or cuda (auto)")
     parser.add_argument(
@@ -230,7 +234,7 @@ def describe(planner: Planner, target: Target) -> str:
     formats = ", ".join(f"{name} {size(count)}" for name, count in plan.weight_formats.items())
     factors = " + ".join(layers.describe(plan.kv_dtype) for layers in plan.kv_layers)
     fitting = ", or ".join(f"{count:,} of {length:,} tokens" for length, count in plan.requests.items())
-    whole = f"{size(plan.weight_bytes + plan.kv_bytes)} for weights and a full cache"
+    whole = f"{size(plan.total_bytes)} for weights and a full cache"
     if plan.workspace_bytes:
         whole += f", {size(plan.workspace_bytes)} for a step"
     verdict = "" if plan.fits else ": they do not fit together"
@@ -244,6 +248,12 @@ def describe(planner: Planner, target: Target) -> str:
         f"requests      at once: {fitting}",
         f"memory        {size(plan.free_bytes)} free{where}, {whole}{verdict}",
     ]
+    if plan.state_bytes:
+        lines[4:4] = [
+            f"states        {size(plan.state_bytes)} a sequence: what recurrent layers keep, however long it is",
+            f"              room for {plan.num_states:,} sequences and snapshots, "
+            f"{size(plan.num_states * plan.state_bytes)} when all are taken, {when}",
+        ]
     if plan.problem is not None:
         lines.append(f"              {plan.problem}")
     return "\n".join([*lines, *_times(as_object(planner, target))])

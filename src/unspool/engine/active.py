@@ -163,7 +163,7 @@ class ActiveRequests:
     def _end(self, group: Group, branch: Branch, event: Finished | Failed, reason: str) -> None:
         branch.has_ended = True
         if branch.has_begun:
-            self._drop(branch)
+            self._drop(branch, has_failed=isinstance(event, Failed))
         self.finished[reason] += 1
         self._events += group.deliver(event)
         if group.is_done:
@@ -179,7 +179,7 @@ class ActiveRequests:
 
     def _fail_search(self, group: BeamGroup, error: Exception) -> None:
         for beam in group.branches:
-            self._drop(beam)
+            self._drop(beam, has_failed=True)
         self._forget(group)
         self.finished["error"] += group.params.n
         self._events += [Failed(group.id, choice, error) for choice in range(group.params.n)]
@@ -213,7 +213,7 @@ class ActiveRequests:
             for id in [id for id, deadline in self._deadlines.items() if now >= deadline]:
                 self.abort(id, "deadline")
 
-    def _drop(self, branch: Branch) -> None:
+    def _drop(self, branch: Branch, *, has_failed: bool = False) -> None:
         number = branch.request.number
         self._speculation.forget(branch)
         self._runner.remove_sampler(number)
@@ -221,7 +221,7 @@ class ActiveRequests:
         self.num_on_host -= not branch.on_device
         self._unstarted.discard(number)
         del self.branches[number]
-        self._scheduler.remove(branch.request)
+        self._scheduler.remove(branch.request, has_failed=has_failed)
 
     def _forget(self, group: Group) -> None:
         del self.groups[group.id]

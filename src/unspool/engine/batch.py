@@ -17,8 +17,9 @@ class BatchBuilder:
     """Builds batches of plans that come one after the other. Tables of blocks are kept as long as they stay the same,
     as in most steps of decoding."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, unkept_state: int = -1) -> None:
+        """`unkept_state` is the slot for works that keep no state; negative: the model has none."""
+        self._block_size, self._unkept_state = block_size, unkept_state
         self._blocks: tuple[tuple[int, ...], ...] = ()
         self._tables = memoryview(b"")
 
@@ -36,7 +37,13 @@ class BatchBuilder:
             slots = array("q", _joined(map(self._slots, first, map(len, tokens), blocks)))
         logit_rows = array("i", _joined(map(range, map(sub, ends, num_logits), ends)))
         ids = array("i", _joined(tokens))
-        return Batch(ids, positions, slots, starts, self._tables_of(blocks), logit_rows)
+        tables = self._tables_of(blocks)
+        if self._unkept_state < 0:
+            return Batch(ids, positions, slots, starts, tables, logit_rows)
+        return Batch(ids, positions, slots, starts, tables, logit_rows, self._states_of(plan), _saves_of(plan, starts))
+
+    def _states_of(self, plan: Plan) -> array[int]:
+        return array("i", [self._unkept_state if work.state < 0 else work.state for work in plan.works])
 
     def _slots(self, start: int, rows: int, blocks: Sequence[int]) -> Iterable[int]:
         """Where rows at consecutive positions keep their keys and values."""
@@ -55,3 +62,13 @@ class BatchBuilder:
             self._blocks, self._tables = blocks, memoryview(tables).cast("B").cast("i", (len(blocks), width))
         return self._tables
 
+
+def _saves_of(plan: Plan, starts: array[int]) -> array[int]:
+    """For each row the slot that states are saved to after it, or -1; empty where there are none."""
+    if not any(work.saves for work in plan.works):
+        return array("i")
+    saves = array("i", (-1,)) * starts[-1]
+    for first, work in zip(starts, plan.works, strict=False):
+        for offset, slot in work.saves:
+            saves[first + offset] = slot
+    return saves

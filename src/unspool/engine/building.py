@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unspool.cache.blocks import root_key
@@ -38,6 +38,12 @@ def check_length(num_prompt: int, max_tokens: int | None, limit: int, field: str
             f"{max_tokens}: {total} together",
             field,
         )
+
+
+def turns_of(prompt: Sequence[int], control: Collection[int]) -> tuple[int, ...]:
+    """Where the parts of a conversation begin and end: at the control tokens that its template has put there. The next
+    turn's prompt parts from this one at one of them, whatever the template leaves out of earlier answers."""
+    return tuple(at for at in range(1, len(prompt)) if prompt[at] in control and prompt[at - 1] not in control)
 
 
 class GroupBuilder:
@@ -152,6 +158,8 @@ class GroupBuilder:
         self.next_number += 1
         request.arrival = group.branches[0].request.arrival if group.branches else request.number
         request.limit = limit
+        if group.is_chat and self._tokenizer is not None and self._runner.kv.state_bytes:
+            request.turns = turns_of(group.prompt, self._tokenizer.special_ids)
         request.is_scored = params.prompt_logprobs is not None and not group.branches
         return request
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from unspool.drafter import BaseDrafter
 from unspool.engine.runner import make_runner
 from unspool.errors import RequestError
+from unspool.models.decoder import Decoder
+from unspool.ops.storage import state_bytes
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
@@ -37,6 +39,7 @@ def _early_exit(engine: Engine, detail: str) -> BaseDrafter:
     num_layers = int(detail) if detail else max(1, most // 2)
     if not 1 <= num_layers <= most:
         raise RequestError(f"early-exit has {detail!r} layers; the model has {most}", "speculate")
+    _check_stateless(engine.runner.model, "early-exit")
     cut = engine.runner.model.early(num_layers)
     return ModelDrafter("early-exit", make_runner(cut, engine.config, engine.runner.kv.num_blocks))
 
@@ -52,4 +55,11 @@ def _draft_model(engine: Engine, path: str) -> BaseDrafter:
         raise RequestError("a draft model needs the target's tokenizer, to check that they share it", "speculate")
     check_same_tokenizer(engine.tokenizer, checkpoint.tokenizer(), path)
     model = build(checkpoint.config, checkpoint.weights, engine.ops)
+    _check_stateless(model, f"the draft model {path}")
     return ModelDrafter("model", make_runner(model, engine.config, engine.runner.kv.num_blocks))
+
+
+def _check_stateless(model: Decoder, what: str) -> None:
+    """A drafter goes back with every rejected draft, which it can only where layers keep keys and values alone."""
+    if state_bytes(model.architecture.storage):
+        raise RequestError(f"{what}: models with recurrent layers cannot draft; use lookup", "speculate")

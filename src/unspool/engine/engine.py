@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks
+from unspool.cache.states import States
 from unspool.config import EngineConfig
 from unspool.engine.active import ActiveRequests
 from unspool.engine.beams import BeamGroup
@@ -32,10 +33,11 @@ from unspool.engine.drafters import make_drafters
 from unspool.engine.output import DeviceOutput, HostOutput, StepOutput
 from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
-from unspool.engine.sizing import num_kv_blocks
+from unspool.engine.sizing import num_kv_blocks, num_states
 from unspool.errors import EngineClosedError, QueueFullError, RequestError
 from unspool.events import Event, FinishReason
 from unspool.models.registry import build
+from unspool.ops.storage import state_bytes
 from unspool.params import ResolvedParams, SamplingParams
 from unspool.plan import Plan
 from unspool.results import Receipt
@@ -83,10 +85,14 @@ class Engine:
         self.checkpoint = checkpoint
         model = build(checkpoint.config, checkpoint.weights, self.ops)
         room = self.ops.kv_room(model.architecture.widths, config) if config.kv_tokens is None else None
-        num_blocks = num_kv_blocks(model.architecture.storage, checkpoint.config.context_length, config, room)
+        storage = model.architecture.storage
+        num_slots = num_states(storage, config, room)
+        if room is not None:
+            room -= (num_slots + 1) * state_bytes(storage) if num_slots else 0
+        num_blocks = num_kv_blocks(storage, checkpoint.config.context_length, config, room)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
-        self.runner = make_runner(model, self.config, num_blocks)
+        self.runner = make_runner(model, self.config, num_blocks, num_slots)
         # Weights may still be being packed on another core: whatever else takes time comes now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
         self.scheduler = Scheduler(
@@ -95,6 +101,7 @@ class Engine:
             max_running=config.max_running,
             prefix_cache=config.prefix_cache,
             chunk_tokens=config.chunk_tokens,
+            states=States(num_slots) if num_slots else None,
         )
         self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.blocks, clock)
         ends = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
@@ -248,7 +255,7 @@ class Engine:
             else:
                 outcome = branch.advance(output, work, row - work.num_samples, now)
             if branch.speculate is not None:
-                self.speculation.learn(branch, outcome[0])
+                self.speculation.learn(branch, outcome[0], work.num_samples - 1)
             commit(request, work, outcome[0])
             if not group.has_forked:
                 self.active.fork_siblings(group, branch)
@@ -273,6 +280,11 @@ class Engine:
         return self.active.take_events()
 
     # Looking in -----------------------------------------------------------------------------------------------------
+    def copy_states(self) -> None:
+        """Do the copies of states that the next step would begin with, so that every slot holds what it stands for."""
+        if self.scheduler.states is not None:
+            self.runner.copy(Plan(state_copies=self.scheduler.states.take_copies()))
+
     def receipt(self, seed: int) -> Receipt:
         """What an answer with this seed is a function of, besides its prompt and its parameters."""
         return Receipt(self.checkpoint.fingerprint, VERSION, self.ops.kernel_set, seed)
@@ -287,6 +299,7 @@ class Engine:
             "blocks_free": blocks.num_free,
             "blocks_cached": blocks.num_cached,
             "preemptions": scheduler.num_preemptions,
+            **({} if scheduler.states is None else scheduler.states.stats),
             "prefix_queries": scheduler.prefix_queries,
             "prefix_hits": scheduler.prefix_hits,
         }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from unspool.cache.blocks import chain_key
+
 
 class Request:
     """What is left to compute, `len(tokens) + len(draft) - num_computed`, is all that the scheduler plans with.
@@ -15,9 +17,9 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "blocks", "draft", "is_paused", "is_scored", "keys", "limit", "num_cached", "num_computed",
-        "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "priority", "root", "table",
-        "tokens",
+        "arrival", "blocks", "draft", "draft_save", "is_paused", "is_scored", "keys", "limit", "num_cached",
+        "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "parting",
+        "priority", "root", "saves", "state", "table", "tokens", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: Sequence[int], *, priority: int = 0, root: bytes = b"") -> None:
@@ -38,6 +40,11 @@ class Request:
         self.num_cached = 0  # prompt tokens that the prefix cache gave, at admission
         self.num_preemptions = 0
         self.is_scored = False  # wants logits for every prompt token, so none may come from the prefix cache
+        self.state = -1  # the slot of its recurrent states; -1: none
+        self.saves: list[tuple[int, int]] = []  # (position, slot): states after so many tokens, to become snapshots
+        self.draft_save: tuple[int, int] | None = None  # likewise, to go back to when a draft is rejected
+        self.turns: Sequence[int] = ()  # positions where a conversation's parts begin
+        self.parting = 0  # where an earlier prompt was another from there on; 0: nowhere
         self.is_paused = False  # holds its blocks, plans nothing: waits for its siblings, or its last token is PENDING
 
     @property
@@ -47,6 +54,19 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that the host has read."""
+        return len(self.tokens) - self.num_pending
+
+    def key(self, index: int, block_size: int) -> bytes:
+        """The key of a full block, chained from those before it."""
+        while len(self.keys) <= index:
+            at = len(self.keys) * block_size
+            parent = self.keys[-1] if self.keys else self.root
+            self.keys.append(chain_key(parent, self.tokens[at : at + block_size]))
+        return self.keys[index]
 
     @property
     def turn(self) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from unspool.config import EngineConfig
 from unspool.engine.batch import BatchBuilder
 from unspool.models.decoder import Decoder
 from unspool.ops import Batch, Draws, HostRows, KVCache, Launched, Step
+from unspool.ops.storage import state_bytes
 from unspool.plan import PENDING, Plan
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class Runner:
     def __init__(self, model: Decoder, kv: KVCache, step: Step) -> None:
         self.model, self.kv = model, kv
         self._step, self._sampling = step, step.sampling
-        self._batches = BatchBuilder(kv.block_size)
+        # The last slot is for works that keep no state.
+        self._batches = BatchBuilder(kv.block_size, kv.num_states - 1 if kv.state_bytes else -1)
         self._draw_of: dict[int, int] = {}  # by request: the last launch's first draw of it
 
     def run(self, plan: Plan) -> HostRows:
@@ -56,9 +58,15 @@ class Runner:
         return self._sampling.launch(self._batch(plan), self._draws(plan))
 
     def _batch(self, plan: Plan) -> Batch:
+        self.copy(plan)
+        return self._batches.build(plan)
+
+    def copy(self, plan: Plan) -> None:
+        """The plan's copies, which come before all that it computes."""
         for source, target in plan.copies:
             self.kv.copy_block(source, target)
-        return self._batches.build(plan)
+        for source, target in plan.state_copies:
+            self.kv.copy_state(source, target)
 
     def _draws(self, plan: Plan) -> Draws:
         requests, starts, tokens, _, _, num_samples, *_ = zip(*plan.works, strict=True)
@@ -73,6 +81,9 @@ class Runner:
         return Draws(list(chain.from_iterable(map(repeat, requests, num_samples))), list(positions), sources)
 
 
-def make_runner(model: Decoder, config: EngineConfig, num_blocks: int) -> Runner:
-    kv = model.ops.kv_cache(model.architecture.storage, config, num_blocks)
+def make_runner(model: Decoder, config: EngineConfig, num_blocks: int, num_states: int = 0) -> Runner:
+    """`num_states` slots for the states of sequences; a model that has states gets one more, for works that keep none.
+    """
+    storage = model.architecture.storage
+    kv = model.ops.kv_cache(storage, config, num_blocks, num_states + 1 if state_bytes(storage) else 0)
     return Runner(model, kv, model.ops.compile(model, kv))

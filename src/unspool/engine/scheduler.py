@@ -20,7 +20,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from unspool.cache.blocks import Blocks, chain_key
+from unspool.cache.blocks import Blocks
+from unspool.cache.states import Snapshot, States
+from unspool.engine.recurrent import RecurrentStates
 from unspool.engine.request import Request
 from unspool.plan import PENDING, Plan, Work
 
@@ -37,11 +39,14 @@ class Scheduler:
         max_running: int,
         prefix_cache: bool = True,
         chunk_tokens: int | None = None,
+        states: States | None = None,
     ) -> None:
+        """`states`: slots for models with recurrent layers; each running request has one."""
         self.blocks, self._block_size = blocks, blocks.block_size
+        self.states = None if states is None else RecurrentStates(states, blocks, keeps_snapshots=prefix_cache)
         self.step_tokens = step_tokens
         self.chunk_tokens = chunk_tokens or step_tokens  # of prompts, in a step that others stream in
-        self.max_running = min(max_running, step_tokens)
+        self.max_running = min(max_running, step_tokens, *([] if states is None else [states.num_slots]))
         self.prefix_cache = prefix_cache
         self.running: list[Request] = []  # in turn
         self.waiting: list[Request] = []  # in turn
@@ -54,10 +59,10 @@ class Scheduler:
     def add(self, request: Request) -> None:
         bisect.insort(self.waiting, request, key=_turn)
 
-    def remove(self, request: Request) -> None:
-        """Forget a request, finished or not, and free its blocks at once."""
+    def remove(self, request: Request, *, has_failed: bool = False) -> None:
+        """Forget a request, finished or not, and free its blocks at once. The states of one that failed are void."""
         (self.running if request in self.running else self.waiting).remove(request)
-        self._drop_blocks(request)
+        self._drop(request, is_good=not has_failed)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Start `child`, whose tokens begin as `parent`'s do, on the blocks that both share."""
@@ -67,6 +72,12 @@ class Scheduler:
                 break
             common += 1
         child.num_computed = min(common, parent.num_computed, len(child.tokens) - 1)
+        if self.states is not None:
+            if child.num_computed != parent.num_computed or parent.state < 0 or not self.states.slots.num_free:
+                child.num_computed = 0
+                bisect.insort(self.waiting, child, key=_turn)  # it begins from a snapshot, like any other
+                return
+            self.states.fork(parent, child)
         child.blocks = parent.blocks[: self._num_blocks(child.num_computed)]
         child.num_cached = min(child.num_computed, child.num_prompt)
         for block in child.blocks:
@@ -80,7 +91,11 @@ class Scheduler:
         del request.tokens[num_tokens:]
         request.draft = []
         request.is_paused = False
-        request.num_computed = min(request.num_computed, num_tokens - 1)
+        if request.num_computed >= num_tokens:
+            request.num_computed = num_tokens - 1
+            if self.states is not None and request.state >= 0:
+                del request.keys[request.num_computed // self._block_size :]
+                request.num_computed = self.states.rewind(request, request.num_computed)
         self._keep_blocks(request, self._num_blocks(request.num_computed))
         num_full = request.num_computed // self._block_size
         del request.keys[num_full:]
@@ -116,6 +131,8 @@ class Scheduler:
                 most = min(most, SCORED_TOKENS, scored)
             if most == 0 or (preempted and request.number in preempted):
                 return 0
+            if request.draft and self.states is not None and not self.states.slots.num_free:
+                request.draft = []  # there would be no way back
             count = min(request.num_left, most)
             while not self._fits(request, count) and not self._has_room(request, count):
                 victim = self.running[-1]
@@ -133,28 +150,36 @@ class Scheduler:
             budget = min(budget, self.chunk_tokens)
         for request in prompts:
             budget -= schedule(request, budget) if budget else 0
-        while budget and self.waiting and len(self.running) < self.max_running and not preempted:
-            request = self.waiting[0]
-            if not self._admit(request, copies):
+        while budget and not preempted and (len(self.running) < self.max_running or self._all_paused()):
+            first = next((each for each in self.waiting if not each.is_paused), None)
+            if first is None or not self._admit(first, copies):
                 break
-            budget -= schedule(request, budget)
+            budget -= schedule(first, budget)
+        if self.states is not None and works:
+            return Plan(tuple(works.values()), tuple(copies), self.states.take_copies())
         return Plan(tuple(works.values()), tuple(copies))
 
     def _admit(self, request: Request, copies: list[tuple[int, int]]) -> bool:
         """Move the first waiting request to the running ones, with what the prefix cache has of it."""
         may_share = self.prefix_cache and not request.is_scored
-        if may_share:
-            self._share_prefix(request)
+        snapshot = self._share_prefix(request) if may_share else None
         missing = self._num_blocks(len(request.tokens)) - len(request.blocks)
-        while missing > self.blocks.num_free and self.running and self._all_paused():
+
+        def has_room() -> bool:
+            has_state = self.states is None or self.states.slots.num_free > 0
+            return missing <= self.blocks.num_free and has_state and len(self.running) < self.max_running
+
+        while not has_room() and self.running and self._all_paused():
             self._preempt(self.running[-1])  # they wait for a sibling, and this may be it
-        if missing > self.blocks.num_free and self.running:
+        if not has_room() and self.running:
             self._drop_blocks(request)
             return False
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_turn)
-        if may_share:
-            self._copy_partial(request, copies)
+        if self.states is not None:
+            self._begin_states(request, snapshot, copies)
+        elif may_share:
+            self._copy_partial(request, request.tokens[request.num_computed : -1], copies)
         if request.num_preemptions == 0:
             self.prefix_queries += len(request.tokens)
             self.prefix_hits += request.num_computed
@@ -165,29 +190,50 @@ class Scheduler:
         """Whether everyone waits for a sibling. Who waits for a PENDING token is about to end, or to go on."""
         return all(request.is_paused and not request.num_pending for request in self.running)
 
-    def _share_prefix(self, request: Request) -> None:
-        """Share the computed blocks that the request's tokens begin with; one token is left, for its logits."""
+    def _begin_states(self, request: Request, snapshot: Snapshot | None, copies: list[tuple[int, int]]) -> None:
+        """Begin from a snapshot, whose full blocks the request shares already; or from nothing."""
+        assert self.states is not None
+        if snapshot is not None and not self._copy_partial(request, snapshot.rest, copies):
+            self._drop_blocks(request)
+            snapshot = None
+        self.states.begin(request, snapshot)
+
+    def _share_prefix(self, request: Request) -> Snapshot | None:
+        """Share the computed blocks that the request's tokens begin with; one token is left, for its logits.
+
+        Where layers have states, as far as the longest snapshot goes, which is returned.
+        """
         size = self._block_size
         while request.num_computed + size < len(request.tokens):
-            block = self.blocks.find(self._key(request, len(request.blocks)))
+            block = self.blocks.find(request.key(len(request.blocks), size))
             if block is None:
                 break
             self.blocks.share(block)
             request.blocks.append(block)
             request.num_computed += size
+        snapshot = None
+        if self.states is not None:
+            request.parting = request.num_computed
+            snapshot, position = self.states.find(request, len(request.tokens) - 1, len(request.blocks))
+            if snapshot is not None and not self.states.has_partial(snapshot):
+                snapshot = None
+            request.num_computed = position // size * size if snapshot is not None else 0
+            self._keep_blocks(request, request.num_computed // size)
         request.num_registered = len(request.blocks)
+        return snapshot
 
-    def _copy_partial(self, request: Request, copies: list[tuple[int, int]]) -> None:
-        """Copy the registered block that begins as the rest of the request's tokens does."""
+    def _copy_partial(self, request: Request, tokens: Sequence[int], copies: list[tuple[int, int]]) -> bool:
+        """Copy the registered block that begins as these tokens do, the request's next; whether it has them all."""
         parent = request.keys[len(request.blocks) - 1] if request.blocks else request.root
-        block, count = self.blocks.find_partial(parent, request.tokens[request.num_computed : -1])
-        if count == 0 or self.blocks.num_free < 2:
-            return
+        block, count = self.blocks.find_partial(parent, tokens) if tokens else (-1, 0)
+        if count == 0 or self.blocks.num_free < 2 or (self.states is not None and count < len(tokens)):
+            return not tokens
         self.blocks.share(block)  # so that the allocation cannot take it
         request.blocks.append(self.blocks.allocate())
         copies.append((block, request.blocks[-1]))
         request.num_computed += count
         self.blocks.release([block])
+        return count == len(tokens)
 
     def _plan_one(self, request: Request) -> Work | None:
         """The work of almost every step of almost all: one token, into a block that is the request's own.
@@ -201,7 +247,13 @@ class Scheduler:
         work = Work(request.number, start, (request.tokens[-1],), self._table(request), 1, 1)
         request.num_computed = start + 1
         self._expect(request)
-        return work
+        return work if self.states is None else self._with_states(request, work)
+
+    def _with_states(self, request: Request, work: Work) -> Work:
+        assert self.states is not None
+        end = work.start + len(work.tokens)
+        first_draft = end - work.num_samples + 1 if work.num_samples > 1 else None
+        return work._replace(state=request.state, saves=self.states.save(request, work.start, end, first_draft))
 
     def _expect(self, request: Request) -> None:
         """Count a token as chosen that is not known yet; it stands for all that a draft's rows may choose."""
@@ -247,7 +299,8 @@ class Scheduler:
             self._expect(request)
         if count > 1:
             self._prefilled.append(request)
-        return Work(request.number, start, tuple(tokens), self._table(request), num_logits, num_samples)
+        work = Work(request.number, start, tuple(tokens), self._table(request), num_logits, num_samples)
+        return work if self.states is None else self._with_states(request, work)
 
     def _make_writable(self, request: Request, index: int, copies: list[tuple[int, int]], *, in_place: bool) -> None:
         """Copy on write; a block that is only registered leaves the index instead when none is free to copy to."""
@@ -267,7 +320,7 @@ class Scheduler:
             request.num_pending -= 1
             request.is_paused = False
         self.running.remove(request)
-        self._drop_blocks(request)
+        self._drop(request, is_good=planned is None)
         request.draft = []
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -285,7 +338,9 @@ class Scheduler:
             request.num_pending -= 1
             if num_samples > 1:
                 request.num_computed = first + max(1, len(chosen)) - 1
-        if num_rows > 1 or end % self._block_size == 0:
+                if self.states is not None:
+                    request.num_computed = self.states.settle_draft(request, end, request.num_computed)
+        if num_rows > 1 or end % self._block_size == 0 or request.saves:
             self._register(request)
 
     def _register(self, request: Request) -> None:
@@ -294,25 +349,18 @@ class Scheduler:
         size, num_known = self.blocks.block_size, len(request.tokens) - request.num_pending
         if request.num_computed < num_known:
             num_known = request.num_computed
+        if request.saves and self.states is not None:
+            self.states.keep(request)
         if num_known < (request.num_registered + 1) * size or not self.prefix_cache:
             return
         for index in range(request.num_registered, num_known // size):
-            key = self._key(request, index)
+            key = request.key(index, size)
             parent = request.keys[index - 1] if index else request.root
             tokens = request.tokens[index * size : (index + 1) * size]
             self.blocks.register(request.blocks[index], key, parent, tokens)
             request.num_registered = index + 1
 
     # Parts ----------------------------------------------------------------------------------------------------------
-    def _key(self, request: Request, index: int) -> bytes:
-        """The key of a request's full block, chained from those before it."""
-        size = self._block_size
-        while len(request.keys) <= index:
-            at = len(request.keys)
-            parent = request.keys[-1] if request.keys else request.root
-            request.keys.append(chain_key(parent, request.tokens[at * size : (at + 1) * size]))
-        return request.keys[index]
-
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
@@ -320,6 +368,12 @@ class Scheduler:
         self.blocks.release(request.blocks[count:])
         del request.blocks[count:]
         request.table = ()
+
+    def _drop(self, request: Request, *, is_good: bool) -> None:
+        """Take back all that a request holds."""
+        if self.states is not None:
+            self.states.drop(request, is_good=is_good)
+        self._drop_blocks(request)
 
     def _drop_blocks(self, request: Request) -> None:
         self._keep_blocks(request, 0)
@@ -332,7 +386,10 @@ class Scheduler:
             assert queue == sorted(queue, key=_turn), "a queue is out of turn"
         for request in self.waiting:
             assert not request.blocks, f"{request} waits and holds blocks"
+        if self.states is not None:
+            self.states.check(self.running)
         for request in self.running:
+            assert (request.state >= 0) == (self.states is not None), f"{request} has no state, or one too many"
             assert len(request.blocks) >= self._num_blocks(request.num_computed), f"{request} lacks blocks"
 
 

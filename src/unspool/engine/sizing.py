@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from unspool.config import EngineConfig
 from unspool.errors import RequestError
 from unspool.machine import free_memory
-from unspool.ops.storage import Storage, kv_bytes_per_token
+from unspool.ops.storage import Storage, kv_bytes_per_token, state_bytes
+
+SNAPSHOTS = 32  # beside the states of running sequences, where memory has room
 
 
 def num_kv_blocks(
@@ -34,3 +36,22 @@ def num_kv_blocks(
     if blocks < 1:
         raise RequestError("there is no free memory for a KV cache; set kv_tokens or use a smaller model", "kv_tokens")
     return blocks
+
+
+def num_states(layers: Sequence[Storage], config: EngineConfig, room: int | None = None) -> int:
+    """How many slots there are for states of recurrent layers; 0 where there are none.
+
+    Unless told, one for each request that may run and SNAPSHOTS more, as far as an eighth of the free memory goes.
+    Memory is taken as it is used. A device with memory of its own says how many bytes of `room` it has; an eighth, too.
+    """
+    each = state_bytes(layers)
+    if each == 0:
+        return 0
+    if config.state_bytes is not None:
+        if config.state_bytes < each:
+            raise RequestError(
+                f"state_bytes is {config.state_bytes:,}; the states of one sequence take {each:,}", "state_bytes"
+            )
+        return int(config.state_bytes // each)
+    memory = free_memory() if room is None else room
+    return int(max(2, min(config.max_running + SNAPSHOTS, memory // 8 // each)))

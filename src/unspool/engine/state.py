@@ -1,10 +1,11 @@
 """Computed prompts on disk: a long system prompt is computed once a machine, not once a process.
 
-    "unspool state 2\\n" · length of the header (8 bytes) · header (JSON) · block · block · …
+    "unspool state 3\\n" · length of the header (8 bytes) · header (JSON) · block · block · … · states
 
 The header names the model's fingerprint and the cache's layout, and a file is only good for the same of both: then
-its blocks hold the very bits that computing them again would give. Full blocks are kept; the tokens of a last, partial
-one are computed anew.
+it holds the very bits that computing it again would give. Full blocks are kept; the tokens of a last, partial one are
+computed anew. A model with recurrent layers begins from states, so for it the file goes as far as the prompt's longest
+snapshot, to the token, and ends with the states there.
 """
 
 from __future__ import annotations
@@ -18,43 +19,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from unspool.cache.blocks import chain_key, root_key
+from unspool.engine.request import Request
 from unspool.errors import EngineError, ModelError, RequestError
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
 
-MAGIC = b"unspool state 2\n"
+MAGIC = b"unspool state 3\n"
 HEADER_BYTES, TOKEN_BYTES = 65_536, 12  # a header's length: so much, and so much for each token
 
 
 def save(engine: Engine, prompt: Sequence[int], path: Path, salt: str = "") -> int:
-    """Write the full blocks of a computed prompt, which the prefix cache holds; how many tokens they are."""
+    """Write what the prefix cache holds of a computed prompt; how many tokens that is."""
     if not engine.config.prefix_cache:
         raise RequestError("prefix_cache is off, so no computed prompt is kept that could be saved", "prefix_cache")
-    blocks, size = engine.scheduler.blocks, engine.scheduler.blocks.block_size
-    key = root_key(engine.checkpoint.fingerprint, engine.runner.kv.layout, salt)
-    found: list[int] = []
-    for start in range(0, len(prompt) - size + 1, size):
-        key = chain_key(key, prompt[start : start + size])
-        block = blocks.find(key)
-        if block is None:
+    kv, size = engine.runner.kv, engine.scheduler.blocks.block_size
+    count = len(prompt) // size * size
+    data: list[bytes] = []
+    if engine.scheduler.states is not None:
+        engine.copy_states()
+        request = Request(-1, prompt, root=_root(engine, salt))
+        snapshot, count = engine.scheduler.states.find(request, len(prompt), len(prompt) // size)
+        if snapshot is None:
             raise EngineError(
-                f"the cache no longer holds the prompt: {len(found) * size:,} of its {len(prompt):,} tokens are left; "
-                "others took its blocks, and a larger cache (kv_tokens) would have room for all"
+                "the cache no longer holds states of the prompt: others took their slots, and more memory "
+                "(state_bytes) would have room for all"
             )
-        found.append(block)
-    data = [engine.runner.kv.read_block(block) for block in found]
-    tokens = list(prompt[: len(found) * size])
-    header = json.dumps(
-        {
-            "model": engine.checkpoint.fingerprint,
-            "layout": engine.runner.kv.layout,
-            "block_size": size,
-            "block_bytes": engine.runner.kv.block_bytes,
-            "tokens": tokens,
-            "checksum": _checksum(tokens, data),
-        }
-    ).encode()
+        data.append(kv.read_state(snapshot.slot))
+    tokens = list(prompt[:count])
+    data = [kv.read_block(block) for block in _find_blocks(engine, tokens, len(prompt), salt)] + data
+    header = json.dumps({**_expected(engine), "tokens": tokens, "checksum": _checksum(tokens, data)}).encode()
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -66,7 +60,34 @@ def save(engine: Engine, prompt: Sequence[int], path: Path, salt: str = "") -> i
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise EngineError(f"cannot write the state to {path}: {error.strerror or error}") from error
-    return len(found) * size
+    return count
+
+
+def _root(engine: Engine, salt: str) -> bytes:
+    return root_key(engine.checkpoint.fingerprint, engine.runner.kv.layout, salt)
+
+
+def _find_blocks(engine: Engine, tokens: Sequence[int], num_asked: int, salt: str) -> list[int]:
+    """The blocks that hold these tokens, the last of which they may not fill."""
+    blocks, size = engine.scheduler.blocks, engine.scheduler.blocks.block_size
+    key = _root(engine, salt)
+    found: list[int] = []
+    for start in range(0, len(tokens), size):
+        piece = tokens[start : start + size]
+        block: int | None
+        if len(piece) < size:
+            last, held = blocks.find_partial(key, piece)
+            block = last if held == len(piece) else None
+        else:
+            key = chain_key(key, piece)
+            block = blocks.find(key)
+        if block is None:
+            raise EngineError(
+                f"the cache no longer holds the prompt: {len(found) * size:,} of its {num_asked:,} tokens are left; "
+                "others took its blocks, and a larger cache (kv_tokens) would have room for all"
+            )
+        found.append(block)
+    return found
 
 
 def load(engine: Engine, path: Path, salt: str = "") -> list[int]:
@@ -81,7 +102,7 @@ def load(engine: Engine, path: Path, salt: str = "") -> list[int]:
         with open(path, "rb") as file:
             header = _read_header(file, engine, path)
             tokens: list[int] = header["tokens"]
-            data = _read_blocks(file, len(tokens) // engine.scheduler.blocks.block_size, engine, path)
+            data = _read_data(file, len(tokens), engine, path)
     except OSError as error:
         raise ModelError(f"cannot read the state {path}: {error.strerror or error}") from error
     if _checksum(tokens, data) != header["checksum"]:
@@ -97,33 +118,48 @@ def _checksum(tokens: Sequence[int], data: Sequence[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _read_blocks(file: BinaryIO, count: int, engine: Engine, path: Path) -> list[bytes]:
-    size, num_free = engine.runner.kv.block_bytes, engine.scheduler.blocks.num_free
-    if os.fstat(file.fileno()).st_size - file.tell() != count * size:
+def _read_data(file: BinaryIO, num_tokens: int, engine: Engine, path: Path) -> list[bytes]:
+    """Blocks, and then states if the model has some."""
+    kv, states, num_free = engine.runner.kv, engine.scheduler.states, engine.scheduler.blocks.num_free
+    count = -(-num_tokens // kv.block_size)
+    sizes = [kv.block_bytes] * count + ([] if states is None else [kv.state_bytes])
+    if os.fstat(file.fileno()).st_size - file.tell() != sum(sizes):
         raise ModelError(f"{path} is damaged: its blocks are not as long as its header says")
     if count > num_free:
         raise RequestError(
             f"{path} holds {count:,} blocks; {num_free:,} are free (kv_tokens sets how many there are)", "kv_tokens"
         )
-    return [file.read(size) for _ in range(count)]
+    if states is not None and not states.slots.num_free:
+        raise RequestError(
+            f"{path} needs a state's slot; all {states.slots.num_slots:,} are in use (state_bytes sets how many there "
+            "are)",
+            "state_bytes",
+        )
+    return [file.read(size) for size in sizes]
 
 
 def _register(engine: Engine, tokens: list[int], data: list[bytes], salt: str) -> None:
     blocks, size = engine.scheduler.blocks, engine.scheduler.blocks.block_size
-    parent, taken = root_key(engine.checkpoint.fingerprint, engine.runner.kv.layout, salt), []
-    for index, part in enumerate(data):
+    parent, taken = _root(engine, salt), []
+    for index in range(-(-len(tokens) // size)):
         piece = tokens[index * size : (index + 1) * size]
         key = chain_key(parent, piece)
         known = blocks.find(key)
         if known is None:
             block = blocks.allocate()
-            engine.runner.kv.write_block(block, part)
+            engine.runner.kv.write_block(block, data[index])
             blocks.register(block, key, parent, piece)
         else:
             block = known
             blocks.share(block)
         taken.append(block)
-        parent = key
+        parent = key if len(piece) == size else parent
+    states = engine.scheduler.states
+    if states is not None:
+        engine.copy_states()
+        slot = states.slots.allocate()
+        engine.runner.kv.write_state(slot, data[-1])
+        states.slots.store(slot, parent, tokens[len(tokens) // size * size :])
     blocks.release(taken)
 
 
@@ -145,20 +181,26 @@ def _read_header(file: BinaryIO, engine: Engine, path: Path) -> dict[str, Any]:
     return header
 
 
-def _check(header: dict[str, Any], engine: Engine, path: Path) -> None:
-    kv, size = engine.runner.kv, engine.scheduler.blocks.block_size
-    expected = {
+def _expected(engine: Engine) -> dict[str, Any]:
+    """What a file's header says, if it is good for this engine."""
+    kv = engine.runner.kv
+    return {
         "model": engine.checkpoint.fingerprint,
         "layout": kv.layout,
-        "block_size": size,
+        "block_size": kv.block_size,
         "block_bytes": kv.block_bytes,
+        "state_bytes": kv.state_bytes,
     }
-    for name, value in expected.items():
+
+
+def _check(header: dict[str, Any], engine: Engine, path: Path) -> None:
+    for name, value in _expected(engine).items():
         found = header.get(name)
         if found != value:
             told = repr(found)[:80] if isinstance(found, str | int | None) else f"a {type(found).__name__}"
             raise ModelError(f"{path} was saved with {name} {told}; here it is {value!r}")
     tokens, vocab_size = header.get("tokens"), engine.checkpoint.config.vocab_size
     are_tokens = isinstance(tokens, list) and all(type(t) is int and 0 <= t < vocab_size for t in tokens)
+    size = 1 if engine.scheduler.states is not None else engine.scheduler.blocks.block_size
     if not isinstance(tokens, list) or not are_tokens or len(tokens) % size or "checksum" not in header:
         raise ModelError(f"{path} is damaged: its tokens are not whole blocks of this vocabulary")

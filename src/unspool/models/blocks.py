@@ -46,6 +46,10 @@ class Place:
         prefix = f"blk.{self.layer}."
         return self.reader.vector(*((None if name is None else prefix + name, size) for name, size in parts))
 
+    def table(self, name: str, rows: int, columns: int) -> Vector:
+        """A vector of this layer that files store as a matrix: its name with its suffix."""
+        return self.reader.table(f"blk.{self.layer}.{name}", rows, columns)
+
     def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
         """The experts of this layer: (name, out_features, in_features) of each."""
         prefix = f"blk.{self.layer}."

@@ -28,7 +28,7 @@ class Decoder:
         self.layers = [
             layer.bind(Place(reader, index, hidden, ropes=ropes)) for index, layer in enumerate(architecture.layers)
         ]
-        self.norm = architecture.norm.bind(reader, "output_norm", hidden)
+        self.norm = architecture.norm.bind(reader, architecture.norm_name, hidden)
         self.head = self.embedding
         if not architecture.tied_embeddings:
             self.head = reader.matrix(("output.weight", vocabulary, hidden))

@@ -224,6 +224,7 @@ class Architecture:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     token_inputs: TokenInputs | None = None
+    norm_name: str = "output_norm"  # of the last norm's tensor
 
     @property
     def storage(self) -> tuple[Storage, ...]:

@@ -35,6 +35,9 @@ __all__ = [
 
 NUM_BYTES = 256
 END = "<|endoftext|>"
+# Of recurrent layers: what files keep as matrices and models as vectors; rates of decay, which are below zero; and what
+# is around one.
+TABLES, DECAYS, UNIT = ("conv.weight", "conv1d.weight"), (".ssm_a",), (".ssm_d", ".ssm_norm.weight")
 # A tensor of more values than this is tiled from a pool instead of drawn: eight billion draws take minutes.
 # The pool has a prime number of blocks, so that no two of a matrix's first rows are alike.
 DRAWN = 1 << 19
@@ -155,11 +158,18 @@ def _generator(name: str, seed: int) -> np.random.Generator:
 
 def _vector(name: str, size: int, seed: int) -> Weight:
     values = 0.1 * _generator(name, seed).standard_normal(size, dtype=np.float32)
+    if name.endswith(DECAYS):
+        return encode_weight(name, -1 - values)
     return encode_weight(name, values if name.endswith(".bias") else 1 + values)
 
 
 def _matrix(name: str, shape: tuple[int, ...], format: str, seed: int, pools: dict[float, np.ndarray]) -> Weight:
     # Rows of unit length keep activations near one; a head twice that makes some tokens clearly likelier.
+    if name.endswith(TABLES) or shape[-1] % FORMATS[format].block:
+        format = "f32"  # as converters keep them: few values, of which every row reads all
+    if name.endswith((*DECAYS, *UNIT)):
+        weight = _vector(name, math.prod(shape), seed)
+        return Weight(name, weight.format, shape, weight.raw)
     deviation = (2 if name in ("token_embd.weight", "output.weight") else 1) / math.sqrt(shape[-1])
     generator = _generator(name, seed)
     if math.prod(shape) <= DRAWN:

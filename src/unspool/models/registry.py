@@ -50,6 +50,7 @@ GGUF = {
     "qwen2vl": "qwen2",
     "qwen3vl": "qwen3",
     "qwen3vlmoe": "qwen3_moe",
+    "lfm2": "lfm2",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -81,6 +82,7 @@ HUGGING_FACE = {
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "Mistral4ForCausalLM": "mistral4",
+    "Lfm2ForCausalLM": "lfm2",
 }
 # Families whose GGUF files have another one's name.
 GGUF_TOO = {"mistral": "llama", "mixtral": "llama", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}

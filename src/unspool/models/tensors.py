@@ -30,6 +30,10 @@ class TensorReader:
             [_ones(size) if name is None else self._take([(name, (size,))])[0] for name, size in parts]
         )
 
+    def table(self, name: str, rows: int, columns: int) -> Vector:
+        """A vector that files store as a matrix, row after row."""
+        return self.ops.vector(self._take([(name, (rows, columns))]))
+
     def row(self, name: str, width: int) -> Matrix:
         """A matrix of one row, which files store as a vector."""
         (vector,) = self._take([(name, (width,))])
@@ -109,6 +113,9 @@ class ShapeRecorder(TensorReader):
     def repeated(self, name: str, times: int) -> Vector | None:
         self.shapes[name] = (1,)
         return None
+
+    def table(self, name: str, rows: int, columns: int) -> Vector:
+        self.shapes[name] = (rows, columns)
 
     def row(self, name: str, width: int) -> Matrix:
         self.shapes[name] = (width,)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from unspool.config import Activation, EngineConfig, RopeStyle
 from unspool.errors import BackendError
+from unspool.ops.recurrence import ConvSpec, RecurrenceSpec
 from unspool.ops.routing import Routing
 from unspool.ops.step import ArrayBatch, Batch, DeviceSampling, Draws, HostRows, Launched, Step
 from unspool.ops.storage import Storage, Widths
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
 __all__ = [
-    "ArrayBatch", "AttentionSpec", "Batch", "DeviceSampling", "Draws", "ExpertWeights", "Experts", "HostRows",
-    "KVCache", "Launched", "Matrix", "Ops", "Part", "Rope", "Routing", "Rows", "Step", "Vector", "load", "uses_cuda",
+    "ArrayBatch", "AttentionSpec", "Batch", "ConvSpec", "DeviceSampling", "Draws", "ExpertWeights", "Experts",
+    "HostRows", "KVCache", "Launched", "Matrix", "Ops", "Part", "RecurrenceSpec", "Rope", "Routing", "Rows", "Step",
+    "Vector", "load", "uses_cuda",
 ]  # fmt: skip
 
 Rows = Any  # a body's own kind of activations
@@ -210,6 +212,12 @@ class Ops(Protocol):
 
     def attention(self, qkv: Rows, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Rows:
         """Norm and rotate q and k, store k and v in their slots, attend; rows of num_heads · value_dim."""
+
+    def short_conv(self, x: Rows, spec: ConvSpec, batch: Batch, kv: KVCache) -> Rows:
+        """A causal convolution over a sequence's last tokens; rows of spec.channels."""
+
+    def recurrence(self, x: Rows, gates: Rows, spec: RecurrenceSpec, batch: Batch, kv: KVCache) -> Rows:
+        """A delta rule or a scan over a sequence; rows of num_heads · value_dim."""
 
     def take(self, x: Rows, batch: Batch) -> Rows:
         """The rows whose logits are wanted."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from unspool.config import Activation
 from unspool.errors import EngineError
-from unspool.ops import AttentionSpec, Batch, ExpertWeights, KVCache, Part, Vector
+from unspool.ops import AttentionSpec, Batch, ConvSpec, ExpertWeights, KVCache, Part, RecurrenceSpec, Vector
 from unspool.ops.routing import Routing
 
 
@@ -232,6 +232,33 @@ class Attention(Node):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class ShortConv(Node):
+    mixes_rows: ClassVar[bool] = True
+    can_narrow: ClassVar[bool] = False
+
+    x: Node
+    spec: ConvSpec
+
+    @property
+    def width(self) -> int:
+        return self.spec.channels
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recurrence(Node):
+    mixes_rows: ClassVar[bool] = True
+    can_narrow: ClassVar[bool] = False
+
+    x: Node
+    gates: Node
+    spec: RecurrenceSpec
+
+    @property
+    def width(self) -> int:
+        return self.spec.num_heads * self.spec.value_dim
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Take(Node):
     """The wanted rows of x."""
 
@@ -435,6 +462,16 @@ class RecordingOps:
     def attention(self, qkv: Node, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Node:
         expect_width(qkv, spec.row_width, f"layer {spec.layer}'s attention")
         return Attention(qkv, spec)
+
+    def short_conv(self, x: Node, spec: ConvSpec, batch: Batch, kv: KVCache) -> Node:
+        if x.width < spec.least_width:
+            raise EngineError(f"layer {spec.layer}'s convolution needs {spec.least_width} values a row, not {x.width}")
+        return ShortConv(x, spec)
+
+    def recurrence(self, x: Node, gates: Node, spec: RecurrenceSpec, batch: Batch, kv: KVCache) -> Node:
+        expect_width(x, spec.row_width, f"layer {spec.layer}'s recurrence")
+        expect_width(gates, spec.gates_width, f"the gates of layer {spec.layer}'s recurrence")
+        return Recurrence(x, gates, spec)
 
     def take(self, x: Node, batch: Batch) -> Node:
         return Take(x)

@@ -7,14 +7,24 @@ number; a matrix-vector product for each row cannot, so the reference keeps the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unspool.config import Activation, EngineConfig
 from unspool.errors import RequestError
-from unspool.ops import AttentionSpec, Batch, ExpertWeights, KVCache, Part, Rope
+from unspool.ops import (
+    ArrayBatch,
+    AttentionSpec,
+    Batch,
+    ConvSpec,
+    ExpertWeights,
+    KVCache,
+    Part,
+    RecurrenceSpec,
+    Rope,
+)
 from unspool.ops.routing import Routing, choose_experts
 from unspool.ops.storage import Storage, Widths, describe, state_bytes
 
@@ -99,7 +109,7 @@ class ReferenceOps:
         return np.concatenate([part.dequantize() for part in parts])
 
     def vector(self, parts: Sequence[Weight]) -> Array:
-        return np.concatenate([part.dequantize() for part in parts])
+        return np.concatenate([part.dequantize().reshape(-1) for part in parts])
 
     def kv_cache(
         self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
@@ -239,6 +249,51 @@ class ReferenceOps:
                 out[r] = attend(q[r], keys, values, spec)
         return out.reshape(len(qkv), -1)
 
+    def short_conv(self, x: Array, spec: ConvSpec, batch: Batch, kv: KVCache) -> Array:
+        assert isinstance(kv, ReferenceKV)
+        state = kv.states[spec.layer, spec.state]
+        weight = spec.weight.reshape(spec.channels, spec.taps).T
+        out = np.empty((len(x), spec.channels), np.float32)
+
+        def columns(row: Array, start: int | None) -> Any:
+            return 1.0 if start is None else row[start : start + spec.channels]
+
+        for r, past, keep in walk(batch.arrays(), state):
+            inputs = np.concatenate([past, (columns(x[r], spec.start) * columns(x[r], spec.before))[None]])
+            y = (inputs * weight).sum(axis=0) + (0 if spec.bias is None else spec.bias)
+            if spec.activation is not None:
+                y = ACTIVATIONS[spec.activation](y)
+            out[r] = y * columns(x[r], spec.after)
+            keep(inputs[1:])
+        return out
+
+    def recurrence(self, x: Array, gates: Array, spec: RecurrenceSpec, batch: Batch, kv: KVCache) -> Array:
+        assert isinstance(kv, ReferenceKV)
+        out = np.empty((len(x), spec.num_heads, spec.value_dim), np.float32)
+        heads = [spec.key_head(head) for head in range(spec.num_heads)]
+        for r, memory, keep in walk(batch.arrays(), kv.states[spec.layer, spec.state]):
+            q_start, k_start, v_start = spec.columns
+            q, k = (
+                x[r, start : start + spec.num_key_heads * spec.key_dim].reshape(-1, spec.key_dim)[heads]
+                for start in (q_start, k_start)
+            )
+            v = x[r, v_start : v_start + spec.num_heads * spec.value_dim].reshape(-1, spec.value_dim)
+            steps = np.logaddexp(0, gates[r, -spec.num_heads :] + spec.bias).astype(np.float32)
+            decay = np.exp(spec.rate * steps)[:, None]
+            if spec.kind == "delta":
+                q, k = (each / np.sqrt(np.square(each).sum(axis=1, keepdims=True) + spec.eps) for each in (q, k))
+                q = q / np.float32(math.sqrt(spec.key_dim))
+                beta = 1 / (1 + np.exp(-gates[r, : spec.num_heads]))
+                change = beta[:, None] * (v - decay * np.einsum("hkv,hk->hv", memory, k))
+            else:
+                change = steps[:, None] * v
+            memory = decay[:, :, None] * memory + k[:, :, None] * change[:, None, :]
+            out[r] = np.einsum("hkv,hk->hv", memory, q)
+            if spec.skip is not None:
+                out[r] += spec.skip[:, None] * v
+            keep(memory)
+        return out.reshape(len(x), -1)
+
     def take(self, x: Array, batch: Batch) -> Array:
         return x[batch.arrays().logit_rows]
 
@@ -252,6 +307,22 @@ class ReferenceOps:
     ) -> Array:
         y = self.linear(x, weight, bias, scale=scale)
         return y if softcap is None else np.float32(softcap) * np.tanh(y / np.float32(softcap))
+
+
+def walk(batch: ArrayBatch, states: Array) -> Iterator[tuple[int, Array, Callable[[Array], None]]]:
+    """Every row with the state before it, and what takes the state after it; sequence after sequence."""
+    for s, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
+        slot = batch.states[s]
+        if batch.positions[start] == 0:
+            states[slot] = 0
+        for r in range(start, end):
+
+            def keep(state: Array, r: int = r, slot: int = slot) -> None:
+                states[slot] = state
+                if len(batch.saves) and batch.saves[r] >= 0:
+                    states[batch.saves[r]] = state
+
+            yield r, states[slot].copy(), keep
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

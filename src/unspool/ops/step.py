@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Row = memoryview[float] | np.ndarray
 
 
+NO_INTEGERS = memoryview(b"").cast("i")  # as a default: an array is mutable
+
+
 @dataclass(frozen=True)
 class Batch:
     """What one step computes: rows of tokens, packed sequence after sequence.
@@ -28,6 +31,9 @@ class Batch:
     Row r holds the token `ids[r]` at `positions[r]`; its key and value go to slot `slots[r]` (block · block_size +
     offset). Sequence s owns rows `starts[s] : starts[s + 1]` and the blocks `tables[s]`; a row sees every key of its
     sequence at its own position or before. Logits are computed for `logit_rows` alone.
+
+    Recurrent layers keep the states of sequence s in the slot `states[s]`. They are zeros before position 0. After row
+    r they are also written to the slot `saves[r]`, unless that is negative.
 
     The numbers lie in any buffers of these types: Python's own arrays cost less than numpy's where they are few.
     """
@@ -38,6 +44,8 @@ class Batch:
     starts: Integers  # int32 [sequences + 1]
     tables: Integers  # int32 [sequences, most blocks of any]; unused places hold 0
     logit_rows: Integers  # int32 [logits]
+    states: Integers = NO_INTEGERS  # int32 [sequences]; empty for models without states
+    saves: Integers = NO_INTEGERS  # int32 [rows]; empty: nothing is saved
 
     def arrays(self) -> ArrayBatch:
         """The same numbers as numpy arrays, not copied."""
@@ -52,6 +60,8 @@ class ArrayBatch(Batch):
     starts: np.ndarray
     tables: np.ndarray
     logit_rows: np.ndarray
+    states: np.ndarray
+    saves: np.ndarray
 
     def arrays(self) -> ArrayBatch:
         return self

@@ -109,11 +109,13 @@ class Speculation:
         return context
 
     # After a step ---------------------------------------------------------------------------------------------------
-    def learn(self, branch: Branch, chosen: Sequence[int]) -> None:
-        """The model chose; compare with what was guessed."""
+    def learn(self, branch: Branch, chosen: Sequence[int], num_drafted: int) -> None:
+        """The model chose; compare with what was guessed. So much of the draft was in the step: there may have been no
+        room for more."""
         guess = self._guesses.pop(branch.request.number, None)
         if guess is None:
             return
+        guess.sent = min(guess.sent, num_drafted)
         drafter = self._drafter_of(branch)
         assert drafter is not None
         accepted, saved = self.policy.learn(branch, drafter, guess, chosen)

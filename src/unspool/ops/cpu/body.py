@@ -83,7 +83,7 @@ class CpuOps(RecordingOps):
                 node.positions.keep_exact()
         self._pack([matrix for node in graph.nodes for matrix in multiplied(node)])
         program = _native.Program(self._pool, self.isa, kv.native)
-        Lowering(graph).emit(program)
+        Lowering(graph, kv.state_offsets).emit(program)
         return CpuStep(program, self.finish_packing)
 
     def _pack(self, matrices: Sequence[CpuMatrix]) -> None:
@@ -128,8 +128,9 @@ class CpuStep:
         try:
             # Arrays of other types or shapes in memory are converted there.
             found = self._program.run(
-                batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows
-            )
+                batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows, batch.states,
+                batch.saves,
+            )  # fmt: skip
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
         return FloatRows(found, self._program.output_width)

@@ -21,6 +21,12 @@ class CpuKV:
         self.native = _native.KvCache(
             [_sizes(layer) for layer in layers], engine.block_size, num_blocks, num_states, engine.kv_dtype
         )
+        # Where a state lies among those of its layer, in bytes.
+        self.state_offsets = {
+            (index, state.name): sum(each.nbytes for each in layer.states[:place])
+            for index, layer in enumerate(layers)
+            for place, state in enumerate(layer.states)
+        }
         self.block_bytes: int = self.native.block_bytes
         self.state_bytes: int = self.native.state_bytes
         # How keys become integers is measured by the model itself, whose last bits are others in other kernels.

@@ -6,7 +6,7 @@ the program's memory; a slot is used again once nothing can still be reading it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,7 +30,9 @@ from unspool.ops.graph import (
     Node,
     Norm,
     Product,
+    Recurrence,
     ScaleRows,
+    ShortConv,
     Take,
 )
 
@@ -38,6 +40,7 @@ Form = Literal["f32", "q8"]
 RowKind = Literal["coarse", "whole", "fine"]  # how rows are rounded for a product, see `rows_wanted`
 Operand = tuple[int, bool, bool]  # slot, narrow, copied
 
+NO_STATES: Mapping[tuple[int, str], int] = {}
 BLOCK = 32  # activations that share a scale
 
 
@@ -90,7 +93,8 @@ class Buffer:
 class Lowering:
     """`emit` writes the graph's instructions into a native program, whose output are the rows of `graph.output`."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, state_offsets: Mapping[tuple[int, str], int] = NO_STATES) -> None:
+        self.state_offsets = state_offsets  # where a state lies among those of its layer, in bytes
         self.last = find_last(graph)
         self.routes: dict[Node, int] = {}  # numbers that the native program gives to routings
         self.rows: dict[Node, RowKind] = {}  # what a node writes, of the kinds that it can
@@ -438,6 +442,47 @@ def _attention(low: Lowering, program: Any, node: Attention) -> None:
     )
 
 
+def _short_conv(low: Lowering, program: Any, node: ShortConv) -> None:
+    spec = node.spec
+    program.short_conv(
+        x=low.operand(node.x, "f32"),
+        width=node.x.width,
+        layer=spec.layer,
+        offset=low.state_offsets[spec.layer, spec.state],
+        channels=spec.channels,
+        taps=spec.taps,
+        weight=spec.weight,
+        bias=spec.bias,
+        activation=spec.activation or "none",
+        start=spec.start,
+        before=-1 if spec.before is None else spec.before,
+        after=-1 if spec.after is None else spec.after,
+        out=low.operand(node, "f32"),
+    )
+
+
+def _recurrence(low: Lowering, program: Any, node: Recurrence) -> None:
+    spec = node.spec
+    program.recurrence(
+        x=low.operand(node.x, "f32"),
+        gates=low.operand(node.gates, "f32"),
+        is_delta=spec.kind == "delta",
+        layer=spec.layer,
+        offset=low.state_offsets[spec.layer, spec.state],
+        heads=spec.num_heads,
+        key_heads=spec.num_key_heads,
+        key_dim=spec.key_dim,
+        value_dim=spec.value_dim,
+        columns=spec.columns,
+        tiled=spec.tiled,
+        rate=spec.rate,
+        bias=spec.bias,
+        skip=spec.skip,
+        eps=spec.eps,
+        out=low.operand(node, "f32"),
+    )
+
+
 def _take(low: Lowering, program: Any, node: Take) -> None:
     rows = low.rows.get(node, "coarse")
     program.take(x=low.operand(node.x, "f32"), width=node.width, rows=rows, **low.results(node))
@@ -471,5 +516,7 @@ EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     Attention: _attention,
     Take: _take,
     Quantize: _quantize,
+    Recurrence: _recurrence,
+    ShortConv: _short_conv,
     ScaleRows: _scale_rows,
 }
