@@ -19,6 +19,7 @@ SAMPLING = {"prepare", "coarse", "gather", "search", "draw", "tell"}
 CASES = {
     "tiny": [("tiny-wide", format) for format in ("bf16", "fp8", "q4_1", "q8_0", "q2_k")],
     "real": [("llama-8b", "bf16"), ("llama-1b", "fp8"), ("llama-1b", "q4_1")],
+    "experts of a real model": [("olmoe-1b-7b", "bf16"), ("olmoe-1b-7b", "q4_k")],
     "odd": [("gemma3-270m", "bf16"), ("smollm2-135m", "q8_0")],
 }
 VARIANTS = {"layers": 100, "experts": 50}  # sets of kernels, and how many there are at least

@@ -68,6 +68,7 @@ def make_engine(checkpoint: Checkpoint, *, kv_tokens: int, step_tokens: int, pre
 # Work ---------------------------------------------------------------------------------------------------------------
 def answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, **params: Any) -> tuple[float, list[float]]:
     """Seconds for all of it, and when each step ended (a token need not make text, so that events may be fewer)."""
+    from unspool.events import Failed
     from unspool.params import SamplingParams
 
     # Random weights repeat themselves, which is quickly guessed: a step is to make one token here.
@@ -78,7 +79,9 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, **para
     start = time.perf_counter()
     times = []
     while engine.has_work:
-        engine.step()
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise event.error
         times.append(time.perf_counter() - start)
     return time.perf_counter() - start, times
 

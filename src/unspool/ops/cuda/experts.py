@@ -178,7 +178,7 @@ def expert_kernel(
     let_next_start(PDL)
     if expert >= 0:
         there = use >= 0
-        place = tl.where(there, use, 0).to(tl.int64)
+        place = tl.maximum(use, 0).to(tl.int64)  # not tl.where, which Triton 3.6 gives operands of different layouts
         row = place // USED
         source = place if FROM_USES else row
         # Tokens on the matrix unit's M side where they are few: see decode.py.
