@@ -54,12 +54,17 @@ class Timings:
 
 
 class Text(NamedTuple):
-    """Text that is final, and the tokens whose text is thereby wholly out."""
+    """Text that is final, and the tokens whose text is thereby wholly out.
+
+    `held` is text behind it that waits, because it may yet become a stop or a banned string; it is told where a trace
+    was asked for, also by events without text.
+    """
 
     request: str
     choice: int
     text: str
     tokens: tuple[Token, ...]
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)

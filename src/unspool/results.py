@@ -163,6 +163,7 @@ class Delta:
     parts: Sequence[Part] = ()
     tokens: Sequence[Token] = ()
     end: Finished | None = None
+    held: str = ""  # text that waits: see Text
 
 
 @dataclass(slots=True)
@@ -180,7 +181,7 @@ class Choice:
             if self.message.is_full:
                 return Delta(self)
             self.tokens += event.tokens
-            return Delta(self, self.message.push(event.text, event.tokens), event.tokens)
+            return Delta(self, self.message.push(event.text, event.tokens), event.tokens, held=event.held)
         if isinstance(event, Finished):
             self.end = event
             return Delta(self, self.message.flush(), end=event)

@@ -31,8 +31,8 @@ Call with <tool_call>{"name": …, "arguments": …}</tool_call></s>{% endif %}
 CONTEXT = 2048
 
 
-def make_llm(template: str | None = TEMPLATE, **options: Any) -> LLM:
-    shape = dataclasses.replace(SHAPES["tiny"], context_length=CONTEXT)
+def make_llm(template: str | None = TEMPLATE, context: int = CONTEXT, **options: Any) -> LLM:
+    shape = dataclasses.replace(SHAPES["tiny"], context_length=context)
     checkpoint = dataclasses.replace(random_checkpoint(shape), chat_template=template)
     return LLM(checkpoint, **({"device": "cpu", "threads": 1, "kv_tokens": 8192} | options))
 

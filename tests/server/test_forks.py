@@ -288,3 +288,25 @@ def test_the_documents_page_runs_its_own_script_alone() -> None:
         assert policy.count("'sha256-") == 2
 
     in_process(test)
+
+
+def test_text_that_may_become_a_stop_is_told_as_held() -> None:
+    async def test(client: Client) -> None:
+        text = (await client.ok("/v1/fork", ASKED))["choices"][0]["text"]
+        stop = text[3:7] + " never comes"
+        body = {**ASKED, "stop": [stop], "trace": True}
+        chunks = [event for _, event in await client.events("/v1/fork", body) if event != "[DONE]"]
+        chunks = [one for one in chunks if one["object"] == "fork.tokens"]
+        shown, held = "", []
+        for one in chunks:
+            shown += one["text"]
+            held.append(one.get("held", ""))
+            assert text.startswith(shown + held[-1])
+            assert stop.startswith(held[-1])
+        assert shown == text
+        assert text[3:7] in held
+        assert held[-1] == ""
+        quiet = [event for _, event in await client.events("/v1/fork", {**body, "trace": False})]
+        assert not any("held" in one for one in quiet if one != "[DONE]")
+
+    in_process(test)

@@ -8,7 +8,7 @@ import { html, nothing, render, type TemplateResult } from "./dom.js";
 import { decodeLink } from "./export.js";
 import { branchesView, walk } from "./views/branches.js";
 import { chatView } from "./views/chat.js";
-import { engineView, follow, refreshMachine } from "./views/engine.js";
+import { draftedOf, engineView, follow, refreshMachine } from "./views/engine.js";
 import { learnView } from "./views/learn.js";
 import { open as openLink, verifyView } from "./views/verify.js";
 import { answerView, writeView } from "./views/write.js";
@@ -131,6 +131,6 @@ try {
   setTheme("auto");
 }
 // For tests and for the curious: what the page shows, as data.
-Object.assign(globalThis, { unspool: { app, frames: () => answerView.frames } });
+Object.assign(globalThis, { unspool: { app, drafted: draftedOf, frames: () => answerView.frames } });
 route();
 void begin();

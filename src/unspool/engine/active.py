@@ -94,8 +94,10 @@ class ActiveRequests:
     def apply(self, group: Group, branch: Branch, outcome: Outcome) -> None:
         """Make true what was brought to a branch. What a step chose, the scheduler has committed."""
         _, text, tokens, then = outcome
-        if text or tokens:
-            event = Text(group.id, branch.choice, text, tokens)
+        held = branch.assembler.held if branch.tells_held and then is None else ""
+        if text or tokens or held != branch.held:
+            branch.held = held
+            event = Text(group.id, branch.choice, text, tokens, held)
             if group.is_ranked:
                 self._events += group.deliver(event)
             else:

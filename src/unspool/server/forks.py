@@ -176,9 +176,10 @@ class ForkWriter(Writer):
     def write(self, delta: Delta) -> Iterable[bytes]:
         choice = delta.choice
         text = "".join(getattr(part, "text", "") for part in delta.parts)
-        if text or delta.tokens:
+        if text or delta.tokens or delta.held:
             tokens = self._texts[choice.index].entries(delta.tokens)
-            yield frame({"object": "fork.tokens", "index": choice.index, "text": text, "tokens": tokens})
+            held = {"held": delta.held} if delta.held else {}
+            yield frame({"object": "fork.tokens", "index": choice.index, "text": text, "tokens": tokens, **held})
         if delta.end is not None:
             yield frame({"object": "fork.end", **self._end(choice)})
 

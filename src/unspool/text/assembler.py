@@ -54,6 +54,11 @@ class Assembler:
         """Forget the tokens after the first `num_tokens`, none of which was shown."""
         raise AssertionError("only a banned string is gone back from, and nobody looks for one here")
 
+    @property
+    def held(self) -> str:
+        """Text that waits, because it may yet become a stop or a banned string."""
+        return ""
+
 
 class TextAssembler(Assembler):
     """Nothing to look for, as mostly: all text is safe to show as soon as its characters are whole."""
@@ -136,6 +141,10 @@ class MatchingAssembler(Assembler):
         self._emitted, self._given = emitted, given
         for token in kept:
             self._filter(self._advance(token, show=True))
+
+    @property
+    def held(self) -> str:
+        return "".join(one.held_text for one in (self._stop_matcher, self._banned_matcher) if one is not None)
 
     def _advance(self, token: Token, show: bool) -> str:
         text = self._detokenizer.push(token.id) if show else ""

@@ -88,6 +88,10 @@ class StopMatcher:
         """How many characters wait to be shown, because they may yet become a stop."""
         return len(self._held)
 
+    @property
+    def held_text(self) -> str:
+        return self._held
+
     def push(self, text: str) -> tuple[str, str | None]:
         """The text that is now safe to show, and the stop that was completed, if one was. Afterwards nothing more
         comes out: what follows a stop is not part of the answer."""

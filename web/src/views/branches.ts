@@ -174,7 +174,7 @@ function beamPicture(): TemplateResult {
 }
 
 function scoreOf(branch: Branch, index: number): string {
-  const score = branch.report?.choices.find((one) => one.index === index)?.details?.["score"];
+  const score = branch.report?.choices.find((one) => one.index === index)?.details?.["beam_score"];
   return typeof score === "number" ? score.toFixed(4) : "–";
 }
 

@@ -24,7 +24,7 @@ export function writeView(): TemplateResult {
   const isRunning = app.isRunning(current);
   return html`
     <div class="write three">
-      <form class="ask panel" aria-label="Request" @submit=${(event: Event) => { event.preventDefault(); start(); }} @keydown=${onKey}>
+      <form class="ask panel" aria-label="Request" novalidate @submit=${(event: Event) => { event.preventDefault(); start(); }} @keydown=${onKey}>
         <div class="modes" role="radiogroup" aria-label="Mode">
           ${(["completion", "chat"] as const).map(
             (mode) => html`<label><input type="radio" name="mode" value=${mode} .checked=${live(app.asked.mode === mode)}

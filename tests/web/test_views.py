@@ -1,0 +1,322 @@
+"""What if, Engine, Verify, Learn, Chat."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.harness import Live
+from tests.web.conftest import current, done, drawn, run, settle, wait
+
+STORY = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.9, "seed": 3}
+
+
+def go(page: Any, name: str) -> None:
+    page.click(f".top nav >> text={name}")
+    settle(page)
+
+
+def all_done(page: Any) -> None:
+    wait(page, "unspool.app.tree.list().every((one) => one.state !== 'running')")
+    settle(page)
+
+
+def text_of(branch: dict[str, Any]) -> str:
+    return "".join(token["text"] for token in branch["tokens"])
+
+
+# What if ------------------------------------------------------------------------------------------------------------
+def test_another_candidate_is_one_click_and_keeps_the_first_answer(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    first = current(page)
+    page.click(".answer .t >> nth=5")
+    page.wait_for_selector(".candidates button.branch")
+    row = page.locator(".candidates tbody tr:has(button.branch) >> nth=0")
+    token = int(row.get_attribute("data-token"))
+    row.locator("button.branch").click()
+    wait(page, "unspool.app.current.parent !== null")
+    done(page)
+    told = current(page)
+    assert [one["id"] for one in told["tokens"][:6]] == [*(one["id"] for one in first["tokens"][:5]), token]
+    assert told["tokens"][5]["given"]
+    assert told["report"]["cached_tokens"] <= told["usage"]["prompt_tokens"]
+    go(page, "What if")
+    assert page.locator("svg .node").count() == 3
+    page.keyboard.press("Alt+ArrowLeft")
+    settle(page)
+    assert current(page)["id"] == first["id"]
+    assert text_of(current(page)) == text_of(first)
+    page.keyboard.press("Alt+ArrowRight")
+    settle(page)
+    assert current(page)["id"] == told["id"]
+
+
+def test_siblings_grow_at_the_cursor_and_are_walked(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    first = current(page)
+    page.click(".answer .t >> nth=4")
+    go(page, "What if")
+    page.fill("#siblings", "3")
+    page.click("#grow")
+    all_done(page)
+    branches = json.loads(page.evaluate("JSON.stringify(unspool.app.tree.list())"))
+    siblings = [one for one in branches if one["parent"] == first["id"]]
+    assert len(siblings) == 3
+    assert len({one["seed"] for one in siblings}) == 3
+    for one in siblings:
+        assert [token["id"] for token in one["tokens"][:4]] == [token["id"] for token in first["tokens"][:4]]
+    page.keyboard.press("Alt+ArrowDown")
+    page.keyboard.press("Alt+ArrowDown")
+    settle(page)
+    assert current(page)["id"] == siblings[2]["id"]
+    page.locator("svg .node >> nth=1").focus()
+    page.keyboard.press("Enter")
+    settle(page)
+    assert page.locator("svg .node.current").count() == 1
+
+
+def test_two_runs_side_by_side(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    first = current(page)
+    go(page, "What if")
+    page.fill("#changes", "temperature=0, seed=5")
+    page.click("#run-changed")
+    all_done(page)
+    other = json.loads(page.evaluate("JSON.stringify(unspool.app.tree.list().at(-1))"))
+    assert other["params"]["temperature"]["value"] == 0
+    assert other["seed"] == 5
+    pairs = zip(first["tokens"], other["tokens"], strict=False)
+    differs = next(i for i, (a, b) in enumerate(pairs) if a["id"] != b["id"])
+    assert page.get_attribute(".difference", "data-index") == str(differs)
+    assert "temperature (0.9, 0)" in page.locator(".difference").inner_text()
+    assert page.locator(".column .distribution").count() == 2
+    total = sum(token["logprob"] for token in first["tokens"])
+    assert f"logprob {total:.2f}" in page.locator(".column >> nth=0").inner_text()
+    page.fill("#changes", "nonsense")
+    page.click("#run-changed")
+    assert "name=value" in page.locator(".notice").inner_text()
+
+
+def test_a_beam_search_is_a_tree_with_scores(page: Any, server: Live) -> None:
+    run(page, "The capital of France is", max_tokens=8, temperature=1, seed=1)
+    go(page, "What if")
+    page.fill("#width", "3")
+    page.click("#beam")
+    all_done(page)
+    page.wait_for_selector(".beams table")
+    cells = [row.locator("td").all_inner_texts() for row in page.locator(".beams tbody tr").all()]
+    body = {"prompt": "The capital of France is", "max_tokens": 8, "beam": {"width": 3}, "n": 3, "logprobs": 0}
+    answer = httpx.post(f"{server.url}/v1/fork", json=body, timeout=60).json()
+    scores = [f"{one['details']['beam_score']:.4f}" for one in answer["unspool"]["choices"]]
+    assert [row[1] for row in cells] == scores
+    assert page.locator(".beams svg .node").count() >= 3
+
+
+# Engine -------------------------------------------------------------------------------------------------------------
+def test_the_engine_shows_steps_cache_and_ceilings(page: Any) -> None:
+    run(page, "Ships of every kind: " * 30, **STORY)
+    number = current(page)["number"]
+    go(page, "Engine")
+    page.wait_for_selector(f".plan >> text=#{number}")
+    assert "@ 0" in page.locator(f".work.prefill.mine:has-text('#{number} ')").first.inner_text()
+    facts = page.locator(".facts.row").inner_text()
+    assert f"#{number}" in facts
+    assert "ms" in facts
+    page.wait_for_selector(".key.block-free")
+    counts = page.locator("[aria-label=Cache] .keys").inner_text()
+    assert "private" in counts
+    assert "prefix hits" in counts
+    for name in ("Running", "Waiting", "Bandwidth", "Compute", "Cache"):
+        assert page.locator(f".kpi:has(.kpi-name:text-is('{name}')) .kpi-value").inner_text() != ""
+    painted = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
+      const data = canvas.getContext("2d")?.getImageData(0, 0, canvas.width, canvas.height).data;
+      return data ? data.some((value) => value !== 0) : true; })"""
+    assert all(page.evaluate(painted))
+    with page.expect_download() as download:
+        page.click("#perfetto")
+    events = json.loads(Path(download.value.path()).read_text("utf-8"))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X" and event["tid"] == number + 1]
+    assert [span["name"] for span in spans[:2]] == ["prefill", "decode"]
+    assert sum(span["args"]["tokens"] for span in spans) == len(current(page)["prompt"]) + 19
+
+
+def test_drafts_that_were_accepted_are_marked(open_page: Callable[..., Any], smollm2_path: Path) -> None:
+    from unspool.llm import LLM
+    from unspool.server.config import ServerConfig
+
+    live = Live(ServerConfig(port=0, log_format="off", drain=0.0), LLM(smollm2_path, speculate="lookup"))
+    try:
+        page = open_page(live)
+        run(
+            page,
+            "one two three four one two three four one two three four one two",
+            max_tokens=40,
+            temperature=0,
+            seed=1,
+        )
+        settle(page)
+        page.wait_for_timeout(500)
+        assert page.evaluate("unspool.drafted(unspool.app.current)?.size ?? 0") > 3
+        go(page, "Engine")
+        assert page.locator(".work:has-text('1+')").count() > 0
+        go(page, "Write")
+        assert page.locator(".t.accepted").count() > 3
+    finally:
+        live.stop()
+
+
+# Verify -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["plain", "branch", "sibling", "chat"])
+def test_the_same_answer_in_a_crowd_has_the_same_bits(page: Any, kind: str) -> None:
+    if kind == "chat":
+        page.check("input[name=mode][value=chat]", force=True)
+    run(page, "Name a colour.", **STORY)
+    if kind == "branch":
+        page.click(".answer .t >> nth=5")
+        page.locator(".candidates button.branch >> nth=1").click()
+        wait(page, "unspool.app.current.parent !== null")
+        done(page)
+    if kind == "sibling":
+        page.click(".answer .t >> nth=5")
+        go(page, "What if")
+        page.click("#grow")
+        all_done(page)
+        page.keyboard.press("Alt+ArrowDown")
+    count = len(current(page)["tokens"])
+    go(page, "Verify")
+    page.click("#verify")
+    page.wait_for_selector("#verdict")
+    verdict = page.locator("#verdict").inner_text()
+    assert verdict.startswith(f"✓ Identical: {count} of {count} token ids and {count} of {count} logprobs"), verdict
+    assert "16 random requests" in verdict
+
+
+def menu(page: Any, name: str) -> None:
+    page.click(".menu summary")
+    page.click(f".menu >> text={name}")
+
+
+def test_what_is_copied_gives_the_same_answer(page: Any, server: Live, tmp_path: Path) -> None:
+    run(page, 'It\'s "the" sea;', **STORY)
+    text = text_of(current(page))
+    menu(page, "Copy as Python")
+    page.wait_for_selector(".notice")
+    program = tmp_path / "again.py"
+    program.write_text(page.evaluate("navigator.clipboard.readText()"), "utf-8")
+    assert subprocess.run([sys.executable, program], capture_output=True, text=True, check=True).stdout == text + "\n"
+    menu(page, "Copy as curl")
+    settle(page)
+    page.wait_for_timeout(200)
+    command = page.evaluate("navigator.clipboard.readText()")
+    said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert json.loads(said)["choices"][0]["text"] == text
+    for name, starts in (("Download JSON", "{"), ("Download CSV of the trace", "index,id")):
+        with page.expect_download() as download:
+            menu(page, name)
+        assert Path(download.value.path()).read_text("utf-8").startswith(starts)
+
+
+def test_a_permalink_reproduces_the_answer_and_checks_the_receipt(
+    page: Any, open_page: Callable[..., Any], server: Live
+) -> None:
+    run(page, "The sea is", **STORY)
+    ids = [token["id"] for token in current(page)["tokens"]]
+    menu(page, "Copy permalink")
+    page.wait_for_selector(".notice")
+    link = page.evaluate("navigator.clipboard.readText()")
+    other = open_page(server, link.removeprefix(server.url))
+    assert "✓ The receipt matches" in other.locator("#receipt-verdict").inner_text()
+    other.click("#reproduce")
+    other.wait_for_selector("#reproduced")
+    assert "✓ Reproduced: all 20" in other.locator("#reproduced").inner_text()
+    assert [token["id"] for token in current(other)["tokens"]] == ids
+    go(other, "Write")
+    assert other.input_value("#prompt") == "The sea is"
+
+
+def test_a_broken_permalink_is_told(open_page: Callable[..., Any], server: Live) -> None:
+    page = open_page(server, "/#r=bm90IGEgbGluaw")
+    assert "broken" in page.locator(".notice").inner_text()
+
+
+# Learn --------------------------------------------------------------------------------------------------------------
+def test_the_tour_runs_on_the_visitors_prompt(page: Any, server: Live) -> None:
+    go(page, "Learn")
+    page.fill(".learn textarea", "My favourite colour is")
+    page.click(".tour >> text=Tokenize")
+    page.wait_for_selector(".chip")
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "My favourite colour is"}).json()["tokens"]
+    assert [int(text) for text in page.locator(".chip small").all_inner_texts()] == ids
+
+    def following(selector: str) -> None:
+        page.click("#next")
+        page.wait_for_selector("#next:not([disabled])" if "Repetition" not in selector else selector)
+        page.wait_for_selector(selector)
+
+    following(".big")  # prefill
+    following(".distribution .chosen")  # logits
+    following(".stages")  # select
+    following("#append")
+    page.click("#append")
+    wait(page, f"document.querySelectorAll('.chip').length === {len(ids) + 2}")
+    following(".lesson >> text=Finish reason")
+    following("#timings")
+    cached = page.locator("#timings td:nth-child(3)").all_inner_texts()
+    assert cached[0] == "0 tokens"
+    assert int(cached[1].split()[0]) > 100
+    following("#timings")
+    assert page.locator("#timings td:nth-child(3)").all_inner_texts() == ["0 tokens", "0 tokens"]
+    page.click("#next")
+    page.wait_for_selector("#greedy")
+    all_done(page)
+    assert len(page.locator("#greedy").inner_text()) > 20
+    assert "repeat what stood before" in page.locator(".lesson").inner_text()
+    page.click("text=Look at the loop in Write")
+    assert drawn(page) == 96
+
+
+# Chat ---------------------------------------------------------------------------------------------------------------
+def test_a_conversation_is_kept_in_the_browser(page: Any) -> None:
+    go(page, "Chat")
+    page.fill("#say", "Name three planets.")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.assistant .regenerate")
+    answer = page.locator(".turn.assistant p").inner_text()
+    assert answer
+    page.click(".settings summary")
+    page.fill("#chat-system", "Answer in one word.")
+    page.locator("#chat-system").blur()
+    page.click(".regenerate")
+    page.wait_for_selector(".regenerate")
+    all_done(page)
+    asked = json.loads(page.evaluate("JSON.stringify(unspool.app.tree.list().at(-1).asked.messages)"))
+    assert [one["role"] for one in asked] == ["system", "user"]
+    with page.expect_download() as download:
+        page.click("#export-markdown")
+    assert "## user\n\nName three planets." in Path(download.value.path()).read_text("utf-8")
+    with page.expect_download() as download:
+        page.click("#export-json")
+    assert json.loads(Path(download.value.path()).read_text("utf-8"))["system"] == "Answer in one word."
+    shown = page.locator(".turn.assistant p").inner_text()
+    page.reload()
+    page.wait_for_selector(".turn.assistant")
+    assert page.locator(".turn.assistant p").inner_text() == shown
+    assert page.locator(".settings select").count() == 1
+    page.fill("#say", "And one more?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.assistant .regenerate")
+    all_done(page)
+    asked = json.loads(page.evaluate("JSON.stringify(unspool.app.tree.list().at(-1).asked.messages)"))
+    assert [one["role"] for one in asked] == ["system", "user", "assistant", "user"]
+    page.click("text=Token by token")
+    assert drawn(page) > 0
+    go(page, "Chat")
+    page.click("[aria-label^='Delete']")
+    page.wait_for_selector(".turns .hint")

@@ -1,0 +1,224 @@
+"""Write, and why each token came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.server.harness import Live
+from tests.web.conftest import current, done, drawn, run, set_param, settle, wait
+from unspool.sampling.draw import gumbel
+
+STORY = {"max_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": 3}
+
+
+def depth(page: Any, index: int) -> float:
+    value = page.evaluate(f"document.querySelectorAll('.answer .t')[{index}].style.getPropertyValue('--h')")
+    return float(value) if value else 0.0
+
+
+def test_an_answer_streams_in_and_is_tinted_by_probability(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    assert drawn(page) == 24
+    told = current(page)
+    text = "".join(token["text"] for token in told["tokens"])
+    assert page.locator(".tokens").inner_text().replace("\n", "") == text.replace("\n", "")
+    for index, token in enumerate(told["tokens"]):
+        p = math.exp(token["logprob"])
+        assert abs(depth(page, index) - (0 if p >= 0.7 else (1 - p / 0.7) ** 0.75)) < 1e-3
+    page.select_option("#tint", "surprise")
+    settle(page)
+    bits = -told["tokens"][5]["logprob"] / math.log(2)
+    assert abs(depth(page, 5) - min(1, bits / 12)) < 1e-3
+    page.select_option("#tint", "entropy")
+    settle(page)
+    assert abs(depth(page, 5) - min(1, told["tokens"][5]["trace"]["entropy_bits"] / 8)) < 1e-3
+    page.select_option("#tint", "time")
+    settle(page)
+    page.select_option("#tint", "none")
+    settle(page)
+    assert page.locator(".t.tinted").count() == 0
+
+
+def test_parameters_show_their_values_and_who_set_them(page: Any) -> None:
+    assert page.locator(".param:has(#p-top_k) .origin").inner_text() == "default"
+    assert page.input_value("#p-top_k") == "0"
+    set_param(page, "top_k", 7)
+    assert page.locator(".param:has(#p-top_k) .origin").inner_text() == "request"
+    page.click("[aria-label='Clear top_k']")
+    wait(page, "document.querySelector('#p-top_k').value === '0'")
+    run(page, "One", max_tokens=2)
+    assert page.locator(".param:has(#p-seed) .origin").inner_text() == "drawn"
+    assert str(current(page)["seed"]) in (page.get_attribute("#p-seed", "placeholder") or "")
+
+
+def test_a_wrong_value_is_told_in_the_servers_words(page: Any) -> None:
+    run(page, "The sea", max_tokens=4, top_p=7)
+    assert "top_p is 7" in page.locator(".answer .error").inner_text()
+
+
+def test_an_answer_can_be_stopped(page: Any) -> None:
+    run(page, "Once upon a time", to_end=False, max_tokens=2000, seed=1)
+    page.wait_for_selector(".answer .t >> nth=3")
+    page.click("button.stop")
+    done(page)
+    assert current(page)["state"] == "stopped"
+    assert "stopped by you" in page.locator(".answer .summary").inner_text()
+    run(page, "Again", max_tokens=3)
+    assert drawn(page) == 3
+
+
+def test_special_tokens_blanks_and_newlines_are_shown_on_demand(page: Any) -> None:
+    page.check("input[name=mode][value=chat]", force=True)
+    run(page, "Say yes.", max_tokens=80, temperature=0, seed=1)
+    told = current(page)
+    assert told["finish"] == "eos"
+    assert told["tokens"][-1]["special"] == "<|im_end|>"
+    assert "<|im_end|>" not in page.locator(".tokens").inner_text()
+    page.check("#marks")
+    drawn(page)
+    text = page.locator(".tokens").inner_text()
+    assert "⟨<|im_end|>⟩" in text
+    assert "·" in text
+
+
+def test_an_edited_answer_goes_on_from_there(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    first = current(page)
+    page.click("button:has-text('Edit')")
+    text = page.input_value(".edit")
+    assert text == "".join(token["text"] for token in first["tokens"])
+    kept = "".join(token["text"] for token in first["tokens"][:4])
+    page.fill(".edit", kept + " and the moon")
+    page.click("button:has-text('Go on from here')")
+    done(page)
+    told = current(page)
+    assert [token["id"] for token in told["tokens"][:4]] == [token["id"] for token in first["tokens"][:4]]
+    assert told["parent"] == first["id"]
+    assert "".join(token["text"] for token in told["tokens"]).startswith(kept + " and the moon")
+    given = [token["text"] for token in told["tokens"] if token.get("given")]
+    assert "".join(given) == " and the moon"
+    assert page.locator(".t.given").count() == len(given)
+    assert len(told["tokens"]) > 4 + len(given)
+
+
+# Why this token -----------------------------------------------------------------------------------------------------
+def test_hover_shows_the_top_of_the_distribution(page: Any) -> None:
+    run(page, "The capital of France is", max_tokens=6, temperature=0, seed=1)
+    page.hover(".answer .t >> nth=1")
+    tip = page.locator(".tip")
+    assert tip.is_visible()
+    top = current(page)["tokens"][1]["top"]
+    assert tip.locator(".tip-row").count() == len(top)
+    assert f"{100 * math.exp(top[0]['logprob']):.1f}%" in tip.inner_text()
+
+
+def test_a_click_opens_the_step_with_every_stage(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    page.click(".answer .t >> nth=3")
+    page.wait_for_selector(".candidates tbody tr")
+    wait(page, "document.querySelectorAll('.candidates .removed').length > 0")
+    stages = [item.inner_text().split("\n")[0] for item in page.locator(".stages li").all()]
+    assert stages == ["model", "temperature", "top_p"]
+    assert "✗ top_p" in page.locator(".candidates .removed >> nth=0").inner_text()
+    assert "49,152" in page.locator(".stages li >> nth=0").inner_text()
+    assert "✓ chosen again" in page.locator(".draw").inner_text()
+    facts = page.locator(".step .facts").inner_text()
+    trace = current(page)["tokens"][3]["trace"]
+    assert f"{trace['entropy_bits']:.2f} bits" in facts
+
+
+def test_the_choice_that_is_shown_follows_from_the_trace_alone(page: Any) -> None:
+    """Made again here, from the numbers of the trace and the noise that seed, position and token give."""
+    run(page, "Once upon a time", max_tokens=16, temperature=1.1, top_p=0.95, seed=11)
+    for index, token in enumerate(current(page)["tokens"]):
+        trace = token["trace"]
+        ids = np.array([one["token"] for one in trace["candidates"]])
+        logits = np.array([one["logit"] for one in trace["candidates"]], np.float32)
+        noise = gumbel(trace["seed"], trace["position"], ids)
+        assert noise.tolist() == [one["gumbel"] for one in trace["candidates"]]
+        winner = int(ids[np.argmax(logits + noise)])
+        assert winner == token["id"] == trace["token"]
+        page.click(f".answer .t >> nth={index}")
+        page.wait_for_selector(f".step[data-index='{index}'] .draw")
+        assert page.get_attribute(".draw", "data-winner") == str(winner)
+
+
+def test_sliders_choose_again_and_say_that_it_is_hypothetical(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    index = next(i for i, token in enumerate(current(page)["tokens"]) if token["rank"] > 1)
+    page.click(f".answer .t >> nth={index}")
+    page.wait_for_selector(".sliders")
+    page.locator("[data-whatif=temperature]").fill("0")
+    page.wait_for_selector(".draw[data-hypothetical=yes]")
+    wait(page, "document.querySelector('.draw').textContent.includes('noise') === false")
+    assert "Hypothetical" in page.locator(".hypothetical").inner_text()
+    best = current(page)["tokens"][index]["top"][0]["id"]
+    assert page.get_attribute(".draw", "data-winner") == str(best)
+    page.click("text=Back to what it was")
+    page.wait_for_selector(".draw[data-hypothetical=no]")
+    page.locator("[data-whatif=temperature]").fill("0")
+    page.click("text=Go on that way")
+    done(page)
+    told = current(page)
+    assert told["tokens"][index]["id"] == best
+    assert told["params"]["temperature"]["value"] == 0
+
+
+def test_typed_text_becomes_a_branch(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    page.click(".answer .t >> nth=2")
+    page.wait_for_selector("#typed")
+    page.fill("#typed", " full of whales")
+    page.click(".typing button")
+    wait(page, "unspool.app.current.parent !== null")
+    done(page)
+    told = current(page)
+    assert "".join(token["text"] for token in told["tokens"][2:]).startswith(" full of whales")
+    assert len(told["tokens"]) > 20
+
+
+def test_the_answer_is_walked_by_keys(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    page.focus(".tokens")
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert page.evaluate("unspool.app.cursor") == 1
+    settle(page)
+    active = page.get_attribute(".tokens", "aria-activedescendant")
+    assert page.get_attribute(f"#{active}", "aria-selected") == "true"
+    page.keyboard.press("End")
+    assert page.evaluate("unspool.app.cursor") == 23
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".step.empty")
+
+
+def test_without_records_the_step_is_scored_when_it_is_asked_for(page: Any) -> None:
+    page.uncheck("text=Record every step")
+    run(page, "The sea is", **STORY)
+    assert "trace" not in current(page)["tokens"][0]
+    page.click(".answer .t >> nth=4")
+    page.wait_for_selector(".draw")
+    assert page.get_attribute(".draw", "data-winner") == str(current(page)["tokens"][4]["id"])
+
+
+def test_two_thousand_tokens_and_ten_thousand_stay_whole(
+    open_page: Callable[..., Any], small_server: Live, capsys: Any
+) -> None:
+    for count in (2_000, 10_000):
+        page = open_page(small_server)
+        page.uncheck("text=Record every step")
+        set_param(page, "max_tokens", count)
+        page.click(".more summary")
+        page.check("#p-ignore_eos")
+        run(page, "a", seed=1)
+        assert drawn(page) == count
+        frames = sorted(page.evaluate("unspool.frames()"))
+        worst, usual = frames[-1], frames[len(frames) // 2]
+        with capsys.disabled():
+            print(f"\n{count} tokens: {len(frames)} drawings, median {usual:.1f} ms, longest {worst:.1f} ms")
+        page.click(f".answer .t >> nth={count - 1}")
+        page.wait_for_selector(".draw")
