@@ -17,9 +17,7 @@ from unspool.quiet import Watch
 from unspool.weights.store import cache_dir
 
 if TYPE_CHECKING:
-    from unspool.config import EngineConfig
     from unspool.events import Timings, Usage
-    from unspool.models.checkpoint import Checkpoint
     from unspool.models.costs import StepCosts
 
 FORMAT = 1  # of the file
@@ -180,20 +178,6 @@ class Utilization:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def costs_of(checkpoint: Checkpoint, engine: EngineConfig, backend: str) -> StepCosts:
-    """What the steps of a loaded model read and compute, as a backend of `ops` holds its weights and its cache."""
-    from unspool.models.costs import step_costs
-    from unspool.models.registry import architecture_of
-    from unspool.ops.storage import kv_bytes_per_token
-
-    kv_bytes = kv_bytes_per_token(architecture_of(checkpoint.config).storage, engine.kv_dtype)
-    if backend != "cuda":
-        return step_costs(checkpoint.config, checkpoint.weights.values(), kv_bytes)
-    from unspool.ops.cuda.memory import weight_bytes
-
-    return step_costs(checkpoint.config, checkpoint.weights.values(), kv_bytes, lambda weight: weight_bytes([weight]))
 
 
 def utilization(costs: StepCosts, usage: Usage, timings: Timings, limits: Ceilings, *, alone: bool) -> Utilization:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from unspool.chat.model_chat import ModelChat, RenderedPrompt
     from unspool.chat.template import ChatTemplate
     from unspool.chat.tools import Toolbox
-    from unspool.models.costs import StepCosts
     from unspool.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -122,12 +121,6 @@ class Model(TextModel):
     def receipt(self, seed: int) -> Receipt:
         return self.engine.receipt(seed)
 
-    @cached_property
-    def _costs(self) -> StepCosts:
-        from unspool.ceilings import costs_of
-
-        return costs_of(self.checkpoint, self.engine.config, self.engine.ops.name)
-
     def utilization(self, result: Result) -> Utilization | None:
         """How near an answer came to what this machine can do; None: its ceilings were never measured (`unspool plan`
         measures them), or several answers shared the steps."""
@@ -138,7 +131,7 @@ class Model(TextModel):
         if limits is None or len(result.choices) > 1:
             return None
         is_plain = not self.engine.speculation.drafters  # else a step gives several tokens
-        return utilization(self._costs, result.usage, result.timings, limits, alone=is_plain)
+        return utilization(self.engine.steps.costs, result.usage, result.timings, limits, alone=is_plain)
 
     # What is to be generated ----------------------------------------------------------------------------------------
     def _many(

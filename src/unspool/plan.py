@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 PENDING = -1  # stands for a token that the device has chosen and the host has not read
 
@@ -29,13 +30,18 @@ class Work(NamedTuple):
     saves: tuple[tuple[int, int], ...] = ()  # (offset, slot): the states after the token `tokens[offset]` go there, too
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """A step. Blocks and states are copied before anything is computed, each list in its order."""
 
     works: tuple[Work, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def columns(self) -> tuple[tuple[Any, ...], ...]:
+        """The works' fields, each as a tuple with a place for each work: whoever looks at all of them is faster so."""
+        return tuple(zip(*self.works, strict=True))
 
     @property
     def num_tokens(self) -> int:

@@ -226,7 +226,8 @@ def test_neither_steps_nor_cache_show_a_token() -> None:
         secret = [297, 301, 307, 311, 313, 317] * 12
         await client.ok("/v1/fork", {**ASKED, "prompt": secret})
         steps = (await client.get("/v1/engine/steps")).json()["steps"]
-        allowed = {"number", "start", "seconds", "num_bytes", "flops", "works", "waiting", "blocks_free"}
+        counts = {"prompt_rows", "decode_rows", "weight_bytes", "cache_bytes", "num_bytes", "flops"}
+        allowed = {"number", "start", "seconds", "is_ahead", "works", "waiting", "blocks_free", *counts}
         assert all(set(step) == allowed for step in steps)
         assert all(set(work) == {"request", "start", "tokens", "samples"} for step in steps for work in step["works"])
         assert all(isinstance(value, int) for step in steps for work in step["works"] for value in work.values())

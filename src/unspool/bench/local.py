@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unspool.bench.workload import Job
-from unspool.ceilings import costs_of, known_ceilings
+from unspool.ceilings import known_ceilings
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.events import Finished
@@ -54,7 +54,7 @@ class Bench:
         )
         self.name = checkpoint.name
         self.engine = Engine(checkpoint, config)
-        self.costs = costs_of(self.engine.checkpoint, self.engine.config, self.engine.ops.name)
+        self.costs = self.engine.steps.costs
         backend = self.engine.ops.name
         self.ceilings = None if backend == "reference" else known_ceilings(backend, options.threads)
         self._rng = random.Random(0)

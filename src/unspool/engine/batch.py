@@ -25,7 +25,7 @@ class BatchBuilder:
 
     def build(self, plan: Plan) -> Batch:
         """Rows work after work; each work is a sequence of the batch."""
-        _, first, tokens, blocks, num_logits, *_ = zip(*plan.works, strict=True)
+        _, first, tokens, blocks, num_logits, *_ = plan.columns
         starts = array("i", accumulate(map(len, tokens), initial=0))
         ends = starts[1:]
         if starts[-1] == len(tokens):  # every work has one row

@@ -34,8 +34,10 @@ from unspool.engine.output import DeviceOutput, HostOutput, StepOutput
 from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
 from unspool.engine.sizing import num_kv_blocks, num_states
+from unspool.engine.steps import StepMeter
 from unspool.errors import EngineClosedError, QueueFullError, RequestError
 from unspool.events import Event, FinishReason
+from unspool.models.costs import costs_of
 from unspool.models.registry import build
 from unspool.ops.storage import state_bytes
 from unspool.params import ResolvedParams, SamplingParams
@@ -113,6 +115,7 @@ class Engine:
             checkpoint, self.config, self.runner, self.speculation, self.tokenizer, self.context_length, self.end_ids
         )
         self.active = ActiveRequests(self.scheduler, self.runner, self.speculation, self._builder, clock)
+        self.steps = StepMeter(costs_of(checkpoint, self.config, self.ops.name))
         self._in_flight: deque[InFlight] = deque()
         self._last_read = 0.0
         self._is_closed = False
@@ -239,23 +242,23 @@ class Engine:
         branches, output, row = self.active.branches, flight.output, 0
         commit, apply = self.scheduler.commit, self.active.apply
         for work in flight.plan.works:
-            first, row = row, row + work.num_logits
-            found = branches.get(work.request)
-            if found is None:
+            number, num_logits, num_samples = work.request, work.num_logits, work.num_samples
+            row += num_logits
+            if number not in branches:
                 continue
-            group, branch = found
+            group, branch = branches[number]
             request = branch.request
             if request.is_scored:
-                group.score(branch, work, output.rows(first, work.num_logits))
-            if not work.num_samples:
+                group.score(branch, work, output.rows(row - num_logits, num_logits))
+            if not num_samples:
                 commit(request, work, ())
                 continue
             if isinstance(group, BeamGroup):
                 outcome = group.advance(branch, output, row - 1, now)
             else:
-                outcome = branch.advance(output, work, row - work.num_samples, now)
+                outcome = branch.advance(output, work, row - num_samples, now)
             if branch.speculate is not None:
-                self.speculation.learn(branch, outcome[0], work.num_samples - 1)
+                self.speculation.learn(branch, outcome[0], num_samples - 1)
             commit(request, work, outcome[0])
             if not group.has_forked:
                 self.active.fork_siblings(group, branch)
@@ -265,7 +268,16 @@ class Engine:
         """What a step took: from its launch, or from when the one before it was read, to now."""
         seconds = now - max(flight.launched, self._last_read)
         self._last_read = now
-        self.speculation.observe(flight.plan, seconds, is_ahead=flight.is_ahead)
+        step = self.steps.record(
+            flight.plan,
+            flight.launched,
+            seconds,
+            is_ahead=flight.is_ahead,
+            waiting=len(self.scheduler.waiting),
+            blocks_free=self.scheduler.blocks.num_free,
+        )
+        if not step.prompt_rows:
+            self.speculation.observe(step.decode_rows, seconds, is_ahead=flight.is_ahead)
 
     # Ending ---------------------------------------------------------------------------------------------------------
     def abort(self, id: str, reason: FinishReason = "abort") -> bool:

@@ -69,7 +69,7 @@ class Runner:
             self.kv.copy_state(source, target)
 
     def _draws(self, plan: Plan) -> Draws:
-        requests, starts, tokens, _, _, num_samples, *_ = zip(*plan.works, strict=True)
+        requests, starts, tokens, _, _, num_samples, *_ = plan.columns
         ends = list(accumulate(map(len, tokens)))
         sources = array("i", (-1,)) * ends[-1]
         for end, request, own in zip(ends, requests, tokens, strict=True):

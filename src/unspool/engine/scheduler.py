@@ -244,9 +244,15 @@ class Scheduler:
         index = start // self._block_size
         if request.draft or index >= len(blocks) or not self.blocks.is_writable(blocks[index]):
             return None
-        work = Work(request.number, start, (request.tokens[-1],), self._table(request), 1, 1)
+        table, tokens = request.table, request.tokens
+        if len(table) != len(blocks):
+            table = self._table(request)
+        work = Work(request.number, start, (tokens[-1],), table, 1, 1)
         request.num_computed = start + 1
-        self._expect(request)
+        tokens.append(PENDING)
+        request.num_pending += 1
+        if len(tokens) >= request.limit:
+            request.is_paused = True
         return work if self.states is None else self._with_states(request, work)
 
     def _with_states(self, request: Request, work: Work) -> Work:
@@ -254,14 +260,6 @@ class Scheduler:
         end = work.start + len(work.tokens)
         first_draft = end - work.num_samples + 1 if work.num_samples > 1 else None
         return work._replace(state=request.state, saves=self.states.save(request, work.start, end, first_draft))
-
-    def _expect(self, request: Request) -> None:
-        """Count a token as chosen that is not known yet; it stands for all that a draft's rows may choose."""
-        tokens = request.tokens
-        tokens.append(PENDING)
-        request.num_pending += 1
-        if len(tokens) >= request.limit:
-            request.is_paused = True
 
     def _table(self, request: Request) -> tuple[int, ...]:
         if len(request.table) != len(request.blocks):
@@ -295,8 +293,10 @@ class Scheduler:
         num_logits = count if request.is_scored else num_samples
         request.draft = []
         request.num_computed = end
-        if num_samples:
-            self._expect(request)
+        if num_samples:  # one PENDING stands for all that a draft's rows may choose
+            request.tokens.append(PENDING)
+            request.num_pending += 1
+            request.is_paused = len(request.tokens) >= request.limit
         if count > 1:
             self._prefilled.append(request)
         work = Work(request.number, start, tuple(tokens), self._table(request), num_logits, num_samples)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from unspool.config import ModelConfig
+from unspool.config import EngineConfig, ModelConfig
 from unspool.models.attention import Attention
 from unspool.models.layers import Architecture
 from unspool.models.registry import architecture_of
-from unspool.ops.storage import state_bytes
+from unspool.ops.storage import kv_bytes_per_token, state_bytes
 from unspool.weights.weight import Weight
+
+if TYPE_CHECKING:
+    from unspool.models.checkpoint import Checkpoint
 
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")  # a step reads a row a token
 
@@ -114,6 +118,17 @@ def step_costs(
         _spans(config, architecture, kv_bytes),
         state_bytes(architecture.storage),
     )
+
+
+def costs_of(checkpoint: Checkpoint, engine: EngineConfig, backend: str) -> StepCosts:
+    """What the steps of a loaded model read and compute, as a backend of `ops` holds its weights and its cache."""
+    kv_bytes = kv_bytes_per_token(architecture_of(checkpoint.config).storage, engine.kv_dtype)
+    if backend != "cuda":
+        return step_costs(checkpoint.config, checkpoint.weights.values(), kv_bytes)
+
+    from unspool.ops.cuda.memory import weight_bytes
+
+    return step_costs(checkpoint.config, checkpoint.weights.values(), kv_bytes, lambda weight: weight_bytes([weight]))
 
 
 def _expert_layer(weight: Weight) -> int | None:

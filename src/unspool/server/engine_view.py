@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 from unspool.errors import RequestError
 from unspool.machine import free_memory, num_cores
+from unspool.models.registry import architecture_of
+from unspool.ops.storage import kv_bytes_per_token
 from unspool.params import SamplingParams
 from unspool.params.order import PRESETS
 from unspool.params.registry import PARAMETERS
@@ -26,8 +28,8 @@ from unspool.version import VERSION
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
+    from unspool.engine.steps import StepStats
     from unspool.models.costs import StepCosts
-    from unspool.server.meter import StepRecord
 
 POLL_SECONDS = 0.1  # between looks at the engine's history, while somebody follows it
 MOST_STEPS = 2048  # in one event
@@ -68,23 +70,25 @@ def _integer(request: Request, name: str, default: int) -> int:
 
 def _steps_after(service: Service, since: int) -> dict[str, Any]:
     """The oldest of the steps that are remembered first; `dropped` says how many after `since` are not any more."""
-    _, meter = service.here
-    known = meter.steps.copy()
+    engine = service.here[0].engine
+    known = engine.steps.history.copy()
     news = [step for step in known if step.number > since]
     first = news[0].number if news else since + 1
     return {
         "object": "steps",
         "now": time.perf_counter(),
         "dropped": max(0, first - since - 1) if since >= 0 else 0,
-        "sees_all": meter.sees_all,
-        "steps": [_step(step, service.costs) for step in news[:MOST_STEPS]],
+        "steps": [_step(step, engine.steps.costs) for step in news[:MOST_STEPS]],
     }
 
 
-def _step(step: StepRecord, costs: StepCosts) -> dict[str, Any]:
+def _step(step: StepStats, costs: StepCosts) -> dict[str, Any]:
     names = ("request", "start", "tokens", "samples")
-    flops = sum(costs.prefill_flops(tokens, start) for _, start, tokens, _ in step.works)
-    return {**asdict(step), "flops": int(flops), "works": [dict(zip(names, work, strict=True)) for work in step.works]}
+    told = asdict(step)
+    parts = zip(*(told.pop(column) for column in ("requests", "first", "tokens", "samples")), strict=True)
+    flops = sum(map(costs.prefill_flops, step.tokens, step.first))
+    works = [dict(zip(names, part, strict=True)) for part in parts]
+    return {**told, "num_bytes": step.num_bytes, "flops": int(flops), "works": works}
 
 
 # The cache ----------------------------------------------------------------------------------------------------------
@@ -135,10 +139,10 @@ async def machine(service: Service, request: Request) -> Response:
             "free_memory": free_memory(),
             "device": engine.ops.name,
             "kernels": engine.ops.kernel_set,
-            "bandwidth": {"ceiling": meter.ceiling, "fastest": meter.fastest or None},
+            "bandwidth": {"ceiling": meter.ceiling, "fastest": engine.steps.fastest or None},
             "compute": {"ceiling": meter.compute},
-            "weights_bytes": meter.step_bytes,
-            "kv_bytes_per_token": meter.kv_bytes,
+            "weights_bytes": int(engine.steps.costs.weight_bytes()),
+            "kv_bytes_per_token": kv_bytes_per_token(architecture_of(config).storage, engine.config.kv_dtype),
             "layers": config.num_layers,
         }
     )

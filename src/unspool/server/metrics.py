@@ -155,8 +155,7 @@ class EngineCollector(Families):
         for reason in REASONS:
             success.add_metric([self._model, reason], engine.finished.get(reason, 0))
         yield success
-        if self._meter.sees_all:
-            yield from self._steps()
+        yield from self._steps()
         drafts = engine.speculation.total
         yield self._counter("spec_decode_num_drafts", "Drafts verified.", drafts.steps)
         yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", drafts.drafted)
@@ -175,9 +174,10 @@ class EngineCollector(Families):
         yield self._gauge("spec_decode_saved_seconds", text, drafts.seconds_saved)
 
     def _steps(self) -> Iterator[Metric]:
-        yield self._counter("engine_steps", "Steps computed.", self._meter.num_steps)
-        yield self._counter("engine_step_seconds", "Time spent in them.", self._meter.seconds)
-        yield self._counter("engine_bytes_read", "Weights and KV cache that they read.", self._meter.num_bytes)
+        steps = self._engine.engine.steps
+        yield self._counter("engine_steps", "Steps computed.", steps.num_steps)
+        yield self._counter("engine_step_seconds", "Time spent in them.", steps.seconds)
+        yield self._counter("engine_bytes_read", "Weights and KV cache that they read.", steps.num_bytes)
         utilization = self._meter.utilization()
         if utilization is not None:
             text = "Of what memory can give, what the steps since the last scrape read, 0 to 1."

@@ -69,9 +69,8 @@ class Server(uvicorn.Server):
         self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
 
     def _prepare(self) -> None:
-        config = self._service.llm.engine.config
-        if self._service.meter is not None and config.device in ("auto", "cpu"):
-            self._service.meter.measure(config.threads)
+        if self._service.meter is not None:
+            self._service.meter.measure()
         self._service.warm_up()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:

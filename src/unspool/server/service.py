@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -28,12 +28,9 @@ from unspool.results import figures
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.job import Job, Run
-from unspool.server.meter import Meter, attach
+from unspool.server.meter import Meter
 from unspool.server.metrics import EngineCollector, Metrics
 from unspool.server.model import ServedModel
-
-if TYPE_CHECKING:
-    from unspool.models.costs import StepCosts
 
 LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
 SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
@@ -47,7 +44,7 @@ class Service:
         self.llm, self.config, self.chat = llm, config, llm.model_chat
         self.local = llm if isinstance(llm, LLM) else None
         self.chat.prepare()  # before anything is started: a template that goes over a limit ends the start
-        self.meter = attach(self.local.engine) if self.local is not None else None
+        self.meter = Meter(self.local.engine) if self.local is not None else None
         self.engine = llm.driver
         self.name = config.names[0] if config.names else llm.checkpoint.name
         self.names = tuple(dict.fromkeys([self.name, *config.names, llm.checkpoint.name]))
@@ -60,14 +57,6 @@ class Service:
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
         self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"
-
-    @cached_property
-    def costs(self) -> StepCosts:
-        """What the model's steps must read and compute at the least."""
-        from unspool.ceilings import costs_of
-
-        llm, _ = self.here
-        return costs_of(llm.checkpoint, llm.engine.config, llm.engine.ops.name)
 
     @property
     def here(self) -> tuple[LLM, Meter]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from unspool.drafter import BaseDrafter, Draft, DraftContext
 from unspool.errors import RequestError
 from unspool.events import DraftStats
-from unspool.plan import Plan
 from unspool.speculate.estimates import MAX_DRAFT
 from unspool.speculate.policy import DraftPolicy, Guess, measure
 
@@ -124,10 +123,10 @@ class Speculation:
             self._stats[number] = self._stats.get(number, DraftStats()).plus(guess.sent, accepted, saved)
             self.total = self.total.plus(guess.sent, accepted, saved)
 
-    def observe(self, plan: Plan, seconds: float, *, is_ahead: bool = False) -> None:
+    def observe(self, num_rows: int, seconds: float, *, is_ahead: bool) -> None:
         """A step that only decoded: its rows and its time keep the costs true."""
-        if self.drafters and all(work.num_samples == len(work.tokens) for work in plan.works):
-            self.policy.observe(plan.num_tokens, seconds, is_ahead=is_ahead)
+        if self.drafters:
+            self.policy.observe(num_rows, seconds, is_ahead=is_ahead)
 
     # Requests -------------------------------------------------------------------------------------------------------
     def choose(self, params: ResolvedParams, configured: object) -> str | None:
