@@ -211,7 +211,7 @@ def test_metrics_count() -> None:
 
 def test_a_failing_step_is_told_and_the_server_lives() -> None:
     async def test(client: Client) -> None:
-        runner = client.service.meter._runner
+        runner = client.service.llm.engine.runner
         whole, runner.run = runner.run, _broken  # type: ignore[method-assign]
         answer = await client.post("/v1/completions", BODY)
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
@@ -245,7 +245,7 @@ def test_a_dead_engine_is_told_to_everyone() -> None:
         service = Service(make_llm(), ServerConfig(**QUIET))
         client = Client(service)
         assert (await client.get("/ready")).json() == {"status": "ready"}
-        runner = service.meter._runner
+        runner = service.llm.engine.runner
         whole_run = runner.run
         runner.run = lambda plan: whole_run(plan) if len(plan.works) < 2 else _panic()  # type: ignore[method-assign]
         long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}

@@ -335,7 +335,7 @@ def test_a_bad_neighbour_harms_nobody() -> None:
     """NaN logits, a grammar that explodes, a schema without an end: each is its own request's failure."""
 
     async def test(client: Client) -> None:
-        runner = client.service.meter._runner
+        runner = client.service.llm.engine.runner
         whole = runner.run
 
         def poisoned(plan: Any) -> Any:
