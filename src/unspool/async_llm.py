@@ -11,6 +11,7 @@ from unspool.events import Token
 from unspool.llm import Batch, EachParams, Messages, Model, Prompt, ToolChoice, Tools, make_toolbox
 from unspool.options import Params, SamplingOptions, sampling_params
 from unspool.params import SamplingParams
+from unspool.progress import tracked
 from unspool.results import Result
 
 
@@ -26,19 +27,44 @@ class AsyncLLM(Model):
 
     # Generating -----------------------------------------------------------------------------------------------------
     @overload
-    async def generate(self, prompts: Prompt, params: Params = None, **options: Unpack[SamplingOptions]) -> Result: ...
+    async def generate(
+        self,
+        prompts: Prompt,
+        params: Params = None,
+        *,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result: ...
     @overload
     async def generate(
-        self, prompts: Batch, params: EachParams = None, **options: Unpack[SamplingOptions]
+        self,
+        prompts: Batch,
+        params: EachParams = None,
+        *,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
     async def generate(
-        self, prompts: Prompt | Batch, params: EachParams = None, **options: Unpack[SamplingOptions]
+        self,
+        prompts: Prompt | Batch,
+        params: EachParams = None,
+        *,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Result | list[Result]:
-        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters."""
-        generations, many = self._many(prompts, params, options)
-        results = await self._answer(generations)
+        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters.
+
+        `schema`, a dataclass, a pydantic model or a JSON schema, binds answers to JSON; `result.parsed` is the value.
+        `progress` shows how many of several answers are there: True, False, or None for where stderr is a terminal.
+        """
+        generations, many = self._many(prompts, params, options, schema)
+        results = await self._answer(generations, progress=progress)
         return results if many else results[0]
 
+    @overload
     async def chat(
         self,
         messages: Messages,
@@ -48,12 +74,42 @@ class AsyncLLM(Model):
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
+        progress: bool | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Result:
-        """Answer a conversation: a list of {"role": …, "content": …}. The arguments are those of `LLM.chat`."""
+    ) -> Result: ...
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Messages],
+        params: EachParams = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    async def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: EachParams = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result | list[Result]:
+        """Answer a conversation, or a list of conversations as one batch. The arguments are those of `LLM.chat`."""
         toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
-        generation = self._chat(messages, sampling_params(params, options), toolbox, template_options or {})
-        return (await self._answer([generation], whole=parallel_tool_calls))[0]
+        generations, many = self._chats(messages, params, options, toolbox, template_options, schema)
+        results = await self._answer(generations, whole=parallel_tool_calls, progress=progress)
+        return results if many else results[0]
 
     def stream(
         self,
@@ -64,6 +120,7 @@ class AsyncLLM(Model):
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
         """The events of an answer as they come: Text, then Finished for each choice. A failure is raised.
@@ -72,7 +129,7 @@ class AsyncLLM(Model):
         `await stream.start()`. Closing or dropping the stream aborts it.
         """
         asked = sampling_params(params, options)
-        generation = self._one(prompt, asked, tools, tool_choice, parallel_tool_calls, template_options)
+        generation = self._one(prompt, asked, tools, tool_choice, parallel_tool_calls, template_options, schema)
         return AsyncStream(self.driver, generation)
 
     async def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
@@ -80,6 +137,11 @@ class AsyncLLM(Model):
         scored = (await self._answer([self._score(text, top)]))[0].prompt_logprobs
         assert scored is not None
         return scored
+
+    async def score_many(self, texts: Sequence[Prompt], top: int = 0) -> list[list[Token | None]]:
+        """`score` of several texts, which run as one batch."""
+        results = await self._answer([self._score(text, top) for text in texts])
+        return [result.prompt_logprobs or [] for result in results]
 
     async def fork(
         self,
@@ -93,11 +155,16 @@ class AsyncLLM(Model):
         """What if the answer had gone on otherwise from its token `index`: see `LLM.fork`."""
         return (await self._answer([self._fork(result, index, token, params, choice, options)]))[0]
 
-    async def _answer(self, generations: Sequence[Generation], *, whole: bool = True) -> list[Result]:
+    async def _answer(
+        self, generations: Sequence[Generation], *, whole: bool = True, progress: bool | None = False
+    ) -> list[Result]:
         streams = [AsyncStream(self.driver, each, whole=whole) for each in generations]
         try:
             await start_async(self.driver, streams)
-            return [await stream.result() for stream in streams]
+            results = []
+            for _, stream in zip(tracked(streams, len(streams), progress), streams, strict=True):
+                results.append(await stream.result())
+            return results
         finally:
             for stream in streams:
                 await stream.aclose()

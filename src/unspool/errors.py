@@ -30,6 +30,10 @@ class RequestError(UnspoolError):
         self.code = code
 
 
+class ParseError(UnspoolError):
+    """An answer that is no value of the type that was asked for: as a rule it was cut short."""
+
+
 class ContextLengthError(RequestError):
     """The prompt is longer than the model (or the cache) can hold."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
@@ -18,6 +18,7 @@ from unspool.events import Token
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.options import EngineOptions, Params, SamplingOptions, engine_config, sampling_params
 from unspool.params import SamplingParams
+from unspool.progress import tracked
 from unspool.results import Receipt, Result
 from unspool.weights.store import resolve
 
@@ -55,6 +56,10 @@ class TextModel:
         from unspool.chat.model_chat import ModelChat
 
         return ModelChat(self.checkpoint.name, self.tokenizer, self.template)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; control tokens have none."""
+        return self.tokenizer.decode(self.encode(ids))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: BOS where the model wants it, control tokens read as the characters they are."""
@@ -135,7 +140,7 @@ class Model(TextModel):
 
     # What is to be generated ----------------------------------------------------------------------------------------
     def _many(
-        self, prompts: Prompt | Batch, params: EachParams, options: SamplingOptions
+        self, prompts: Prompt | Batch, params: EachParams, options: SamplingOptions, schema: Any = None
     ) -> tuple[list[Generation], bool]:
         """The prompts with the parameters of each, and whether there are several."""
         self.driver.check_open()
@@ -143,13 +148,30 @@ class Model(TextModel):
         each: list[Any] = list(prompts) if many else [prompts]
         if many and each and _is_token(each[0]):
             many, each = False, [each]
-        if not isinstance(params, Sequence):
-            per_prompt = [sampling_params(params, options)] * len(each)
-        elif len(params) == len(each):
-            per_prompt = [sampling_params(one, options) for one in params]
-        else:
-            raise RequestError(f"{len(each)} prompts and {len(params)} params; give one, or one for each", "params")
-        return [Generation(tuple(self.encode(p)), one) for p, one in zip(each, per_prompt, strict=True)], many
+        parse, shaped = _shaped(schema)
+        return [
+            Generation(tuple(self.encode(prompt)), shaped(one), parse=parse)
+            for prompt, one in zip(each, _per_prompt(len(each), params, options), strict=True)
+        ], many
+
+    def _chats(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: EachParams,
+        options: SamplingOptions,
+        toolbox: Toolbox,
+        template_options: Mapping[str, Any] | None,
+        schema: Any,
+    ) -> tuple[list[Generation], bool]:
+        """The conversations with the parameters of each, and whether there are several."""
+        self.driver.check_open()
+        many = _is_batch_of_chats(messages)
+        each: list[Any] = list(messages) if many else [messages]
+        parse, shaped = _shaped(schema)
+        return [
+            replace(self._chat(chat, shaped(one), toolbox, template_options or {}), parse=parse)
+            for chat, one in zip(each, _per_prompt(len(each), params, options), strict=True)
+        ], many
 
     def _one(
         self,
@@ -159,16 +181,19 @@ class Model(TextModel):
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
     ) -> Generation:
         """The answer to a prompt, or to a conversation."""
         self.driver.check_open()
+        parse, shaped = _shaped(schema)
+        asked = shaped(asked)
         if is_chat(prompt):
             toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
-            return self._chat(prompt, asked, toolbox, template_options or {})
+            return replace(self._chat(prompt, asked, toolbox, template_options or {}), parse=parse)
         for name, value in (("tools", tools), ("template_options", template_options)):
             if value:
                 raise RequestError(f"{name} are for a conversation, a list of messages", name)
-        return Generation(tuple(self.encode(cast("Prompt", prompt))), asked)
+        return Generation(tuple(self.encode(cast("Prompt", prompt))), asked, parse=parse)
 
     def _chat(
         self, messages: Messages, asked: SamplingParams, toolbox: Toolbox, options: Mapping[str, Any]
@@ -217,22 +242,44 @@ class LLM(Model):
 
     # Generating -----------------------------------------------------------------------------------------------------
     @overload
-    def generate(self, prompts: Prompt, params: Params = None, **options: Unpack[SamplingOptions]) -> Result: ...
+    def generate(
+        self,
+        prompts: Prompt,
+        params: Params = None,
+        *,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result: ...
     @overload
     def generate(
         self,
         prompts: Batch,
         params: EachParams = None,
+        *,
+        schema: Any = None,
+        progress: bool | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
     def generate(
-        self, prompts: Prompt | Batch, params: EachParams = None, **options: Unpack[SamplingOptions]
+        self,
+        prompts: Prompt | Batch,
+        params: EachParams = None,
+        *,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Result | list[Result]:
-        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters."""
-        generations, many = self._many(prompts, params, options)
-        results = self._answer(generations)
+        """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters.
+
+        `schema`, a dataclass, a pydantic model or a JSON schema, binds answers to JSON; `result.parsed` is the value.
+        `progress` shows how many of several answers are there: True, False, or None for where stderr is a terminal.
+        """
+        generations, many = self._many(prompts, params, options, schema)
+        results = self._answer(generations, progress=progress)
         return results if many else results[0]
 
+    @overload
     def chat(
         self,
         messages: Messages,
@@ -242,17 +289,48 @@ class LLM(Model):
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
+        progress: bool | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Result:
-        """Answer a conversation: a list of {"role": …, "content": …}.
+    ) -> Result: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        params: EachParams = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: EachParams = None,
+        *,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result | list[Result]:
+        """Answer a conversation, a list of {"role": …, "content": …}, or a list of conversations as one batch.
 
         `tools` and `tool_choice` are in OpenAI's form; the calls that the model makes are `result.tool_calls`.
         `template_options` are variables of the model's chat template, such as `enable_thinking`. If the last message
-        is the assistant's, the answer continues it, by its `token_ids` where it brings them.
+        is the assistant's, the answer continues it, by its `token_ids` where it brings them. `schema` and `progress`
+        are those of `generate`.
         """
         toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
-        generation = self._chat(messages, sampling_params(params, options), toolbox, template_options or {})
-        return self._answer([generation], whole=parallel_tool_calls)[0]
+        generations, many = self._chats(messages, params, options, toolbox, template_options, schema)
+        results = self._answer(generations, whole=parallel_tool_calls, progress=progress)
+        return results if many else results[0]
 
     def stream(
         self,
@@ -263,6 +341,7 @@ class LLM(Model):
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        schema: Any = None,
         **options: Unpack[SamplingOptions],
     ) -> Stream:
         """The events of an answer as they come: Text, then Finished for each choice. A failure is raised.
@@ -271,7 +350,7 @@ class LLM(Model):
         `stream.result()` is what `generate` or `chat` would have returned. Closing or dropping the stream aborts it.
         """
         asked = sampling_params(params, options)
-        generation = self._one(prompt, asked, tools, tool_choice, parallel_tool_calls, template_options)
+        generation = self._one(prompt, asked, tools, tool_choice, parallel_tool_calls, template_options, schema)
         stream = Stream(self.driver, generation)
         Stream.start(self.driver, [stream])
         return stream
@@ -303,13 +382,15 @@ class LLM(Model):
         """
         return self._answer([self._fork(result, index, token, params, choice, options)])[0]
 
-    def _answer(self, generations: Sequence[Generation], *, whole: bool = True) -> list[Result]:
+    def _answer(
+        self, generations: Sequence[Generation], *, whole: bool = True, progress: bool | None = False
+    ) -> list[Result]:
         """The folded streams of some requests, which run as one batch. Without `whole` each event is looked at when it
         comes, for an answer that ends with its first tool call."""
         streams = [Stream(self.driver, each, whole=whole) for each in generations]
         try:
             Stream.start(self.driver, streams)
-            return [stream.result() for stream in streams]
+            return list(tracked((stream.result() for stream in streams), len(streams), progress))
         finally:
             for stream in streams:
                 stream.close()
@@ -340,6 +421,37 @@ class LLM(Model):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _per_prompt(count: int, params: EachParams, options: SamplingOptions) -> list[SamplingParams]:
+    if not isinstance(params, Sequence):
+        return [sampling_params(params, options)] * count
+    if len(params) == count:
+        return [sampling_params(one, options) for one in params]
+    raise RequestError(f"{count} prompts and {len(params)} params; give one, or one for each", "params")
+
+
+def _shaped(schema: Any) -> tuple[Callable[[str], Any] | None, Callable[[SamplingParams], SamplingParams]]:
+    """How an answer of a schema is read, and what binds it to the schema."""
+    if schema is None:
+        return None, lambda asked: asked
+    from unspool.params import Constraint
+    from unspool.schemas import answer_type
+
+    shape = answer_type(schema)
+
+    def bind(asked: SamplingParams) -> SamplingParams:
+        if asked.constraint is not None:
+            raise RequestError("constraint and schema bind the answer twice", "schema")
+        return replace(asked, constraint=Constraint("json_schema", shape.schema))
+
+    return shape.parse, bind
+
+
+def _is_batch_of_chats(messages: Any) -> bool:
+    """Whether it is a list of conversations; an empty list is a conversation, which is refused."""
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    return is_list and len(messages) > 0 and isinstance(messages[0], list | tuple)
 
 
 def _is_token(value: object) -> bool:

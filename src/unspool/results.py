@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from unspool.chat.answers import Message, ToolCall
 from unspool.chat.parts import Part
+from unspool.errors import RequestError
 from unspool.events import DraftStats, Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
+
+SHOWN_CHARS = 120  # of an answer, where a result is printed
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +40,8 @@ class Completion:
         """The answer and how it ended; the tokens are counted, not shown."""
         calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
         ending = f"finish_reason={self.finish_reason!r}, seed={self.seed}"
-        return f"Completion({self.text!r}, {len(self.tokens)} tokens{calls}, {ending})"
+        text = self.text if len(self.text) <= SHOWN_CHARS else f"{self.text[:SHOWN_CHARS]}…"
+        return f"Completion({text!r}, {len(self.tokens)} tokens{calls}, {ending})"
 
     @property
     def content(self) -> str:
@@ -55,6 +59,20 @@ class Completion:
     @property
     def token_ids(self) -> list[int]:
         return [token.id for token in self.tokens]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: text, ids, logprobs where they were asked for, the ending, and the calls of tools."""
+        calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.tool_calls]
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "stop": self.stop,
+            "seed": self.seed,
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+            **({"content": self.content, "tool_calls": calls} if calls else {}),
+            **({"reasoning": self.reasoning} if self.reasoning else {}),
+        }
 
     @property
     def logprobs(self) -> list[float] | None:
@@ -99,9 +117,48 @@ class Result:
     receipt: Receipt
     prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
     is_chat: bool = False  # the answer is a text of its own and does not continue the prompt's
+    # Not kept by pickle: how tokens are spelled, and what a text becomes where a schema was given.
+    token_text: Callable[[int], str] | None = field(default=None, compare=False)
+    parse: Callable[[str], Any] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Result({', '.join(map(repr, self.choices))})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "token_text": None, "parse": None}
+
+    def _repr_html_(self) -> str:
+        from unspool.notebook import as_html
+
+        usage, kernels = self.usage, self.receipt.kernels
+        about = f"{usage.prompt_tokens:,} prompt tokens · {usage.completion_tokens:,} tokens · {kernels}"
+        return as_html(self.choices, self.token_text, about)
+
+    @property
+    def parsed(self) -> Any:
+        """The answer as a value of the `schema` that was asked for; a ParseError if it was cut short."""
+        if self.parse is None:
+            raise RequestError("there is no schema: give one, as in llm.chat(messages, schema=Person)", "schema")
+        return self.parse(self.content)
+
+    @property
+    def token_texts(self) -> list[str]:
+        """What each token spells; half a character shows as U+FFFD."""
+        if self.token_text is None:
+            raise RequestError("this result has left its model: llm.decode([id]) spells a token")
+        return [self.token_text(id) for id in self.token_ids]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: the answers, with the parameters in force, the usage, the timings and the receipt."""
+        return {
+            **self.choices[0].as_dict(),
+            **({"choices": [choice.as_dict() for choice in self.choices]} if len(self.choices) > 1 else {}),
+            "params": self.params.as_dict(),
+            "warnings": list(self.warnings),
+            "usage": asdict(self.usage) | {"total_tokens": self.usage.total_tokens},
+            "timings": asdict(self.timings),
+            "receipt": self.receipt.as_dict(),
+        }
 
     @property
     def text(self) -> str:

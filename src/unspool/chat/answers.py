@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unspool.chat.parts import Arguments, Begin, Content, Part, Reasoning
 from unspool.events import Token
@@ -28,6 +28,21 @@ class ToolCall:
     id: str
     name: str
     arguments: str = ""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name. A ParseError where the answer was cut short within them."""
+        import json
+
+        from unspool.errors import ParseError
+
+        try:
+            found = json.loads(self.arguments)
+        except ValueError as error:
+            raise ParseError(f"the arguments of {self.name} are no whole JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ParseError(f"the arguments of {self.name} are no object: {self.arguments:.200}")
+        return found
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from unspool.chat.answers import AnswerSyntax, Message
 from unspool.engine.driver import Driver, Sink, Submission, call_soon
@@ -38,6 +38,7 @@ class Generation:
     is_chat: bool = False  # as well
     prompt_warnings: tuple[str, ...] = ()  # about how a conversation became the prompt
     syntax: AnswerSyntax | None = None  # of reasoning and tool calls, if there may be any
+    parse: Callable[[str], Any] | None = None  # what its text becomes, where a schema was given
 
 
 class _Events:
@@ -95,7 +96,9 @@ class _Events:
     def _result(self) -> Result:
         if self._fold is None or not self._fold.is_done:
             raise RequestError("the stream was closed before its answer was whole; there is no result")
-        return self._fold.result()
+        tokenizer = self._driver.engine.tokenizer
+        spell = None if tokenizer is None else tokenizer.token_text
+        return replace(self._fold.result(), token_text=spell, parse=self._generation.parse)
 
     def __del__(self) -> None:
         self._stop()
