@@ -151,7 +151,7 @@ class Planner:
             workspace_bytes=workspace,
             request_tokens=self.request_tokens,
             requests={
-                length: min(num_blocks // -(-length // engine.block_size), *([num_slots] if num_slots else ()))
+                length: min([num_blocks // -(-length // engine.block_size), *([num_slots] if num_slots else [])])
                 for length in sorted({self.request_tokens, model.context_length})
             },
             problem=problem,
