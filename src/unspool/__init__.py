@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unspool.async_llm import AsyncLLM
     from unspool.chat.answers import ToolCall
     from unspool.config import EngineConfig, ModelConfig
+    from unspool.drafter import Draft, DraftContext, Drafter
     from unspool.engine.streams import AsyncStream, Stream
     from unspool.errors import (
         BackendError,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.options import EngineOptions
     from unspool.params.declared import SamplingOptions
+    from unspool.params.order import PRESETS, Preset
+    from unspool.params.rules import LogitStage, StageState, StopRule, StopState
     from unspool.params.sampling import SamplingParams
     from unspool.params.values import BeamParams, Constraint, RepetitionDetector
     from unspool.results import Completion, Receipt, Result
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "unspool.chat.answers": ("ToolCall",),
     "unspool.config": ("EngineConfig", "ModelConfig"),
+    "unspool.drafter": ("Draft", "DraftContext", "Drafter"),
     "unspool.errors": (
         "BackendError",
         "ContextLengthError",
@@ -55,6 +59,8 @@ _HOMES = {
     "unspool.engine.streams": ("AsyncStream", "Stream"),
     "unspool.options": ("EngineOptions",),
     "unspool.params.declared": ("SamplingOptions",),
+    "unspool.params.order": ("PRESETS", "Preset"),
+    "unspool.params.rules": ("LogitStage", "StageState", "StopRule", "StopState"),
     "unspool.params.sampling": ("SamplingParams",),
     "unspool.params.values": ("BeamParams", "Constraint", "RepetitionDetector"),
     "unspool.results": ("Completion", "Receipt", "Result"),
@@ -71,6 +77,15 @@ __all__ = [  # noqa: RUF022 (grouped as a reader meets them)
     "Constraint",
     "BeamParams",
     "RepetitionDetector",
+    "PRESETS",
+    "Preset",
+    "LogitStage",
+    "StageState",
+    "StopRule",
+    "StopState",
+    "Drafter",
+    "DraftContext",
+    "Draft",
     "EngineConfig",
     "EngineOptions",
     "ModelConfig",

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from unspool.engine.streams import AsyncStream, Generation, start_async
 from unspool.events import Token
-from unspool.llm import Batch, EachParams, Messages, Model, Prompt, ToolChoice, Tools, make_toolbox
-from unspool.options import Params, SamplingOptions, sampling_params
+from unspool.llm import Model, make_toolbox
+from unspool.options import (
+    Batch,
+    ChatOptions,
+    EachParams,
+    GenerateOptions,
+    JsonSchema,
+    Messages,
+    Params,
+    Prompt,
+    SamplingOptions,
+    ToolChoice,
+    Tools,
+    sampling_params,
+)
 from unspool.params import SamplingParams
 from unspool.progress import tracked
 from unspool.results import Result
+
+T = TypeVar("T")
 
 
 class AsyncLLM(Model):
@@ -28,24 +43,30 @@ class AsyncLLM(Model):
     # Generating -----------------------------------------------------------------------------------------------------
     @overload
     async def generate(
+        self, prompts: Prompt, params: Params = None, *, schema: type[T], **options: Unpack[GenerateOptions]
+    ) -> Result[T]: ...
+    @overload
+    async def generate(
         self,
         prompts: Prompt,
         params: Params = None,
         *,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> Result: ...
+        schema: JsonSchema | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Result[Any]: ...
+    @overload
+    async def generate(
+        self, prompts: Batch, params: EachParams = None, *, schema: type[T], **options: Unpack[GenerateOptions]
+    ) -> list[Result[T]]: ...
     @overload
     async def generate(
         self,
         prompts: Batch,
         params: EachParams = None,
         *,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Result]: ...
+        schema: JsonSchema | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Result[Any]]: ...
     async def generate(
         self,
         prompts: Prompt | Batch,
@@ -66,32 +87,35 @@ class AsyncLLM(Model):
 
     @overload
     async def chat(
+        self, messages: Messages, params: Params = None, *, schema: type[T], **options: Unpack[ChatOptions]
+    ) -> Result[T]: ...
+    @overload
+    async def chat(
         self,
         messages: Messages,
         params: Params = None,
         *,
-        tools: Tools = (),
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, Any] | None = None,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> Result: ...
+        schema: JsonSchema | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Result[Any]: ...
     @overload
     async def chat(
         self,
         messages: Sequence[Messages],
         params: EachParams = None,
         *,
-        tools: Tools = (),
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, Any] | None = None,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Result]: ...
+        schema: type[T],
+        **options: Unpack[ChatOptions],
+    ) -> list[Result[T]]: ...
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Messages],
+        params: EachParams = None,
+        *,
+        schema: JsonSchema | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Result[Any]]: ...
     async def chat(
         self,
         messages: Messages | Sequence[Messages],

@@ -8,7 +8,7 @@ from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeGuard, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar, Unpack, cast, overload
 
 from unspool.engine.driver import Driver
 from unspool.engine.engine import Engine
@@ -16,7 +16,22 @@ from unspool.engine.streams import Generation, Stream
 from unspool.errors import RequestError
 from unspool.events import Token
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
-from unspool.options import EngineOptions, Params, SamplingOptions, engine_config, sampling_params
+from unspool.options import (
+    Batch,
+    ChatOptions,
+    EachParams,
+    EngineOptions,
+    GenerateOptions,
+    JsonSchema,
+    Messages,
+    Params,
+    Prompt,
+    SamplingOptions,
+    ToolChoice,
+    Tools,
+    engine_config,
+    sampling_params,
+)
 from unspool.params import SamplingParams
 from unspool.progress import tracked
 from unspool.results import Receipt, Result
@@ -29,12 +44,7 @@ if TYPE_CHECKING:
     from unspool.chat.tools import Toolbox
     from unspool.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-Batch = list[str] | list[Prompt] | tuple[Prompt, ...] | Sequence[Sequence[int]]  # a str is a Sequence[str] as well
-EachParams = Params | Sequence[Params]
-Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
-ToolChoice = str | Mapping[str, Any]
+T = TypeVar("T")
 
 
 class TextModel:
@@ -243,24 +253,30 @@ class LLM(Model):
     # Generating -----------------------------------------------------------------------------------------------------
     @overload
     def generate(
+        self, prompts: Prompt, params: Params = None, *, schema: type[T], **options: Unpack[GenerateOptions]
+    ) -> Result[T]: ...
+    @overload
+    def generate(
         self,
         prompts: Prompt,
         params: Params = None,
         *,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> Result: ...
+        schema: JsonSchema | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Result[Any]: ...
+    @overload
+    def generate(
+        self, prompts: Batch, params: EachParams = None, *, schema: type[T], **options: Unpack[GenerateOptions]
+    ) -> list[Result[T]]: ...
     @overload
     def generate(
         self,
         prompts: Batch,
         params: EachParams = None,
         *,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Result]: ...
+        schema: JsonSchema | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Result[Any]]: ...
     def generate(
         self,
         prompts: Prompt | Batch,
@@ -281,32 +297,35 @@ class LLM(Model):
 
     @overload
     def chat(
+        self, messages: Messages, params: Params = None, *, schema: type[T], **options: Unpack[ChatOptions]
+    ) -> Result[T]: ...
+    @overload
+    def chat(
         self,
         messages: Messages,
         params: Params = None,
         *,
-        tools: Tools = (),
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, Any] | None = None,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> Result: ...
+        schema: JsonSchema | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Result[Any]: ...
     @overload
     def chat(
         self,
         messages: Sequence[Messages],
         params: EachParams = None,
         *,
-        tools: Tools = (),
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, Any] | None = None,
-        schema: Any = None,
-        progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Result]: ...
+        schema: type[T],
+        **options: Unpack[ChatOptions],
+    ) -> list[Result[T]]: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        params: EachParams = None,
+        *,
+        schema: JsonSchema | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Result[Any]]: ...
     def chat(
         self,
         messages: Messages | Sequence[Messages],

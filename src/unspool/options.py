@@ -5,7 +5,7 @@ EngineOptions has the fields of EngineConfig, all optional; a test compares the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
@@ -14,6 +14,13 @@ from unspool.drafter import Drafter
 from unspool.errors import RequestError
 from unspool.params import SamplingParams
 from unspool.params.declared import SamplingOptions
+
+Prompt = str | Sequence[int]
+Batch = list[str] | list[Prompt] | tuple[Prompt, ...] | Sequence[Sequence[int]]  # a str is a Sequence[str] as well
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+ToolChoice = str | Mapping[str, Any]
+JsonSchema = Mapping[str, Any] | bool
 
 
 class EngineOptions(TypedDict, total=False):
@@ -36,7 +43,23 @@ class EngineOptions(TypedDict, total=False):
     speculate: str | Drafter | None
 
 
+class GenerateOptions(SamplingOptions, total=False):
+    """What `generate` takes by name besides `schema`: sampling parameters, and how it reports."""
+
+    progress: bool | None
+
+
+class ChatOptions(GenerateOptions, total=False):
+    """What `chat` takes by name besides `schema`."""
+
+    tools: Tools
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    template_options: Mapping[str, Any] | None
+
+
 Params = SamplingParams | SamplingOptions | None  # how an answer is asked for
+EachParams = Params | Sequence[Params]
 
 
 def engine_config(options: EngineOptions) -> EngineConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from unspool.chat.answers import Message, ToolCall
 from unspool.chat.parts import Part
@@ -12,6 +12,7 @@ from unspool.errors import RequestError
 from unspool.events import DraftStats, Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
 
+T = TypeVar("T")
 SHOWN_CHARS = 120  # of an answer, where a result is printed
 
 
@@ -108,8 +109,8 @@ class Receipt:
 
 
 @dataclass(frozen=True, repr=False)
-class Result:
-    """All answers to one prompt; the first one's fields are the result's own."""
+class Result(Generic[T]):
+    """All answers to one prompt; the first one's fields are the result's own. T is the type of `parsed`."""
 
     prompt_ids: tuple[int, ...]
     params: ResolvedParams
@@ -135,11 +136,11 @@ class Result:
         return as_html(self.choices, self.token_text, about)
 
     @property
-    def parsed(self) -> Any:
+    def parsed(self) -> T:
         """The answer as a value of the `schema` that was asked for; a ParseError if it was cut short."""
         if self.parse is None:
             raise RequestError("there is no schema: give one, as in llm.chat(messages, schema=Person)", "schema")
-        return self.parse(self.content)
+        return cast("T", self.parse(self.content))
 
     @property
     def token_texts(self) -> list[str]:

@@ -112,6 +112,7 @@ PARAMS = st.fixed_dictionaries(
         "repetition_detector": st.sampled_from([None, RepetitionDetector(period=3, repeats=3)]),
         "logprobs": st.sampled_from([0, 2]),
         "logprobs_stage": st.sampled_from([None, "final"]),
+        "stop_rules": st.sampled_from([None, None, lambda state: sum(state.output_ids) % 9 == 4]),
         "order": st.sampled_from([None, "llama.cpp", "vllm", "transformers", "mlx"]),
         "constraint": st.sampled_from(
             [None, None, Constraint("regex", "[A-F]{3}(ab|cd)*z"), Constraint("choice", ["Apple", "Apply", "Banana"])]

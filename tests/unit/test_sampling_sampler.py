@@ -10,8 +10,8 @@ import pytest
 
 from unspool.errors import RequestError, SamplingError
 from unspool.params import SamplingParams
+from unspool.params.rules import StageState
 from unspool.sampling.pipeline import Sampler
-from unspool.sampling.state import StageState
 
 VOCAB = 97
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

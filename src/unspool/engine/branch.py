@@ -17,6 +17,7 @@ from unspool.text.assembler import Assembler, Banned, Stop
 
 if TYPE_CHECKING:
     from unspool.engine.output import StepOutput
+    from unspool.engine.stop_rules import StopRules
     from unspool.sampling.pipeline import Sampler
 
 
@@ -61,6 +62,7 @@ class Branch:
     max_output: int  # tokens: what the request asks for and the context has room for
     speculate: str | None = None  # the drafter that guesses for it
     on_device: bool = False  # its tokens can be chosen by the device alone
+    rules: StopRules | None = None  # the request's own
     draws_in_turn: bool = False  # each draw counts the one before it, so that a draft's cannot be made at once
     has_begun: bool = False  # is, or was, in the scheduler
     has_ended: bool = False
@@ -78,7 +80,8 @@ class Branch:
         self.tells_held = self.params.trace and bool(self.params.stop or self.params.bad_words)
         # Logprobs are asked for, or answers are ranked by them.
         self.wants_logprobs = self.params.logprobs is not None or self.params.best_of > self.params.n
-        self._may_end_anywhere = self.sampler.constraint is not None or self.params.repetition_detector is not None
+        enders = (self.sampler.constraint, self.params.repetition_detector, self.rules)
+        self._may_end_anywhere = any(ender is not None for ender in enders)
 
     def advance(self, output: StepOutput, work: Work, row: int, now: float) -> Outcome:
         """Take in the tokens that a step chose, from this row on: one, and one more for each drafted token that equals
@@ -139,6 +142,10 @@ class Branch:
             return Ending("stop", id)
         if id in self.end_ids:
             return Ending("eos", id)
+        if self.rules is not None:
+            rule = self.rules.first_met(self.output)
+            if rule is not None:
+                return Ending("stop", rule)
         if self.sampler.constraint is not None and self.sampler.constraint.is_finished:
             return Ending("constraint")  # nothing but an end could follow: the answer is whole, also at its length
         if len(self.output) >= self.max_output:
@@ -164,6 +171,8 @@ class Branch:
         del self.output[num_output:]
         self.sampler.rewind(num_output)
         self.assembler.rewind(num_output)
+        if self.rules is not None:
+            self.rules.reset()
         self.sampler.ban(refused)
 
     def usage(self) -> Usage:

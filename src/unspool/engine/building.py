@@ -21,6 +21,7 @@ from unspool.text.assembler import Assembler, MatchingAssembler, TextAssembler
 if TYPE_CHECKING:
     from unspool.config import EngineConfig
     from unspool.engine.runner import Runner
+    from unspool.engine.stop_rules import StopRules
     from unspool.models.checkpoint import Checkpoint
     from unspool.speculate.speculation import Speculation
     from unspool.text.tokenizer import Tokenizer
@@ -148,6 +149,7 @@ class GroupBuilder:
             speculate=self._speculation.choose(params, self._drafter),
             on_device=self._fits_device(params, max_output),
             draws_in_turn=draws_in_turn(params),
+            rules=self._make_rules(group),
         )
         group.branches.append(branch)
 
@@ -194,11 +196,24 @@ class GroupBuilder:
             skip_special=params.skip_special_tokens,
         )
 
+    def _make_rules(self, group: Group) -> StopRules | None:
+        params = group.params
+        if not params.stop_rules:
+            return None
+        from unspool.engine.stop_rules import StopRules
+
+        skip_special = params.skip_special_tokens
+        return StopRules(
+            params.stop_rules, group.prompt, self._tokenizer, group.continued_ids, skip_special=skip_special
+        )
+
     def _prepare_search(self, group: BeamGroup) -> None:
         params, leader = group.params, group.branches[0]
         assert params.beam is not None
         if params.bad_words:
             raise RequestError("bad_words go back in an answer, which a beam cannot; use a constraint", "bad_words")
+        if params.stop_rules:
+            raise RequestError("stop_rules ask one answer at a time, and a beam search has several", "stop_rules")
         if params.speculate not in (None, "off"):
             raise RequestError("speculation checks draws, and a beam search makes none", "speculate")
         if params.trace:

@@ -19,7 +19,7 @@ class Ending:
     """The answer is whole."""
 
     reason: FinishReason
-    stop: str | int | None = None  # the stop string or end token that matched
+    stop: str | int | None = None  # the stop string or end token that matched, or the stop rule's name
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ Written by `python -m unspool.params.generate` from the registry; change that in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
 
-Stage = str | Callable[..., Any]
+if TYPE_CHECKING:
+    from unspool.params.rules import Stage, StopRule
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -26,6 +27,7 @@ class SamplingFields:
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     bad_words: Sequence[str] | str | None = None
+    stop_rules: StopRule | Sequence[StopRule] | None = None
     deadline_ms: float | None = None
     repetition_detector: RepetitionDetector | None = None
     temperature: float | None = None
@@ -80,6 +82,7 @@ class ResolvedFields:
     skip_special_tokens: bool
     ignore_eos: bool
     bad_words: tuple[str, ...]
+    stop_rules: tuple[StopRule, ...]
     deadline_ms: float | None
     repetition_detector: RepetitionDetector | None
     temperature: float
@@ -133,6 +136,7 @@ class SamplingOptions(TypedDict, total=False):
     skip_special_tokens: bool
     ignore_eos: bool
     bad_words: Sequence[str] | str | None
+    stop_rules: StopRule | Sequence[StopRule] | None
     deadline_ms: float | None
     repetition_detector: RepetitionDetector | None
     temperature: float | None

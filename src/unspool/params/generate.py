@@ -20,13 +20,14 @@ Written by `python -m unspool.params.generate` from the registry; change that in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
 
-Stage = str | Callable[..., Any]
+if TYPE_CHECKING:
+    from unspool.params.rules import Stage, StopRule
 '''
 MARKS = "<!-- parameters: {} -->\n", "<!-- /parameters -->"
 

@@ -234,6 +234,24 @@ class Record:
         }
 
 
+class Rules:
+    """A function that says where an answer ends, or several."""
+
+    annotation = "StopRule | Sequence[StopRule]"
+    resolved = "tuple[StopRule, ...]"
+    range = ""
+
+    def check(self, name: str, value: object) -> tuple[Any, ...]:
+        rules = tuple(value) if isinstance(value, list | tuple) else (value,)
+        for rule in rules:
+            if not callable(rule) or isinstance(rule, type):
+                raise checks.refuse(name, value, "a function (state) -> bool, or a list of them")
+        return rules
+
+    def schema(self) -> Schema:
+        raise AssertionError("functions do not go through JSON")
+
+
 class Order:
     """The name of a preset, or a list of stages."""
 

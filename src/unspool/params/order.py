@@ -6,15 +6,17 @@ honoured; docs/sampling.md says which ones those are. The draw always comes last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from unspool.errors import RequestError
 from unspool.params.registry import PARAMETERS
 
+if TYPE_CHECKING:
+    from unspool.params.rules import Stage
+
 Scope = Literal["all", "output", "mixed"]
-Stage = str | Callable[..., Any]
 
 SPECS = {spec.name: spec for parameter in PARAMETERS for spec in parameter.stages}
 # Stages that only shape a draw: at temperature 0 there is none, and they are absent.

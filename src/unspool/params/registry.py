@@ -20,6 +20,7 @@ from unspool.params.kinds import (
     Number,
     Order,
     Record,
+    Rules,
     Text,
     Texts,
     TokenIds,
@@ -60,6 +61,7 @@ class Parameter:
     metavar: str = ""
     short: str = ""
     no_flag: str = ""  # why the command line has no flag for it
+    is_local: bool = False  # takes Python objects, so that only the library has it
     is_interactive: bool = True  # makes sense in a chat as well, where an answer is one text on a terminal
 
     @property
@@ -124,6 +126,10 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="bad_words", kind=Texts(), group=TOKENS, default=(), metavar="TEXT",
         help="Strings that never appear in the answer.",
         details="Where one appears, the answer is rewound to its start, and the token that began it is removed there.",
+    ),
+    Parameter(
+        name="stop_rules", kind=Rules(), group=LENGTH, default=(), is_local=True, no_flag="it takes Python functions",
+        help="Functions of the answer so far that say whether it ends here: [in Python](python.md) alone.",
     ),
     Parameter(
         name="deadline_ms", kind=Number(0, 1e12, above=True), group=LENGTH, metavar="MS",

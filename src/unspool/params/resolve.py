@@ -6,13 +6,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unspool.errors import ModelError, RequestError
 from unspool.params import checks
-from unspool.params.order import DRAW_STAGES, PRESETS, STAGES, Stage, preset_of
+from unspool.params.order import DRAW_STAGES, PRESETS, STAGES, preset_of
 from unspool.params.registry import PARAMETERS
 from unspool.params.sampling import Origin, ResolvedParams, SamplingParams
+
+if TYPE_CHECKING:
+    from unspool.params.rules import Stage
 
 # What holds when neither the request nor the model says anything: the model's own distribution.
 DEFAULTS: Mapping[str, Any] = MappingProxyType({parameter.name: parameter.default for parameter in PARAMETERS})
@@ -143,5 +146,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if callable(value):
-        return getattr(value, "__qualname__", repr(value))
+        from unspool.params.rules import name_of
+
+        return name_of(value)
     return value

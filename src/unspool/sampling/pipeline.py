@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from unspool.errors import RequestError, SamplingError
 from unspool.lazy import lazy, np
 from unspool.params import ResolvedParams
-from unspool.params.order import DRAW_STAGES, SPECS, STAGES, Stage
+from unspool.params.order import DRAW_STAGES, SPECS, STAGES
 from unspool.params.resolve import is_on
 from unspool.sampling import native as fast
-from unspool.sampling.state import History, StageState
+from unspool.sampling.state import History
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from unspool.params.rules import LogitStage, Stage
     from unspool.sampling import draw, filters, penalties, trace
     from unspool.sampling.draw import F32
     from unspool.sampling.trace import Recorded, StepTrace
@@ -267,11 +268,16 @@ class Sampler:
         self._native.mask(row, np.pad(mask, (0, short)) if short > 0 else mask)
         return row
 
-    def _custom(self, stage: Any, row: F32, position: int) -> F32:
+    def _custom(self, stage: LogitStage, row: F32, position: int) -> F32:
+        from unspool.params.rules import StageState
+
         history = self.history
         tokens = history.tokens
         state = StageState(tokens[: history.num_prompt], tokens[history.num_prompt :], position, self.params)
-        result = stage(row.copy(), state)
+        try:
+            result = stage(row.copy(), state)
+        except Exception as error:
+            raise RequestError(f"stage {_name(stage)} raised {type(error).__name__}: {error}", "order") from error
         if not isinstance(result, np.ndarray) or result.shape != row.shape or result.dtype != np.float32:
             was = f"{result.dtype}{result.shape}" if isinstance(result, np.ndarray) else repr(type(result).__name__)
             raise RequestError(f"stage {_name(stage)} returned {was}; expected float32 {row.shape}", "order")
@@ -370,7 +376,11 @@ def why_none(answer: int, position: int) -> str:
 
 
 def _name(stage: Stage) -> str:
-    return stage if isinstance(stage, str) else getattr(stage, "__qualname__", repr(stage))
+    if isinstance(stage, str):
+        return stage
+    from unspool.params.rules import name_of
+
+    return name_of(stage)
 
 
 def _all_but(allowed: tuple[int, ...] | None, vocab_size: int) -> NDArray[np.int32] | None:

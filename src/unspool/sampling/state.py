@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unspool.lazy import np
@@ -13,16 +12,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     I32 = NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class StageState:
-    """What a custom stage may look at besides its row; the arrays are views and must not be written."""
-
-    prompt_ids: I32
-    output_ids: I32
-    position: int
-    params: ResolvedParams
 
 
 class Counts:

@@ -163,6 +163,7 @@ async def capabilities(service: Service, request: Request) -> Response:
             "origin": "drawn" if one.name == "seed" else resolved[one.name]["origin"],
         }
         for one in PARAMETERS
+        if not one.is_local
     ]
     return json_response(
         {

@@ -79,7 +79,7 @@ def field(parameter: Parameter) -> Schema:
 EXTRA: dict[str, Schema] = {
     parameter.name: field(parameter)
     for parameter in PARAMETERS
-    if parameter.name not in (*NAMED_BY_API, *OPENAI)
+    if parameter.name not in (*NAMED_BY_API, *OPENAI) and not parameter.is_local
 }
 SAMPLING: dict[str, Schema] = {name: field(BY_NAME[name]) for name in OPENAI} | EXTRA
 

@@ -242,7 +242,7 @@ class ModelDrafter(BaseDrafter):
         try:
             token = line.sampler.choose(row, len(line.tokens)).token
             line.sampler.accept(token)
-        except EngineError:  # the draft model sees no way on; the target will judge for itself
+        except (EngineError, RequestError):  # no way on from here, for the draft model; the target judges for itself
             line.left = 0
             return
         line.tokens.append(token)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import TypeVar
 
-from unspool.drafter import BaseDrafter, DraftContext, Drafter
+from unspool.drafter import BaseDrafter, Draft, DraftContext, Drafter
+
+T = TypeVar("T")
 
 
 class OwnDrafter(BaseDrafter):
@@ -18,21 +22,28 @@ class OwnDrafter(BaseDrafter):
         self._has_failed = False
 
     def propose(self, contexts: Sequence[DraftContext], counts: Sequence[int]) -> Sequence[Sequence[int]]:
-        if not self._has_failed:
-            try:
-                drafts = self._drafter.propose(contexts, counts)
-                if len(drafts) == len(contexts):
-                    return drafts
+        def proposed() -> Sequence[Sequence[int]]:
+            drafts = self._drafter.propose(contexts, counts)
+            if len(drafts) != len(contexts):
                 raise ValueError(f"{len(drafts)} drafts for {len(contexts)} requests")
-            except Exception as error:
-                import logging  # takes a tenth of a start, and few starts need it
+            return [draft if isinstance(draft, Draft) else list(map(index, draft)) for draft in drafts]
 
-                self._has_failed = True
-                logging.getLogger("unspool.engine").warning("the drafter failed; it is asked no more", exc_info=error)
-        return [()] * len(contexts)
+        return self._ask(proposed, [()] * len(contexts))
 
     def seconds(self, count: int) -> float:
-        return self._drafter.seconds(count)
+        return self._ask(lambda: float(self._drafter.seconds(count)), 0.0)
 
     def forget(self, number: int) -> None:
-        self._drafter.forget(number)
+        self._ask(lambda: self._drafter.forget(number), None)
+
+    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+        if self._has_failed:
+            return otherwise
+        try:
+            return question()
+        except Exception as error:
+            import logging  # takes a tenth of a start, and few starts need it
+
+            self._has_failed = True
+            logging.getLogger("unspool.engine").warning("the drafter failed; it is asked no more", exc_info=error)
+            return otherwise

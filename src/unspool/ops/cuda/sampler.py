@@ -29,7 +29,7 @@ from unspool.sampling.pipeline import stages_on
 
 if TYPE_CHECKING:
     from unspool.params import ResolvedParams
-    from unspool.params.order import Stage
+    from unspool.params.rules import Stage
     from unspool.sampling.pipeline import Sampler
 
 WORDS = 16  # int32 words of a row's parameters
