@@ -109,6 +109,7 @@ class Finished:
     stop: str | int | None = None  # the stop string or end token that matched
     seed: int | None = None
     prompt_logprobs: tuple[Token | None, ...] = ()  # of the prompt's tokens; choice 0 has them. None: the first token's
+    pooled: tuple[float, ...] = ()  # the prompt's hidden rows as one, where that was asked for
     mean_logprob: float | None = None  # of the answer's tokens, where the best of several answers were asked for
     beam_score: float | None = None  # of a beam search: summed logprobs over length to the power of length_penalty
     speculation: DraftStats | None = None  # None: no draft was made

@@ -12,9 +12,9 @@ PENDING = -1  # stands for a token that the device has chosen and the host has n
 class Work(NamedTuple):
     """One request's part of a step: compute `tokens` at positions `start`, `start + 1`, … into `blocks`.
 
-    Logits are wanted for the last `num_logits` of them, and the last `num_samples` of these choose tokens: none inside
-    a prompt, one at the end of what is known, one more for each drafted token. (A prompt that is scored wants logits
-    without choosing.)
+    Its output is one of three: logits for the last `num_logits` tokens; hidden rows (after the model's last norm) for
+    the last `num_hidden` tokens; or nothing. The last `num_samples` rows of logits choose tokens: none inside a prompt,
+    one at the end of what is known, one more for each drafted token. (A scored prompt wants logits without choosing.)
 
     States of recurrent layers are those of the first `start` tokens; at position 0 they are zeros, whatever the slot
     holds.
@@ -28,6 +28,7 @@ class Work(NamedTuple):
     num_samples: int
     state: int = -1  # the slot that its layers' states are in, which is written; -1: states are not kept
     saves: tuple[tuple[int, int], ...] = ()  # (offset, slot): the states after the token `tokens[offset]` go there, too
+    num_hidden: int = 0
 
 
 @dataclass(frozen=True)

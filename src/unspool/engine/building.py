@@ -10,7 +10,7 @@ from unspool.engine.beams import BeamGroup
 from unspool.engine.branch import Branch, Clock
 from unspool.engine.group import Group, branch_seed
 from unspool.engine.outcome import Ending, Outcome
-from unspool.engine.request import Request
+from unspool.engine.request import Pooling, Request
 from unspool.errors import ContextLengthError, RequestError
 from unspool.events import Token
 from unspool.lazy import np
@@ -67,14 +67,32 @@ class GroupBuilder:
         self._breaker_tables: dict[tuple[str, ...], np.ndarray] = {}
         self.next_number = 0
 
-    def build(self, id: str, prompt: tuple[int, ...], params: ResolvedParams, arrived: float, is_chat: bool) -> Group:
+    def build(
+        self,
+        id: str,
+        prompt: tuple[int, ...],
+        params: ResolvedParams,
+        arrived: float,
+        is_chat: bool,
+        pooling: Pooling | None = None,
+    ) -> Group:
+        if pooling is not None:
+            self._check_pooling(params)
         kind = Group if params.beam is None else BeamGroup
         group = kind(id, prompt, params, arrived=arrived, matcher=self._compile(params), is_chat=is_chat)
         for choice in range(params.best_of if params.beam is None else 1):
             self._add_branch(group, choice)
+        group.branches[0].request.pooling = pooling
         if isinstance(group, BeamGroup):
             self._prepare_search(group)
         return group
+
+    def _check_pooling(self, params: ResolvedParams) -> None:
+        if params.max_tokens != 0:
+            raise RequestError(f"max_tokens is {params.max_tokens}; a pooled prompt takes 0", "max_tokens")
+        if params.best_of > 1 or params.beam is not None or params.prompt_logprobs is not None:
+            raise RequestError("a pooled prompt has no answers, beams or prompt logprobs", "pooling")
+        self._runner.hidden_step()  # refused by name where the device has no hidden rows
 
     def check(self, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> None:
         vocab_size, limit = self._vocab_size, self._context_length

@@ -31,6 +31,7 @@ from unspool.engine.beams import BeamGroup
 from unspool.engine.building import GroupBuilder, seed_output
 from unspool.engine.drafters import make_drafters
 from unspool.engine.output import DeviceOutput, HostOutput, StepOutput
+from unspool.engine.request import Pooling
 from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
 from unspool.engine.sizing import num_kv_blocks, num_states
@@ -129,6 +130,7 @@ class Engine:
         id: str | None = None,
         output: Sequence[int] = (),
         is_chat: bool = False,
+        pooling: Pooling | None = None,
     ) -> str:
         """Queue a prompt; its events come from `step` under the id that this returns.
 
@@ -137,6 +139,8 @@ class Engine:
 
         The text of an answer continues its prompt's. `is_chat`: it is a text of its own, so the space that a
         SentencePiece vocabulary puts in front of a text is taken off it.
+
+        `pooling`: no token is chosen; the ending has the hidden rows of the prompt as one (`Finished.pooled`).
         """
         if self._is_closed:
             raise EngineClosedError("the engine is closed")
@@ -150,7 +154,7 @@ class Engine:
         id = id if id is not None else f"r{self._builder.next_number}"
         if id in self.active.groups:
             raise RequestError(f"a request {id!r} is running already", "id")
-        group = self._builder.build(id, tuple(prompt), resolved, self._now(), is_chat)
+        group = self._builder.build(id, tuple(prompt), resolved, self._now(), is_chat, pooling)
         begun = seed_output(group, output) if output else []
         self.active.add(group)
         for branch, outcome in begun:
@@ -218,7 +222,7 @@ class Engine:
         now = self._now()
         self.active.mark_started(plan, now)
         try:
-            output = DeviceOutput(self.runner.launch(plan)) if on_device else HostOutput(self.runner.run(plan))
+            output = DeviceOutput(self.runner.launch(plan)) if on_device else HostOutput(self.runner.compute(plan))
         except Exception as error:
             self.active.fail_all(plan, error)
         else:
@@ -239,11 +243,13 @@ class Engine:
 
     def _take_in(self, flight: InFlight, now: float) -> None:
         """Bring a step's outcome to each of its branches. Those that have ended since are passed over."""
-        branches, output, row = self.active.branches, flight.output, 0
+        branches, output, row, hidden = self.active.branches, flight.output, 0, 0
         commit, apply = self.scheduler.commit, self.active.apply
         for work in flight.plan.works:
             number, num_logits, num_samples = work.request, work.num_logits, work.num_samples
             row += num_logits
+            if not num_samples:
+                hidden += work.num_hidden
             if number not in branches:
                 continue
             group, branch = branches[number]
@@ -252,6 +258,9 @@ class Engine:
                 group.score(branch, work, output.rows(row - num_logits, num_logits))
             if not num_samples:
                 commit(request, work, ())
+                if work.num_hidden:
+                    outcome = group.pool(work, output.hidden_rows(hidden - work.num_hidden, work.num_hidden))
+                    apply(group, branch, outcome)
                 continue
             if isinstance(group, BeamGroup):
                 outcome = group.advance(branch, output, row - 1, now)

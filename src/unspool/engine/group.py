@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unspool.engine.branch import Branch
+from unspool.engine.outcome import Ending, Outcome
 from unspool.events import Event, Failed, Finished, Text, Token
 from unspool.lazy import np
 from unspool.ops import HostRows
@@ -47,6 +48,8 @@ class Group:
             self.deadline = self.arrived + self.params.deadline_ms / 1000
         self._held: dict[int, list[Event]] = {}
         self._num_ended = 0
+        self._pooled: np.ndarray | None = None  # the sum of hidden rows of the prompt
+        self._num_pooled = self._next_pooled = 0  # how many rows, and the first position that is not among them
 
     @property
     def continued_ids(self) -> tuple[int, ...]:
@@ -89,10 +92,29 @@ class Group:
         return out
 
     def _with_prompt(self, event: Event) -> Event:
-        """The ending of choice 0 tells the prompt's logprobs too."""
-        if isinstance(event, Finished) and self.prompt_logprobs:
-            return replace(event, prompt_logprobs=tuple(self.prompt_logprobs))
+        """The ending of choice 0 also has what was asked about the prompt."""
+        if isinstance(event, Finished) and (self.prompt_logprobs or self._num_pooled):
+            return replace(event, prompt_logprobs=tuple(self.prompt_logprobs), pooled=self.pooled)
         return event
+
+    def pool(self, work: Work, rows: HostRows) -> Outcome:
+        """Add hidden rows of the prompt, token by token: the sum has one order, however the prompt was cut."""
+        for position, row in enumerate(rows, work.start + len(work.tokens) - work.num_hidden):
+            if self._next_pooled <= position:  # else a preempted prompt, computed again
+                self._next_pooled = position + 1
+                self._num_pooled += 1
+                values = np.asarray(row, np.float64)
+                self._pooled = values if self._pooled is None else self._pooled + values
+        is_whole = work.start + len(work.tokens) == len(self.prompt)
+        return [], "", (), Ending("length") if is_whole else None
+
+    @property
+    def pooled(self) -> tuple[float, ...]:
+        """The mean of the rows that were added; empty where there are none."""
+        if self._pooled is None:
+            return ()
+        mean = (self._pooled / self._num_pooled).astype(np.float32)
+        return tuple(mean.tolist())
 
     def score(self, branch: Branch, work: Work, rows: HostRows) -> None:
         """Note the logprobs of the prompt tokens that these rows predict."""

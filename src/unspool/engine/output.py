@@ -10,6 +10,7 @@ from unspool.sampling.pipeline import why_none
 
 if TYPE_CHECKING:
     from unspool.engine.branch import Branch
+    from unspool.engine.runner import StepRows
     from unspool.ops import HostRows, Launched
 
 
@@ -24,12 +25,15 @@ class StepOutput(Protocol):
     def rows(self, start: int, count: int) -> HostRows:
         """Rows of logits, for work that does not choose by a sampler."""
 
+    def hidden_rows(self, start: int, count: int) -> HostRows:
+        """Rows after the last norm, for work that pools them."""
+
 
 class HostOutput:
-    """Rows of logits in the host's memory."""
+    """Rows in the host's memory."""
 
-    def __init__(self, rows: HostRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: StepRows) -> None:
+        self._rows, self._hidden = rows
 
     def wait(self) -> None:
         """The rows were waited for."""
@@ -42,6 +46,9 @@ class HostOutput:
 
     def rows(self, start: int, count: int) -> HostRows:
         return self._rows[start : start + count]
+
+    def hidden_rows(self, start: int, count: int) -> HostRows:
+        return self._hidden[start : start + count]
 
 
 class DeviceOutput:
@@ -64,3 +71,6 @@ class DeviceOutput:
 
     def rows(self, start: int, count: int) -> HostRows:
         raise AssertionError("a request that needs logits on the host was launched on the device")
+
+    def hidden_rows(self, start: int, count: int) -> HostRows:
+        raise AssertionError("a request that needs hidden rows on the host was launched on the device")

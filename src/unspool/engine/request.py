@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from unspool.cache.blocks import chain_key
+
+Pooling = Literal["last", "mean"]  # which hidden rows of a prompt become one: its last token's, or all of them
 
 
 class Request:
@@ -19,7 +22,7 @@ class Request:
     __slots__ = (
         "arrival", "blocks", "draft", "draft_save", "is_paused", "is_scored", "keys", "limit", "num_cached",
         "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "parting",
-        "priority", "root", "saves", "state", "table", "tokens", "turns",
+        "pooling", "priority", "root", "saves", "state", "table", "tokens", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: Sequence[int], *, priority: int = 0, root: bytes = b"") -> None:
@@ -40,6 +43,7 @@ class Request:
         self.num_cached = 0  # prompt tokens that the prefix cache gave, at admission
         self.num_preemptions = 0
         self.is_scored = False  # wants logits for every prompt token, so none may come from the prefix cache
+        self.pooling: Pooling | None = None  # wants its prompt's hidden rows, and chooses no token
         self.state = -1  # the slot of its recurrent states; -1: none
         self.saves: list[tuple[int, int]] = []  # (position, slot): states after so many tokens, to become snapshots
         self.draft_save: tuple[int, int] | None = None  # likewise, to go back to when a draft is rejected
@@ -59,6 +63,11 @@ class Request:
     def num_known(self) -> int:
         """Tokens that the host has read."""
         return len(self.tokens) - self.num_pending
+
+    @property
+    def may_share(self) -> bool:
+        """Whether rows of its prompt may come from the prefix cache: not where each of them is wanted."""
+        return not self.is_scored and self.pooling != "mean"
 
     def key(self, index: int, block_size: int) -> bytes:
         """The key of a full block, chained from those before it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from itertools import accumulate, chain, repeat
 from operator import sub
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from unspool.config import EngineConfig
 from unspool.engine.batch import BatchBuilder
 from unspool.models.decoder import Decoder
-from unspool.ops import Batch, Draws, HostRows, KVCache, Launched, Step
+from unspool.ops import Draws, HostRows, KVCache, Launched, Step
 from unspool.ops.storage import state_bytes
 from unspool.plan import PENDING, Plan
 
@@ -19,19 +19,44 @@ if TYPE_CHECKING:
     from unspool.sampling.pipeline import Sampler
 
 
+class StepRows(NamedTuple):
+    """Rows of a step, each kind work after work."""
+
+    logits: HostRows
+    hidden: HostRows = ()
+
+
 class Runner:
     """Computes plans. Where its device can choose tokens, it also launches them, to be read later."""
 
     def __init__(self, model: Decoder, kv: KVCache, step: Step) -> None:
         self.model, self.kv = model, kv
         self._step, self._sampling = step, step.sampling
+        self._hidden_step: Step | None = None  # compiled when hidden rows are first wanted
         # The last slot is for works that keep no state.
         self._batches = BatchBuilder(kv.block_size, kv.num_states - 1 if kv.state_bytes else -1)
         self._draw_of: dict[int, int] = {}  # by request: the last launch's first draw of it
 
     def run(self, plan: Plan) -> HostRows:
-        """Rows of logits, work after work; the next run may overwrite them."""
-        return self._step.run(self._batch(plan))
+        """Rows of logits, work after work; the next run may overwrite them. No work may want hidden rows."""
+        self.copy(plan)
+        return self._step.run(self._batches.build(plan))
+
+    def compute(self, plan: Plan) -> StepRows:
+        """What a plan's works want: logits or hidden rows. These are computed apart, with the same bits as together."""
+        if not any(plan.columns[-1]):
+            return StepRows(self.run(plan))
+        self.copy(plan)
+        pooled = tuple(work for work in plan.works if work.num_hidden)
+        others = tuple(work for work in plan.works if not work.num_hidden)
+        logits = self._step.run(self._batches.build(Plan(others))) if others else ()
+        return StepRows(logits, self.hidden_step().run(self._batches.build(Plan(pooled))))
+
+    def hidden_step(self) -> Step:
+        """The model up to its last norm. Raises a BackendError where the device cannot give hidden rows."""
+        if self._hidden_step is None:
+            self._hidden_step = self.model.ops.compile(self.model.hidden, self.kv)
+        return self._hidden_step
 
     # Where the device chooses ----------------------------------------------------------------------------------------
     @property
@@ -55,11 +80,8 @@ class Runner:
         """Queue a plan and a draw from each of its samples, work after work. A PENDING token is what the last launch
         drew for that request."""
         assert self._sampling is not None, "only a device that chooses tokens can be launched ahead"
-        return self._sampling.launch(self._batch(plan), self._draws(plan))
-
-    def _batch(self, plan: Plan) -> Batch:
         self.copy(plan)
-        return self._batches.build(plan)
+        return self._sampling.launch(self._batches.build(plan), self._draws(plan))
 
     def copy(self, plan: Plan) -> None:
         """The plan's copies, which come before all that it computes."""

@@ -161,7 +161,7 @@ class Scheduler:
 
     def _admit(self, request: Request, copies: list[tuple[int, int]]) -> bool:
         """Move the first waiting request to the running ones, with what the prefix cache has of it."""
-        may_share = self.prefix_cache and not request.is_scored
+        may_share = self.prefix_cache and request.may_share
         snapshot = self._share_prefix(request) if may_share else None
         missing = self._num_blocks(len(request.tokens)) - len(request.blocks)
 
@@ -242,7 +242,7 @@ class Scheduler:
         """
         start, blocks = request.num_computed, request.blocks
         index = start // self._block_size
-        if request.draft or index >= len(blocks) or not self.blocks.is_writable(blocks[index]):
+        if request.draft or request.pooling or index >= len(blocks) or not self.blocks.is_writable(blocks[index]):
             return None
         table, tokens = request.table, request.tokens
         if len(table) != len(blocks):
@@ -289,8 +289,11 @@ class Scheduler:
         request.blocks.extend(self.blocks.allocate() for _ in range(missing))
         tokens = request.tokens[start:end]
         tokens += request.draft[: count - len(tokens)]
-        num_samples = max(0, end - len(request.tokens) + 1)
+        num_samples = 0 if request.pooling else max(0, end - len(request.tokens) + 1)
         num_logits = count if request.is_scored else num_samples
+        num_hidden = 0
+        if request.pooling:
+            num_hidden = count if request.pooling == "mean" else int(end == len(request.tokens))
         request.draft = []
         request.num_computed = end
         if num_samples:  # one PENDING stands for all that a draft's rows may choose
@@ -299,7 +302,8 @@ class Scheduler:
             request.is_paused = len(request.tokens) >= request.limit
         if count > 1:
             self._prefilled.append(request)
-        work = Work(request.number, start, tuple(tokens), self._table(request), num_logits, num_samples)
+        table = self._table(request)
+        work = Work(request.number, start, tuple(tokens), table, num_logits, num_samples, num_hidden=num_hidden)
         return work if self.states is None else self._with_states(request, work)
 
     def _make_writable(self, request: Request, index: int, copies: list[tuple[int, int]], *, in_place: bool) -> None:

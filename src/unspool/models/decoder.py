@@ -44,6 +44,13 @@ class Decoder:
         return cut
 
     def __call__(self, batch: Batch, kv: KVCache) -> Rows:
+        """Logits of the wanted rows."""
+        model = self.architecture
+        x = self.hidden(batch, kv)
+        return self.ops.logits(x, self.head, model.logit_softcap, self.head_bias, model.logit_scale)
+
+    def hidden(self, batch: Batch, kv: KVCache) -> Rows:
+        """The wanted rows after the last norm, which is what the head reads."""
         ops, model = self.ops, self.architecture
         x = ops.embed(batch, self.embedding, model.embedding_scale, self.positions)
         if self.embedding_norm is not None:
@@ -51,8 +58,7 @@ class Decoder:
         inputs = None if self.token_inputs is None else self.token_inputs(x, batch)
         for layer in self.layers:
             x = layer(x, batch, kv, inputs)
-        x = self.norm(ops.take(x, batch), None)
-        return ops.logits(x, self.head, model.logit_softcap, self.head_bias, model.logit_scale)
+        return self.norm(ops.take(x, batch), None)
 
 
 def tensor_shapes(config: ModelConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:

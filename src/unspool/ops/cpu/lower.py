@@ -316,16 +316,17 @@ def expand_latents(graph: Graph) -> Graph:
 
 
 def find_last(graph: Graph) -> set[Product]:
-    """Heads, and the products that nothing but norms parts from them: what they round goes straight into the logits."""
+    """The head, and the product before it with nothing but norms between: what they round goes straight into the
+    output. A graph of hidden rows ends with the norm before the head, so its rows are those that the head reads."""
     last: set[Product] = set()
-    for node in graph.nodes:
-        if isinstance(node, Logits):
-            last.add(node)
-            before = node.x
-            while isinstance(before, Norm | LayerNorm | Take):
-                before = before.x
-            if isinstance(before, Product):
-                last.add(before)
+    before = graph.output
+    if isinstance(before, Logits):
+        last.add(before)
+        before = before.x
+    while isinstance(before, Norm | LayerNorm | Take):
+        before = before.x
+    if isinstance(before, Product):
+        last.add(before)
     return last
 
 
