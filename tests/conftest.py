@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.random import SHAPES, random_checkpoint
 
-
 # No test may fail because the machine is slow.
 settings.register_profile("unspool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unspool")
