@@ -534,7 +534,8 @@ void bind_program(nb::module_& m) {
             },
             nb::keep_alive<1, 2>(), "matrix"_a, "files"_a)
         .def("start", &Packing::start)
-        .def("finish", &Packing::finish, nb::call_guard<nb::gil_scoped_release>(), "pool"_a);
+        .def("advance", &Packing::advance, nb::call_guard<nb::gil_scoped_release>(), "pool"_a)
+        .def("finish", &Packing::finish, nb::call_guard<nb::gil_scoped_release>());
     bind_kv(m);
     nb::class_<Program> program(m, "Program");
     program

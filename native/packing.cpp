@@ -15,6 +15,7 @@ namespace unspool {
 namespace {
 
 constexpr int64_t PIECE_BYTES = 1 << 20;  // of the file, held by a thread at a time
+constexpr int PIECES = 8;  // that each thread packs before another model may compute a step: some 20 ms
 
 // Brings all of a piece's pages at once: one by one, as they are read, they take a fifth of the packing. Where the
 // system knows no such call they still come. False: some do not exist any more, and reading them would be fatal.
@@ -92,14 +93,28 @@ void Packing::start() {
     } catch (const std::system_error&) {}  // no more threads: finish() does it all
 }
 
-bool Packing::finish(Pool& pool) {
-    if (pieces_.empty()) return !is_cut_.load();
-    if (thread_ && pid_ != getpid()) next_.store(0);  // a forked child: its helper's share is not done
+double Packing::advance(Pool& pool) {
+    if (pieces_.empty()) return 1.0;
+    if (pid_ != 0 && pid_ != getpid()) {  // a forked child: what the parent's threads were at is not done
+        next_.store(0);
+        (void)thread_.release();
+    }
+    pid_ = getpid();
+    if (!leave_.load()) {
 #ifdef __GLIBC__
-    malloc_trim(0);  // a start leaves holes, a megabyte or two: they are given back before memory is at its fullest
+        malloc_trim(0);  // a start leaves holes, a megabyte or two: they are given back before memory is at its fullest
 #endif
-    leave_.store(true);  // the pool has a thread for every core
-    pool.run([](void* self, int) { while (static_cast<Packing*>(self)->pack_one()) {} }, this);
+        leave_.store(true);  // the pool has a thread for every core
+    } else {
+        pool.let_others();
+    }
+    pool.run([](void* self, int) {
+        for (int i = 0; i < PIECES && static_cast<Packing*>(self)->pack_one(); i++) {}
+    }, this);
+    return std::min(1.0, static_cast<double>(next_.load()) / static_cast<double>(pieces_.size()));
+}
+
+bool Packing::finish() {
     join();
     std::vector<Piece>().swap(pieces_);
     return !is_cut_.load();

@@ -28,8 +28,11 @@ public:
     // `files`: where the files of its parts lie in memory. Their pages are given back as they are packed.
     void add(Matrix& matrix, const std::vector<Span>& files);
     void start();  // on a thread of its own, where there is one to be had
+    // Packs a few pieces with all threads of the pool, which others may use between two calls; the share that is done.
+    // Call it until that is 1, then `finish`.
+    double advance(Pool& pool);
     // False: some bytes could not be read, their file having been cut shorter, and the tiles must not be used.
-    bool finish(Pool& pool);
+    bool finish();
 
 private:
     // Some tiles that lie together, in the file and packed.

@@ -119,13 +119,22 @@ Pool::~Pool() {
 }
 
 void Pool::run(void (*work)(void*, int), void* argument) {
+    num_asked_.fetch_add(1);
     const ProcessLock::Hold turn(turn_);
+    num_begun_.fetch_add(1);
     if (crew_->pid != getpid()) {  // whatever state the fork left the old crew in, it is not used again
         auto crew = std::make_unique<Crew>(threads_);
         (void)crew_.release();
         crew_ = std::move(crew);
     }
     crew_->run(work, argument);
+}
+
+void Pool::let_others() {
+    const uint32_t begun = num_begun_.load();
+    const auto until = std::chrono::steady_clock::now() + AWAKE;  // one that died in a fork never comes
+    while (num_asked_.load() != begun && num_begun_.load() == begun && std::chrono::steady_clock::now() < until)
+        sched_yield();
 }
 
 void Pool::rest(int turn) {

@@ -25,6 +25,9 @@ public:
     // Calls work(argument, thread) on every thread, the caller's being thread 0. Work must not throw.
     void run(void (*work)(void*, int), void* argument);
 
+    // Call it between two runs that belong together: whoever waits for a turn has it first.
+    void let_others();
+
     // Waits, first on the core and then off it, until something that other threads do is done.
     template <class Done> static void await(Done done) {
         for (int turn = 0; !done(); turn++) rest(turn);
@@ -36,6 +39,7 @@ private:
 
     int threads_;
     ProcessLock turn_;
+    std::atomic<uint32_t> num_asked_{0}, num_begun_{0};  // turns
     std::unique_ptr<Crew> crew_;
 };
 

@@ -125,10 +125,16 @@ class TextModel:
 class Model(TextModel):
     """What `LLM` and `AsyncLLM` share: everything that waits for no answer."""
 
-    def __init__(self, model: str | Path | Checkpoint = "smollm2", **options: Unpack[EngineOptions]) -> None:
+    def __init__(
+        self,
+        model: str | Path | Checkpoint = "smollm2",
+        *,
+        on_progress: Callable[[float], None] | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
         config = engine_config(options)
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
-        self.engine = Engine(checkpoint, config, tokenizer=checkpoint.tokenizer)
+        self.engine = Engine(checkpoint, config, tokenizer=checkpoint.tokenizer, on_progress=on_progress)
         assert self.engine.tokenizer is not None  # it was just made
         super().__init__(self.engine.checkpoint, self.engine.tokenizer)  # quantized, if that was asked for
         self.driver = Driver(self.engine)
@@ -247,6 +253,8 @@ class LLM(Model):
     >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
 
     `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; options are EngineConfig's.
+    `on_progress` is told the share of the weights that is loaded, and the model is then ready at once: without it the
+    first answer finishes what is left of loading.
     Sampling parameters are given as a SamplingParams, as a dictionary of its fields, by name, or as both: names win.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
+from unspool.events import Text
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import SamplingParams
@@ -35,7 +37,7 @@ def answer(engine: Engine) -> list[Any]:
     events = []
     while engine.has_work:
         events += engine.step()
-    return [event for event in events if hasattr(event, "tokens")]
+    return [event.tokens for event in events if isinstance(event, Text)]
 
 
 def make(checkpoint: Checkpoint, **options: Any) -> Engine:
@@ -45,7 +47,7 @@ def make(checkpoint: Checkpoint, **options: Any) -> Engine:
 def test_one_thread_or_two_finished_early_or_late(path: Path) -> None:
     late = make(open_checkpoint(path), threads=2)
     early = make(open_checkpoint(path), threads=2)
-    early.ops.finish_packing()  # type: ignore[attr-defined]
+    early.ops.finish_loading()
     alone = make(open_checkpoint(path), threads=1)
     assert answer(late) == answer(early) == answer(alone)
 
@@ -53,6 +55,28 @@ def test_one_thread_or_two_finished_early_or_late(path: Path) -> None:
 def test_an_engine_may_go_before_its_weights_are_packed(path: Path) -> None:
     for _ in range(20):
         make(open_checkpoint(path), threads=2).close()
+
+
+def test_loading_tells_its_progress_and_leaves_the_cores_to_other_models(path: Path) -> None:
+    """A step of a model that is ready is computed while another's weights are packed, and its bits are the same."""
+    ready = make(open_checkpoint(path), threads=1)
+    expected, shares = answer(ready), []
+
+    def on_progress(share: float) -> None:
+        shares.append(share)
+        if len(shares) == 1:
+            worker = threading.Thread(target=lambda: found.append(answer(ready)))
+            worker.start()
+            worker.join(60)
+
+    found: list[Any] = []
+    config = EngineConfig(device="cpu", kv_tokens=256, threads=1)
+    loaded = Engine(open_checkpoint(path), config, on_progress=on_progress)
+    assert found == [expected]
+    assert shares == sorted(shares)
+    assert shares[0] < 1.0, "more than one piece: the first was told before the last"
+    assert shares[-1] == 1.0
+    assert answer(loaded) == expected
 
 
 def test_a_forked_child_finishes_what_its_parent_began(path: Path) -> None:
@@ -79,7 +103,7 @@ def test_the_files_pages_are_given_back(path: Path, tmp_path: Path) -> None:
     assert mapping_of(data) is not None
     assert int(data.astype(np.int64).sum()) > 0  # every page is looked at
     before = resident(path)
-    make(checkpoint, threads=2).ops.finish_packing()  # type: ignore[attr-defined]
+    make(checkpoint, threads=2).ops.finish_loading()
     after = resident(path)
     assert before > 0
     assert after <= before / 4

@@ -106,6 +106,7 @@ class StubOps:
     """A body that has no numbers: a model is built on it and never computed."""
 
     name = kernel_set = "stub"
+    loads_late = False
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -117,6 +118,8 @@ class StubOps:
 
     def kv_cache(self, layers: Any, engine: EngineConfig, num_blocks: int, num_states: int = 0) -> StubKV:
         return StubKV(engine.block_size)
+
+    def finish_loading(self, progress: Any = None) -> None: ...
 
     def kv_room(self, widths: Any, engine: EngineConfig) -> None:
         return None

@@ -75,7 +75,10 @@ class Engine:
         tokenizer: Tokenizer | Callable[[], Tokenizer] | None = None,
         ops: Ops | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
+        """`on_progress`: have the weights ready when this returns, and be told the share that is. Without it the first
+        step finishes what is left of loading."""
         from unspool import ops as backends
 
         config = config or EngineConfig()
@@ -86,7 +89,8 @@ class Engine:
 
             checkpoint = loaded_as(checkpoint, config.quantize)
         self.checkpoint = checkpoint
-        model = build(checkpoint.config, checkpoint.weights, self.ops)
+        told = None if self.ops.loads_late else on_progress
+        model = build(checkpoint.config, checkpoint.weights, self.ops, told)
         room = self.ops.kv_room(model.architecture.widths, config) if config.kv_tokens is None else None
         storage = model.architecture.storage
         num_slots = num_states(storage, config, room)
@@ -120,6 +124,9 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self._last_read = 0.0
         self._is_closed = False
+        if on_progress is not None:
+            self.ops.finish_loading(on_progress)
+            on_progress(1.0)
 
     # Coming in ------------------------------------------------------------------------------------------------------
     def add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -186,6 +186,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return decoder.tensor_shapes(config, architecture_of(config))
 
 
-def build(config: ModelConfig, weights: Mapping[str, Weight], ops: Ops) -> Decoder:
-    """A model that can be run; every one of `weights` must have its place in it."""
-    return Decoder(config, architecture_of(config), TensorReader(ops, weights))
+def build(
+    config: ModelConfig, weights: Mapping[str, Weight], ops: Ops, progress: Callable[[float], None] | None = None
+) -> Decoder:
+    """A model that can be run; every one of `weights` must have its place in it. `progress` is told the share of them
+    that was read."""
+    return Decoder(config, architecture_of(config), TensorReader(ops, weights, progress))

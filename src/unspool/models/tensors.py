@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unspool.errors import ModelError
@@ -15,10 +15,13 @@ from unspool.weights.weight import Weight, encode_weight
 class TensorReader:
     """Prepares the tensors that a model asks for. One that is missing, or that nobody asked for, is an error."""
 
-    def __init__(self, ops: Ops, weights: Mapping[str, Weight]) -> None:
+    def __init__(
+        self, ops: Ops, weights: Mapping[str, Weight], progress: Callable[[float], None] | None = None
+    ) -> None:
         self.ops = ops
-        self._weights = weights
+        self._weights, self._progress = weights, progress
         self._read: set[str] = set()
+        self._num_read, self._num_bytes = 0, sum(weight.nbytes for weight in weights.values()) if progress else 0
 
     def matrix(self, *parts: tuple[str, int, int]) -> Matrix:
         """One prepared matrix from (name, out_features, in_features) parts that share their input."""
@@ -81,7 +84,10 @@ class TensorReader:
             if part.shape != shape:
                 raise ModelError(f"tensor {name} has shape {list(part.shape)}; the model needs {list(shape)}")
             self._read.add(name)
+            self._num_read += part.nbytes
             parts.append(part)
+        if self._progress is not None:
+            self._progress(min(1.0, self._num_read / max(1, self._num_bytes)))
         return parts
 
     def finish(self) -> None:

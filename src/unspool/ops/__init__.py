@@ -156,6 +156,13 @@ class Ops(Protocol):
     ) -> KVCache:
         """Room for what these layers keep."""
 
+    @property
+    def loads_late(self) -> bool:
+        """Whether weights are only noted when they are read, and prepared by `finish_loading`."""
+
+    def finish_loading(self, progress: Callable[[float], None] | None = None) -> None:
+        """Prepare what is left of the weights, as the first step does; `progress` is told the share that is done."""
+
     def kv_room(self, widths: Widths, engine: EngineConfig) -> int | None:
         """Bytes that a device with memory of its own has left for keys and values, now that the weights are there.
         None: they lie in the host's memory."""

@@ -104,6 +104,9 @@ class ReferenceStep:
 class ReferenceOps:
     name = "reference"
     kernel_set = "reference"
+    loads_late = False
+
+    def finish_loading(self, progress: Callable[[float], None] | None = None) -> None: ...
 
     def matrix(self, parts: Sequence[Weight]) -> Array:
         return np.concatenate([part.dequantize() for part in parts])

@@ -28,6 +28,7 @@ ISAS = ("avx512", "avx2", "plain")  # best first
 
 class CpuOps(RecordingOps):
     name = "cpu"
+    loads_late = True
 
     def __init__(self, threads: int | None = None, isa: str = "auto") -> None:
         if isa == "auto":
@@ -84,14 +85,14 @@ class CpuOps(RecordingOps):
         self._pack([matrix for node in graph.nodes for matrix in multiplied(node)])
         program = _native.Program(self._pool, self.isa, kv.native)
         Lowering(graph, kv.state_offsets).emit(program)
-        return CpuStep(program, self.finish_packing)
+        return CpuStep(program, self.finish_loading)
 
     def _pack(self, matrices: Sequence[CpuMatrix]) -> None:
         """Begin to pack what is not packed yet. Another core does it while this one goes on with the start."""
         new = [matrix for matrix in dict.fromkeys(matrices) if not matrix.native.packed]
         if not new:
             return
-        self.finish_packing()
+        self.finish_loading()
         self._arena.reserve(sum(matrix.native.packed_bytes for matrix in new))
         packing = _native.Packing(self._arena)
         for matrix in new:
@@ -100,11 +101,13 @@ class CpuOps(RecordingOps):
             packing.start()
         self._packing = packing, [part.raw for matrix in new for part in matrix.parts]
 
-    def finish_packing(self) -> None:
-        """Wait until all weights are packed, and help."""
+    def finish_loading(self, progress: Callable[[float], None] | None = None) -> None:
         if self._packing is not None:
             packing, sources = self._packing
-            if not packing.finish(self._pool):  # some pages were gone when they were to be packed
+            while (share := packing.advance(self._pool)) < 1.0:
+                if progress is not None:  # other models compute their steps in between
+                    progress(share)
+            if not packing.finish():  # some pages were gone when they were to be packed
                 for source in sources:
                     require_whole(source)
                 raise ModelError("a model's file cannot be read any more: its weights were not all packed")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 class CudaOps(RecordingOps):
     name = "cuda"
+    loads_late = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu" if is_interpreted() else "cuda")
@@ -54,6 +55,8 @@ class CudaOps(RecordingOps):
 
     def vector(self, parts: Sequence[Weight]) -> torch.Tensor:
         return make_vector(parts, self.device)
+
+    def finish_loading(self, progress: Callable[[float], None] | None = None) -> None: ...
 
     def kv_room(self, widths: Widths, engine: EngineConfig) -> int | None:
         """Bytes that the GPU has left for keys and values, now that the weights are there."""
