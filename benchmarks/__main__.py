@@ -7,6 +7,7 @@ from importlib import import_module
 
 NAMES = {
     "cpu": "decode, prefill, eight requests, start and memory beside other engines, on the CPU",
+    "families": "decode, prefill, second turns and eight requests of many families beside llama.cpp",
     "compare": "decode, prefill, eight requests, start and memory of two checkouts, on the CPU",
     "serving": "the server under load beside llama.cpp's server",
     "sampling": "choosing a token beside llama.cpp and transformers",

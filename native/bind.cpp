@@ -64,8 +64,7 @@ Matrix* make_matrix(void* where, const std::vector<std::tuple<std::string, Array
     std::vector<Part> result;
     for (const auto& [name, data, rows] : parts) {
         const Format format = format_of(name);
-        const int block = format <= BF16 ? 1 : format <= Q5_1 ? BLOCK : SUPER;
-        if (rows < 1 || columns < 1 || columns % block ||
+        if (rows < 1 || columns < 1 || columns % block_values(format) ||
             static_cast<int64_t>(data.size()) != rows * row_bytes(format, columns))
             throw nb::value_error("a weight's bytes do not match its shape");
         result.push_back({format, data.data(), rows});

@@ -35,6 +35,11 @@ constexpr Scheme SCHEMES[NUM_FORMATS] = {
     {6, 16, false, true, 32}, {5, 32, false, false, 16}, {4, 32, false, false, 8, true}, {4, 32, true, false, 8, true},
 };
 
+// How many values a file's block of a format has: rows are whole blocks.
+constexpr int block_values(Format format) {
+    return SCHEMES[format].bits == 0 ? 1 : SCHEMES[format].super ? SUPER : BLOCK;
+}
+
 // A tile of 16 output features by K is a row of units, read in a straight line: the scales of a few blocks of 32 values
 // of K, then their codes.
 //   scales, plain, with minimum: d[16] m[16], float16, for one block; without: d[16] for each of two blocks

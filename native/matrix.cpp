@@ -411,8 +411,7 @@ int plain_size(Format format) { return format == F32 ? 4 : 2; }
 
 int64_t row_bytes(Format format, int64_t columns) {
     constexpr int block_bytes[NUM_FORMATS] = {4, 2, 2, 34, 18, 20, 22, 24, 84, 110, 144, 176, 210, 17, 18, 20};
-    const int block = format <= BF16 ? 1 : SCHEMES[format].super ? SUPER : BLOCK;
-    return columns / block * block_bytes[format];
+    return columns / block_values(format) * block_bytes[format];
 }
 
 int64_t tile_bytes(Format format, int64_t columns) {

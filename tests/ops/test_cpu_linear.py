@@ -67,6 +67,18 @@ def test_odd_shapes(bench: Bench, format: str, rows: int, columns: int) -> None:
     assert distance(y, x.astype(np.float64) @ weight.dequantize().astype(np.float64).T) < 1e-5
 
 
+@pytest.mark.parametrize("format", [name for name, kind in FORMATS.items() if kind.block == 32])
+def test_a_row_is_any_number_of_blocks(bench: Bench, format: str) -> None:
+    rng = np.random.default_rng(6)
+    for columns in (32, 96, 160):
+        weight = random_weight(rng, 20, columns, format)
+        x = rng.standard_normal((9, columns)).astype(np.float32)
+        matrix = bench.ops.matrix([weight])
+        y = bench.run(lambda ops, x, b, kv, m=matrix: ops.linear(x, m), x)
+        expected = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
+        assert distance(y, expected) < tolerance(format)
+
+
 @pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
 def test_integers_are_exact(bench: Bench, format: str) -> None:
     """Where activations are whole numbers up to 127 and scales powers of two, nothing rounds."""

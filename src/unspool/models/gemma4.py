@@ -120,10 +120,36 @@ TINY_GEMMA4_MOE = replace(
     shared_layers=0, wide_width=0, token_width=0,
 )  # fmt: skip
 
+GEMMA4_E2B = Gemma4Config(
+    architecture="gemma4",
+    num_layers=35,
+    hidden_size=1536,
+    num_heads=8,
+    num_kv_heads=1,
+    head_dim=256,
+    intermediate_size=6144,
+    vocab_size=262_144,
+    context_length=131_072,
+    norm_eps=1e-6,
+    rope_dim=256,
+    rope_theta=THETA,
+    tied_embeddings=True,
+    activation="gelu_tanh",
+    sliding_window=512,
+    sliding_layers=every_nth_is_global(5, 35),
+    global_head_dim=512,
+    global_kv_heads=1,
+    turning_pairs=64,
+    shared_layers=20,
+    wide_width=12_288,
+    token_width=256,
+    logit_softcap=30.0,
+)
+
 
 class Gemma4(Family):
     gguf_activation = "gelu_tanh"
-    shapes = {"tiny-gemma4": TINY_GEMMA4, "tiny-gemma4-moe": TINY_GEMMA4_MOE}
+    shapes = {"gemma4-e2b": GEMMA4_E2B, "tiny-gemma4": TINY_GEMMA4, "tiny-gemma4-moe": TINY_GEMMA4_MOE}
     whole_names = WHOLE | {
         "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
         "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
