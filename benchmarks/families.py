@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -70,19 +71,19 @@ class Side:
     def __init__(self, server: Server, vocabulary: range, words: dict[str, int]) -> None:
         self.server, self._vocabulary, self._words = server, vocabulary, words
 
-    def decode(self, context: int, rng: random.Random) -> Sample:
+    def decode(self, rng: random.Random, context: int) -> Sample:
         done = clients.drive(self.server.port, [self._body(context, STEPS, rng)], 1)
         arrivals = done.samples[0].arrivals
         return Sample((done.tokens - 1) / (arrivals[-1] - arrivals[0]))
 
-    def prefill(self, context: int, rng: random.Random) -> Sample:
+    def prefill(self, rng: random.Random, context: int) -> Sample:
         seconds, _ = self._ask("/v1/completions", self._body(context, 1, rng) | {"stream": False})
         return Sample(context / seconds)
 
     def eight(self, rng: random.Random) -> Sample:
         return Sample(clients.drive(self.server.port, [self._body(32, STEPS, rng) for _ in range(SLOTS)], SLOTS).rate)
 
-    def turn(self, is_stripped: bool, rng: random.Random) -> Sample:
+    def turn(self, rng: random.Random, is_stripped: bool) -> Sample:
         """Seconds to the first token of a chat's second answer."""
         messages = [{"role": "system", "content": "Answer the question."}, self._message(CHAT_WORDS, rng)]
         bias = {str(id): BIAS for id in self._words.values()}
@@ -127,12 +128,12 @@ class Side:
 
 def rows() -> dict[str, Row]:
     rate = "tokens/s"
-    found = [Row(f"decode-{n}", rate, lambda side, rng, n=n: side.decode(n, rng)) for n in CONTEXTS]
-    found += [Row(f"prefill-{n}", rate, lambda side, rng, n=n: side.prefill(n, rng)) for n in CONTEXTS]
+    found = [Row(f"decode-{context}", rate, partial(Side.decode, context=context)) for context in CONTEXTS]
+    found += [Row(f"prefill-{context}", rate, partial(Side.prefill, context=context)) for context in CONTEXTS]
     found += [
-        Row("turn-appended", "s", lambda side, rng: side.turn(False, rng)),
-        Row("turn-stripped", "s", lambda side, rng: side.turn(True, rng)),
-        Row("eight", rate, lambda side, rng: side.eight(rng)),
+        Row("turn-appended", "s", partial(Side.turn, is_stripped=False)),
+        Row("turn-stripped", "s", partial(Side.turn, is_stripped=True)),
+        Row("eight", rate, Side.eight),
     ]
     return {row.name: row for row in found}
 
@@ -157,7 +158,7 @@ class Record:
 def measure(sides: dict[str, Side], known: dict[str, Row], rounds: int, tries: int) -> Record:
     record, names = Record(), list(sides)
     for side in sides.values():
-        side.prefill(64, random.Random("warm"))
+        side.prefill(random.Random("warm"), 64)
     for number in range(rounds):
         for name, row in known.items():
             for engine in names[number % len(names) :] + names[: number % len(names)]:
