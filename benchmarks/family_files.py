@@ -1,5 +1,5 @@
-"""GGUF files of random weights at the shapes of real models, for benchmarks: the bytes of a model are all that its speed
-depends on. Their tokenizer is SmolLM2's, with names that no text produces up to the size of the model's vocabulary, so
+"""GGUF files of random weights at the shapes of real models: the bytes of a model are all that its speed depends on.
+Their tokenizer is that of SmolLM2, with names that no text produces up to the size of the vocabulary of the model, so
 that every engine loads them and answers are text.
 """
 
