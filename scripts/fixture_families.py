@@ -100,6 +100,15 @@ MLA_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32.0, 
 GROUPS = {"n_group": 4, "topk_group": 2}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 
+LINEAR = "linear_attention"
+DELTA = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "partial_rotary_factor": 0.25,
+         "num_hidden_layers": 3, "layer_types": [LINEAR, FULL, LINEAR], "linear_num_key_heads": 2,
+         "linear_key_head_dim": 16, "linear_value_head_dim": 16, "intermediate_size": 48, "rms_norm_eps": 1e-6,
+         "rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}}  # fmt: skip
+ONE_OF_EACH = {"num_hidden_layers": 2, "layer_types": [LINEAR, FULL]}
+DELTA_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                 "shared_expert_intermediate_size": 24}  # fmt: skip
+
 MODELS: dict[str, Callable[[], Any]] = {
     "gemma4-images": wrapped(
         "Gemma4Config",
@@ -288,6 +297,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "starcoder2": causal("Starcoder2Config", sliding_window=8, use_bias=True),
     "lfm2": causal("Lfm2Config", layer_types=["conv", "full_attention", "conv"], num_hidden_layers=3, norm_eps=1e-5,
                    block_multiple_of=32),
+    "qwen3.5": causal("Qwen3_5TextConfig", **DELTA, linear_num_value_heads=4),
+    "qwen3.5-images": wrapped("Qwen3_5Config", DELTA | ONE_OF_EACH | {"linear_num_value_heads": 2}, QWEN_EYES),
+    "qwen3.5-moe": causal("Qwen3_5MoeTextConfig", **DELTA | ONE_OF_EACH | DELTA_EXPERTS, linear_num_value_heads=4),
+    "qwen3-next": causal("Qwen3NextConfig", **DELTA | ONE_OF_EACH | DELTA_EXPERTS, linear_num_value_heads=4),
     "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
     "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),
@@ -302,6 +315,8 @@ def randomize(model: Any) -> None:
         deviation = 0.2 if tensor.dim() < 2 else 1.5 / np.sqrt(tensor.shape[-1])
         noise = torch.randn_like(tensor) * deviation
         values = noise if tensor.dim() > 1 or name.endswith("bias") else tensor.data + noise
+        if name.endswith("A_log"):  # so that states remember some ten to a hundred tokens
+            values = torch.randn_like(tensor) - 3
         tensor.data = values.bfloat16().float()  # rotation speeds, which are no parameters, keep their precision
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from unspool.config import EngineConfig
 from unspool.models.checkpoint import Checkpoint
+from unspool.models.qwen3_5 import DeltaConfig, Qwen35
 from unspool.models.random import byte_vocabulary
 from unspool.models.registry import build, family_of, metadata_of, tensors_of
 from unspool.ops import Batch, Ops
@@ -76,10 +77,14 @@ def logprobs_of(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def write_as_gguf(path: Path, checkpoint: Checkpoint, *, vocabulary: bool = False) -> None:
-    """The checkpoint by GGUF's conventions: experts in one tensor, q and k permuted where channels rotate in pairs."""
-    config = checkpoint.config
-    style = family_of(config.architecture).gguf_rope_style
+    """The checkpoint by GGUF's conventions: experts in one tensor, q and k permuted where channels rotate in pairs,
+    heads of values in another order where GGUF has them so."""
+    config, family = checkpoint.config, family_of(checkpoint.config.architecture)
+    style = family.gguf_rope_style
     weights = stacked(checkpoint.weights)
+    if isinstance(config, DeltaConfig) and isinstance(family, Qwen35) and family.gguf_tiled:
+        config = replace(config, tiled=True)
+        weights |= tiled(weights, config)
     if config.rope_dim and style != config.rope_style:
         config = replace(config, rope_style=style)
         for name, weight in weights.items():
@@ -89,6 +94,26 @@ def write_as_gguf(path: Path, checkpoint: Checkpoint, *, vocabulary: bool = Fals
                 weights[name] = encode_weight(name, heads.reshape(values.shape), weight.format)
     words = byte_vocabulary(config.vocab_size) if vocabulary else {}
     write_gguf(path, metadata_of(config) | words, weights | tensors_of(config))
+
+
+def tiled(weights: Mapping[str, Weight], config: DeltaConfig) -> dict[str, Weight]:
+    """Tensors of gated delta nets with the value heads of one key head not beside each other, but that many apart."""
+    size, keys = config.delta_value_dim, 2 * config.delta_key_heads * config.delta_key_dim
+    group = config.delta_heads // config.delta_key_heads
+    heads = np.arange(config.delta_heads).reshape(-1, group).T.reshape(-1)
+    channels = (heads[:, None] * size + np.arange(size)).reshape(-1)
+    behind_keys = np.concatenate([np.arange(keys), keys + channels])
+    rows = {"attn_qkv": behind_keys, "ssm_conv1d": behind_keys, "attn_gate": channels}
+    rows |= dict.fromkeys(("ssm_a", "ssm_dt", "ssm_alpha", "ssm_beta"), heads)
+    result = {}
+    for name, weight in weights.items():
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        recurrent = not config.attention_layers[int(name.split(".")[1])] if part else False
+        if recurrent and part in rows:
+            result[name] = encode_weight(name, weight.dequantize()[rows[part]], weight.format)
+        elif recurrent and part == "ssm_out":
+            result[name] = encode_weight(name, weight.dequantize()[:, channels], weight.format)
+    return result
 
 
 def stacked(weights: Mapping[str, Weight]) -> dict[str, Weight]:

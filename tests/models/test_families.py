@@ -98,4 +98,7 @@ for _name in ("glm4-moe", "glm4-moe-groups", "minimax-m2"):
 for _name in ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4"):  # and k_b and v_b
     _parts = ("attn_k_b", "attn_v_b", "exp_probs_b")
     UNLISTED[_name] = tuple(f"blk.{layer}.{part}" for layer in range(3) for part in _parts)
+for _name in ("qwen3.5", "qwen3.5-images", "qwen3.5-moe", "qwen3-next"):  # converters give it another name first
+    UNLISTED[_name] = tuple(f"blk.{layer}.ssm_dt" for layer in range(3))
+UNLISTED["qwen3-next"] += ("blk.0.attn_qkv", "blk.0.attn_gate")
 UNLISTED["mistral4"] += tuple(f"blk.{layer}.ffn_{part}_exps" for layer in range(3) for part in ("gate", "up", "down"))

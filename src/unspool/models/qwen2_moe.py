@@ -18,6 +18,20 @@ from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
 
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
+SHARED_EXPERT = {
+    "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+    "mlp.shared_expert_gate.weight": SHARED_GATE,
+}
+
+
+def with_gate_as_vector(weights: list[Weight]) -> list[Weight]:
+    """GGUF stores the shared expert's gate, a matrix of one row, as a vector."""
+    return [
+        replace(each, shape=each.shape[1:]) if each.name.endswith(SHARED_GATE) and len(each.shape) == 2 else each
+        for each in weights
+    ]
 
 
 class Qwen2Moe(Qwen3Moe):
@@ -27,13 +41,7 @@ class Qwen2Moe(Qwen3Moe):
             TINY_QWEN3_MOE, architecture="qwen2_moe", head_dim=16, rope_dim=16, normalized=False, shared_width=96
         )
     }
-    layer_names = {
-        **Qwen3Moe.layer_names,
-        "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
-        "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
-        "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
-        "mlp.shared_expert_gate.weight": SHARED_GATE,
-    }
+    layer_names = Qwen3Moe.layer_names | SHARED_EXPERT
 
     def from_hf(self, fields: Fields, name: str) -> ExpertConfig:
         shared = fields.integer("shared_expert_intermediate_size", high=MAX_INTERMEDIATE)
@@ -53,12 +61,7 @@ class Qwen2Moe(Qwen3Moe):
         return super().gguf_keys(config) | {"expert_shared_feed_forward_length": config.shared_width}
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
-        """GGUF stores the gate, a matrix of one row, as a vector."""
-        found = super().canonical_weights(name, weight, config)
-        return [
-            replace(each, shape=each.shape[1:]) if each.name.endswith(SHARED_GATE) and len(each.shape) == 2 else each
-            for each in found
-        ]
+        return with_gate_as_vector(super().canonical_weights(name, weight, config))
 
     def attention(self, config: ModelConfig, index: int) -> Attention:
         return replace(Family.attention(self, config, index), qkv_bias=True)

@@ -21,6 +21,10 @@ from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
 
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+STACKS = {  # all experts of a layer in one tensor, as newer files have them
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+}
 TINY_QWEN3_MOE = ExpertConfig(
     **vars(replace(TINY_QWEN2, architecture="qwen3_moe", head_dim=32, rope_dim=32)),
     num_experts=8,
@@ -39,12 +43,7 @@ QWEN3_30B_A3B = replace(
 class Qwen3Moe(Qwen3):
     gguf_normalized = True  # no key of a GGUF file says it
     shapes = {"qwen3-30b-a3b": QWEN3_30B_A3B, "tiny-qwen3-moe": TINY_QWEN3_MOE}
-    layer_names = {
-        **IN_LAYER,
-        "mlp.gate.weight": "ffn_gate_inp.weight",
-        "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",  # as Qwen 3 VL has them
-        "mlp.experts.down_proj": "ffn_down_exps.weight",
-    }
+    layer_names = IN_LAYER | STACKS | {"mlp.gate.weight": "ffn_gate_inp.weight"}
 
     def from_hf(self, fields: Fields, name: str) -> ExpertConfig:
         common = hf_keys.common(fields, name)
@@ -74,7 +73,7 @@ class Qwen3Moe(Qwen3):
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
         assert isinstance(config, ExpertConfig)
         found = super().canonical_weights(name, weight, config)
-        if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        if not name.endswith(tuple(STACKS)):
             return found
         return [part for each in found for part in expert_config.split_experts(each, config)]
 

@@ -51,6 +51,9 @@ GGUF = {
     "qwen3vl": "qwen3",
     "qwen3vlmoe": "qwen3_moe",
     "lfm2": "lfm2",
+    "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
+    "qwen3next": "qwen3_next",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -83,6 +86,9 @@ HUGGING_FACE = {
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "Mistral4ForCausalLM": "mistral4",
     "Lfm2ForCausalLM": "lfm2",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
 }
 # Families whose GGUF files have another one's name.
 GGUF_TOO = {"mistral": "llama", "mixtral": "llama", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}

@@ -38,9 +38,11 @@ class TensorReader:
         return self.ops.vector(self._take([(name, (rows, columns))]))
 
     def row(self, name: str, width: int) -> Matrix:
-        """A matrix of one row, which files store as a vector."""
-        (vector,) = self._take([(name, (width,))])
-        return self.ops.matrix([Weight(name, vector.format, (1, width), vector.raw)])
+        """A matrix of one row, which most files store as a vector."""
+        stored = self._weights.get(name)
+        shape = (1, width) if stored is not None and len(stored.shape) == 2 else (width,)
+        (row,) = self._take([(name, shape)])
+        return self.ops.matrix([Weight(name, row.format, (1, width), row.raw)])
 
     def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
         """One prepared matrix for each of `count` experts, from tensors [expert, out_features, in_features].

@@ -19,6 +19,8 @@ TEXT_FAMILIES: dict[str, str | dict[str, str]] = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2",
     "Qwen3VLForConditionalGeneration": "qwen3",
     "Qwen3VLMoeForConditionalGeneration": "qwen3_moe",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
 # Of fields that files leave out, where the whole's defaults are not those of the text part's family.
 DEFAULTS: dict[str, dict[str, Any]] = {"Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True}}
