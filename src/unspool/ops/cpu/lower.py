@@ -320,6 +320,8 @@ def find_last(graph: Graph) -> set[Product]:
     output. A graph of hidden rows ends with the norm before the head, so its rows are those that the head reads."""
     last: set[Product] = set()
     before = graph.output
+    if not isinstance(before, Logits | Norm | LayerNorm):
+        return last  # no model's output
     if isinstance(before, Logits):
         last.add(before)
         before = before.x
