@@ -39,7 +39,7 @@ def with_ids(batch: Batch, ids: np.ndarray) -> Batch:
 FORMATS = [(family, "f32") for family in FAMILIES] + [(each, "q8_0") for each in FAMILIES if each not in WITH_EXPERTS]
 
 
-# A short convolution multiplies three rows that were rounded. Phi's tiny model amplifies rounding a little more (0.0304).
+# A short convolution multiplies three rows that were rounded. Tiny Phi amplifies rounding a bit more (0.0304).
 ROUNDED = defaultdict(lambda: 0.03, {"tiny-lfm2": 0.05, "tiny-phi3": 0.04})
 
 
