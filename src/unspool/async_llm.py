@@ -132,7 +132,7 @@ class AsyncLLM(Model):
         """Answer a conversation, or a list of conversations as one batch. The arguments are those of `LLM.chat`."""
         toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
         generations, many = self._chats(messages, params, options, toolbox, template_options, schema)
-        results = await self._answer(generations, whole=parallel_tool_calls, progress=progress)
+        results = await self._answer(generations, whole=toolbox.parallel, progress=progress)
         return results if many else results[0]
 
     def stream(

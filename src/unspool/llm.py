@@ -356,7 +356,7 @@ class LLM(Model):
         """
         toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
         generations, many = self._chats(messages, params, options, toolbox, template_options, schema)
-        results = self._answer(generations, whole=parallel_tool_calls, progress=progress)
+        results = self._answer(generations, whole=toolbox.parallel, progress=progress)
         return results if many else results[0]
 
     def stream(

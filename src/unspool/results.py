@@ -238,8 +238,9 @@ class Choice:
         if isinstance(event, Text):
             if self.message.is_full:
                 return Delta(self)
-            self.tokens += event.tokens
-            return Delta(self, self.message.push(event.text, event.tokens), event.tokens, held=event.held)
+            parts, tokens = self.message.take(event.text, event.tokens)
+            self.tokens += tokens
+            return Delta(self, parts, tokens, held=event.held)
         if isinstance(event, Finished):
             self.end = event
             return Delta(self, self.message.flush(), end=event)

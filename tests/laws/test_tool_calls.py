@@ -10,8 +10,10 @@ import pytest
 
 from unspool.chat.answers import Message
 from unspool.chat.tools import read_toolbox
+from unspool.events import Token
 from unspool.llm import LLM
 from unspool.params import Constraint, SamplingParams
+from unspool.text.assembler import TextAssembler
 
 TEMPLATES = {
     "hermes": "{# <tool_call> #}",
@@ -55,3 +57,30 @@ def test_a_streams_message_is_the_wholes(tiny: Any, name: str) -> None:
             assert result.content == whole.content
             num_calls += len(result.tool_calls)
     assert num_calls > 2
+
+
+def test_where_one_call_ends_an_answer_does_not_depend_on_how_many_tokens_come_at_once(tiny: Any) -> None:
+    rng = random.Random(5)
+    checkpoint = replace(tiny(), chat_template=TEMPLATES["hermes"] + BODY)
+    num_cut = 0
+    with LLM(checkpoint, device="cpu", threads=1, kv_tokens=512) as llm:
+        syntax = llm.model_chat.syntax(read_toolbox(TOOLS, parallel=False))
+        for _ in range(60):
+            text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 12)))
+            tokens = [Token(id) for id in llm.encode(text)]
+            pieces = TextAssembler(llm.tokenizer)
+            ones = [pieces.push(token)[:2] for token in tokens] + [pieces.flush()[:2]]
+            found = []
+            for _ in range(4):
+                message, taken, at = Message(llm.tokenizer, syntax), [], 0
+                while at < len(ones):
+                    step = rng.choice([1, 1, 2, 5, 50])
+                    group, at = ones[at : at + step], at + step
+                    if not message.is_full:
+                        given = [token for _, some in group for token in some]
+                        taken += message.take("".join(more for more, _ in group), given)[1]
+                message.flush()
+                found.append((message.text, taken, summary(message)))
+            assert found == found[:1] * 4
+            num_cut += message.is_full and message.text != text
+    assert num_cut > 5

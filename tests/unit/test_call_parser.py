@@ -56,6 +56,8 @@ ARGUMENTS = '{"at": [1, {"x": "}\\"]"}], "deep": true}'
         (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "go"}</tool_call>', "", [("go", '{"a": 1}')]),
         (HERMES, '<tool_call>{"name": "go", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("go", '{"a": 1}')]),
         (HERMES, '<tool_call>{"name": "go", "arguments": {"a": "cut sh', "", [("go", '{"a": "cut sh')]),
+        (HERMES, '<tool_call>{"name": "go"}\n</tool_ca', "", [("go", "{}")]),  # cut in its closing mark
+        (HERMES, '<tool_call>{"name": "go"}\n</tool_cup', "</tool_cup", [("go", "{}")]),
         (LLAMA3, '{"name": "go", "parameters": {"a": 1}}', "", [("go", '{"a": 1}')]),
         (LLAMA3, '<|python_tag|>{"name": "go", "parameters": {}}', "", [("go", "{}")]),
         (

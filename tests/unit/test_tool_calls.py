@@ -90,7 +90,8 @@ def test_required_calls_fit_their_schema(llm: LLM) -> None:
         result = llm.chat(HELLO, params, tools=[GO, LOOK], tool_choice="required", parallel_tool_calls=False)
         assert len(result.tool_calls) == 1
         named = {"type": "function", "function": {"name": "look"}}
-        result = llm.chat(HELLO, params, tools=[GO, LOOK], tool_choice=named, parallel_tool_calls=False)
+        result = llm.chat(HELLO, params, tools=[GO, LOOK], tool_choice=named)  # one function: one call
+        assert (len(result.tool_calls), result.content) == (1, "")
         assert json.loads(result.tool_calls[0].arguments)["at"] in ("sky", "sea")
 
 

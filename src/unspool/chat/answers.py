@@ -55,6 +55,7 @@ class AnswerSyntax:
     marks: Mapping[int, str] = field(default_factory=dict)  # control tokens of the formats, which have no text
     reasoning: ReasoningFormat | None = None
     begins: str = ""  # what the prompt has of the answer already
+    shows_special: bool = False  # control tokens have text
 
     def new_call_id(self) -> str:
         from unspool.chat.call_formats import GENERIC
@@ -106,6 +107,29 @@ class MarkRestorer:
         return text
 
 
+class TokenSplitter:
+    """Cuts text where its tokens end: how many come at once depends on drafts, and what an answer is must not."""
+
+    def __init__(self, tokenizer: Tokenizer, *, shows_special: bool) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special=not shows_special)
+        self._num_given = self._num_decoded = 0  # characters, of the texts and of the tokens so far
+
+    def split(self, text: str, tokens: Sequence[Token]) -> list[tuple[str, tuple[Token, ...]]]:
+        """A piece for each token; what is there of later ones goes with the last."""
+        pieces: list[tuple[str, tuple[Token, ...]]] = []
+        start = 0
+        for token in tokens[:-1]:
+            self._num_decoded += len(self._detokenizer.push(token.id))
+            end = max(start, min(len(text), self._num_decoded - self._num_given))
+            pieces.append((text[start:end], (token,)))
+            start = end
+        for token in tokens[-1:]:
+            self._num_decoded += len(self._detokenizer.push(token.id))
+        pieces.append((text[start:], tuple(tokens[-1:])))
+        self._num_given += len(text)
+        return pieces
+
+
 class Message:
     """One answer as it grows. Without a `syntax`, which needs the tokenizer, all of it is content."""
 
@@ -117,6 +141,9 @@ class Message:
         self._marks: MarkRestorer | None = None
         if syntax is not None and syntax.marks and tokenizer is not None:
             self._marks = MarkRestorer(tokenizer, syntax.marks)
+        self._splitter: TokenSplitter | None = None
+        if syntax is not None and not syntax.parallel and tokenizer is not None:
+            self._splitter = TokenSplitter(tokenizer, shows_special=syntax.shows_special)
         self._pieces: list[list[str] | ToolCall] = []  # in the order in which they came
         self._reasoning: list[str] = []
         self._num_before_answer = 0  # tokens that came before the answer proper
@@ -152,6 +179,20 @@ class Message:
         if self._parser is None or self._syntax is None or self._syntax.parallel:
             return False
         return self._parser.num_calls > 0  # whole ones: another may have begun in the same piece of text
+
+    def take(self, text: str, tokens: Sequence[Token]) -> tuple[Sequence[Part], Sequence[Token]]:
+        """Add text and the tokens that it is of, up to the token that makes the message full; returns what is new, and
+        the tokens that were taken."""
+        if self._splitter is None:
+            return self.push(text, tokens), tokens
+        parts: list[Part] = []
+        taken: list[Token] = []
+        for piece, its in self._splitter.split(text, tokens):
+            if self.is_full:
+                break
+            parts += self.push(piece, its)
+            taken += its
+        return parts, taken
 
     def push(self, text: str, tokens: Sequence[Token] = ()) -> Sequence[Part]:
         """Add text, and the tokens that it is of; returns what is new."""

@@ -209,7 +209,8 @@ class CallParser:
         return parts
 
     def flush(self) -> list[Part]:
-        """The answer ended: a call that was cut short stays one, all else that was held is content."""
+        """The answer ended. A call that was cut stays one, also within its closing mark; all else that was held is
+        content."""
         parts: list[Part] = []
         if self._reader is not None:
             reader, self._reader = self._reader, None
@@ -217,7 +218,9 @@ class CallParser:
                 self._emit(parts, self._framing + reader.raw)
         elif self._state == "between" and not self.num_calls:
             self._emit(parts, self._framing)
-        self._emit(parts, self._pending)
+        is_closing = self._state == "between" and self.num_calls and self._format.closes.startswith(self._pending)
+        if not is_closing:
+            self._emit(parts, self._pending)
         if self._space and not self.num_calls:
             parts.append(Content(self._space))
         self._pending = self._space = self._framing = ""

@@ -182,7 +182,7 @@ class ModelChat:
                 marks[ids[0]] = mark
         names = frozenset(tool.name for tool in toolbox.callable)
         format = self.call_format if has_calls else None
-        return AnswerSyntax(format, names, toolbox.parallel, marks, reasoning, begins)
+        return AnswerSyntax(format, names, toolbox.parallel, marks, reasoning, begins, keeps_marks)
 
     def message(self, toolbox: Toolbox) -> Message:
         """An answer to be filled."""

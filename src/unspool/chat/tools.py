@@ -49,13 +49,14 @@ class Toolbox:
 
 
 def read_toolbox(tools: Sequence[Mapping[str, Any]], choice: Any = "auto", *, parallel: bool = True) -> Toolbox:
-    """A toolbox from OpenAI's `tools` and `tool_choice`, whose shape was checked."""
+    """A toolbox from OpenAI's `tools` and `tool_choice`, whose shape was checked. A choice that names one function is
+    one call of it, as it is at OpenAI."""
     mode, names = choice, None
     if isinstance(choice, Mapping) and choice["type"] == "allowed_tools":
         allowed = choice["allowed_tools"]
         mode, names = allowed["mode"], [tool["function"]["name"] for tool in allowed["tools"]]
     elif isinstance(choice, Mapping):
-        mode, names = "required", [choice["function"]["name"]]
+        mode, names, parallel = "required", [choice["function"]["name"]], False
     return make_toolbox([read_tool(tool["function"]) for tool in tools], mode, allowed=names, parallel=parallel)
 
 

@@ -281,13 +281,13 @@ def prepare(service: Service, body: Body) -> Job:
 def _toolbox(body: Mapping[str, Any]) -> Toolbox:
     """The tools of the Responses API, where a function's fields are the tool's own."""
     choice: Any = body.get("tool_choice", "auto")
-    mode, names = choice, None
+    mode, names, parallel = choice, None, body.get("parallel_tool_calls", True)
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         mode, names = choice["mode"], [tool["name"] for tool in choice["tools"]]
     elif isinstance(choice, dict):
-        mode, names = "required", [choice["name"]]
+        mode, names, parallel = "required", [choice["name"]], False
     tools = [read_tool(tool) for tool in body.get("tools", ())]
-    return make_toolbox(tools, mode, allowed=names, parallel=body.get("parallel_tool_calls", True))
+    return make_toolbox(tools, mode, allowed=names, parallel=parallel)
 
 
 def conversation(body: Mapping[str, Any]) -> list[Body]:
