@@ -14,9 +14,9 @@ import pytest
 from tests.server.harness import Live
 from tests.unit.schemas import validate
 from unspool.bench import determinism, serve
-from unspool.bench.openai import Endpoint, ask
 from unspool.cli import main as cli
 from unspool.errors import RequestError
+from unspool.openai_client import Endpoint, ask
 
 Capture = pytest.CaptureFixture[str]
 MODELS = b'{"data":[{"id":"m"}]}'

@@ -13,12 +13,12 @@ import pytest
 from tests.unit.schemas import validate
 from unspool.bench import determinism, latency, roofline, throughput, why_cache
 from unspool.bench.determinism import first_difference, summary
-from unspool.bench.report import Journal, check_plot, print_table, quantile
 from unspool.bench.why_cache import Measure, integral
 from unspool.bench.workload import MIXES, jobs_of
 from unspool.cli import main as cli
 from unspool.cli.bench import benchmarks
 from unspool.errors import RequestError
+from unspool.reporting import Journal, check_plot, print_table, quantile
 
 Capture = pytest.CaptureFixture[str]
 
@@ -193,7 +193,7 @@ def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="other settings"):
         Journal(path, {"runs": 4})
     path.write_text("hello\n")
-    with pytest.raises(RequestError, match="not the record of a benchmark"):
+    with pytest.raises(RequestError, match="not the record of such a run"):
         Journal(path, {"runs": 3})
 
 

@@ -56,6 +56,7 @@ def test_no_flags_are_the_defaults() -> None:
         (["--ignore-eos"], "ignore_eos", True),
         (["--stop-on-repetition", "16"], "repetition_detector", RepetitionDetector(16)),
         (["--stop-on-repetition", "16,4"], "repetition_detector", RepetitionDetector(16, 4)),
+        (["--stop-on-repetition", "16,4,48"], "repetition_detector", RepetitionDetector(16, 4, 48)),
         (["--deadline-ms", "250"], "deadline_ms", 250.0),
         (["--temperature", "0"], "temperature", 0.0),
         (["--top-k", "40"], "top_k", 40),

@@ -163,12 +163,11 @@ def test_a_finished_constraint_finishes_the_answer(tiny) -> None:
         assert (len(ids), end.reason) == (len(text), "constraint")
 
 
-def test_loop_detector(engine) -> None:
-    params = SamplingParams(
-        max_tokens=50, allowed_token_ids=[65], repetition_detector=RepetitionDetector(period=3, repeats=4)
-    )
-    ids, _, end = answer(engine, params)
-    assert (len(ids), end.reason) == (4, "repetition")
+@pytest.mark.parametrize(("length", "tokens"), [(0, 4), (4, 4), (9, 9)])
+def test_loop_detector(engine, length: int, tokens: int) -> None:
+    detector = RepetitionDetector(period=3, repeats=4, length=length)
+    ids, _, end = answer(engine, SamplingParams(max_tokens=50, allowed_token_ids=[65], repetition_detector=detector))
+    assert (len(ids), end.reason) == (tokens, "repetition")
 
 
 def test_n_answers_have_the_seeds_they_would_have_alone(engine) -> None:

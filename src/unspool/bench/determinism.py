@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from unspool.bench.openai import Endpoint, Reply, ask, model_of
-from unspool.bench.report import Journal, Run, add_output, check_plot, figure, print_table, progress
+from unspool.openai_client import Endpoint, Reply, ask, model_of
+from unspool.reporting import Journal, Run, add_output, check_plot, figure, print_table, progress
 
 PROMPT = "Write a short story about a lighthouse keeper, a storm and a letter that was never sent."
 WORDS = ("river", "stone", "light", "winter", "house", "song", "paper", "garden", "train", "silver", "cloud", "bread")

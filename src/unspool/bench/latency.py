@@ -13,9 +13,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from unspool.bench.local import Bench, add_model
-from unspool.bench.report import Run, add_output, check_plot, figure, print_table, progress, quantile
+from unspool.bench.local import Bench
 from unspool.bench.workload import Job
+from unspool.reporting import Run, add_model, add_output, check_plot, figure, print_table, progress, quantile
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 

@@ -18,13 +18,6 @@ from unspool.params import SamplingParams
 from unspool.weights.store import resolve
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-m", "--model", default="smollm2")
-    parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="a shape of random weights instead of a model")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int)
-
-
 @dataclass
 class Sample:
     """One request: when its tokens came, in seconds after it was added."""

@@ -17,12 +17,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from unspool.bench.local import Bench, add_model
-from unspool.bench.report import Run, add_output, check_plot, figure, print_table, progress
+from unspool.bench.local import Bench
 from unspool.bench.workload import Job
 from unspool.ceilings import Ceilings, ceilings
 from unspool.plan import Plan, Work
 from unspool.planning import compute_bound_batch
+from unspool.reporting import Run, add_model, add_output, check_plot, figure, print_table, progress
 from unspool.speculate.timing import step_times
 
 

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unspool.bench.openai import Endpoint, Reply, ask, model_of
-from unspool.bench.report import (
+from unspool.bench.workload import MIXES, Job, jobs_of, words
+from unspool.openai_client import Endpoint, Reply, ask, model_of
+from unspool.reporting import (
     Journal,
     Progress,
     Run,
@@ -33,7 +34,6 @@ from unspool.bench.report import (
     progress,
     quantile,
 )
-from unspool.bench.workload import MIXES, Job, jobs_of, words
 
 GIVE_UP = 8  # failures in a row, nothing having succeeded: the server is not there
 THINKING = 2.0  # mean seconds before a user's next turn

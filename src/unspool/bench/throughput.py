@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from unspool.bench.local import Bench, add_model
-from unspool.bench.report import Run, add_output, check_plot, figure, print_table, progress
+from unspool.bench.local import Bench
 from unspool.bench.workload import MIXES, Job, jobs_of
+from unspool.reporting import Run, add_model, add_output, check_plot, figure, print_table, progress
 
 
 def main(argv: Sequence[str]) -> int:

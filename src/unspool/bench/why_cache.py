@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from unspool.bench.report import Progress, Run, add_output, check_plot, figure, print_table, progress
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
 from unspool.events import Finished, Text
 from unspool.models.checkpoint import open_checkpoint
 from unspool.params import SamplingParams
+from unspool.reporting import Progress, Run, add_output, check_plot, figure, print_table, progress
 from unspool.weights.store import resolve
 
 

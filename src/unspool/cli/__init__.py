@@ -20,6 +20,8 @@ COMMANDS: dict[str, str] = {
     "batch": "answer a file of requests, resumable",
     "plan": "what a model needs and how fast it can be, before it is loaded",
     "score": "how likely a model finds a text: perplexity, bits per byte, each token",
+    "eval": "how well a model solves tasks, and what sampling changes",
+    "tune": "find the sampling settings that do best on your prompts",
     "doctor": "find what makes a model misbehave",
     "pull": "fetch a model",
     "models": "list the models that are here",

@@ -59,11 +59,13 @@ def order(value: str) -> str | list[str]:
 
 
 def detector(value: str) -> RepetitionDetector:
-    period, _, repeats = value.partition(",")
     try:
-        return RepetitionDetector(int(period), int(repeats) if repeats else RepetitionDetector.repeats)
+        numbers = [int(part) for part in value.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not PERIOD or PERIOD,REPEATS, as in 32,8") from None
+        numbers = []
+    if not 1 <= len(numbers) <= 3:
+        raise argparse.ArgumentTypeError(f"{value!r} is not PERIOD[,REPEATS[,LENGTH]], as in 32,8")
+    return RepetitionDetector(*numbers)
 
 
 def early_stopping(value: str) -> bool | str:
@@ -143,7 +145,8 @@ OBJECTS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "repetition_detector": (
         Flag(
-            "repetition_detector", detector, "P[,R]", "end when at most P tokens came R (8) times in a row",
+            "repetition_detector", detector, "P[,R[,L]]",
+            "end when at most P tokens came R (8) times in a row, L (0) tokens or more in all",
             name="--stop-on-repetition",
         ),
     ),

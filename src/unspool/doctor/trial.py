@@ -29,7 +29,7 @@ def run_trial(llm: LLM) -> Iterator[Finding]:
     for temperature in (0.0, 0.7):
         params = SamplingParams(
             max_tokens=LIMIT, temperature=temperature, seed=7,
-            repetition_detector=RepetitionDetector(period=PERIOD, repeats=REPEATS),
+            repetition_detector=RepetitionDetector(PERIOD, REPEATS, length=48),
         )  # fmt: skip
         answers += [llm.chat([{"role": "user", "content": question}], params).choices[0] for question in QUESTIONS]
     yield from judge(answers)

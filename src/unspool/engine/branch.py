@@ -180,11 +180,11 @@ class Branch:
 
 
 def is_repeating(output: list[int], detector: RepetitionDetector) -> bool:
-    """Whether the output ends with some cycle of at most `period` tokens, `repeats` times over."""
+    """Whether the output ends with some cycle of at most `period` tokens, `repeats` times over and so long in all."""
     for period in range(1, detector.period + 1):
-        length = period * detector.repeats
+        length = max(period * detector.repeats, detector.length)
         if len(output) < length:
             return False
-        if output[-length:-period] == output[-length + period :]:
+        if output[-1] == output[-1 - period] and output[-length:-period] == output[-length + period :]:
             return True
     return False

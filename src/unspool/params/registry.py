@@ -138,8 +138,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="repetition_detector", group=LENGTH,
         kind=Record(RepetitionDetector, RepetitionDetector.FIELDS),
-        help="End the answer when at most `period` (32) tokens came `repeats` (8) times in a row, with finish reason "
-        "`repetition`.",
+        help="End the answer when at most `period` (32) tokens came `repeats` (8) times in a row, `length` (0) tokens "
+        "or more in all, with finish reason `repetition`.",
     ),
     # What the draw is from
     Parameter(

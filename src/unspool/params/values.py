@@ -92,12 +92,16 @@ class BeamParams:
 
 @dataclass(frozen=True)
 class RepetitionDetector:
-    """Finish (reason `repetition`) when the output ends in one run of at most `period` tokens, `repeats` times over."""
+    """Finish (reason `repetition`) when the output ends in one run of at most `period` tokens, `repeats` times over,
+    that has at least `length` tokens in all: a line of dashes is no loop."""
 
-    FIELDS: ClassVar[Mapping[str, Kind]] = {"period": Integer(1, 4096), "repeats": Integer(2, 4096)}
+    FIELDS: ClassVar[Mapping[str, Kind]] = {
+        "period": Integer(1, 4096), "repeats": Integer(2, 4096), "length": Integer(0, 1 << 20),
+    }  # fmt: skip
 
     period: int = 32
     repeats: int = 8
+    length: int = 0
 
     def __post_init__(self) -> None:
         for name, kind in self.FIELDS.items():

