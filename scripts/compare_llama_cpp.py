@@ -59,7 +59,7 @@ def deepen(checkpoint: Checkpoint, num_layers: int) -> None:
 
 
 def next_logprobs(address: str, ids: list[int], size: int) -> np.ndarray:
-    body = {"prompt": ids, "n_predict": 1, "n_probs": size, "temperature": 1.0, "top_k": 0, "cache_prompt": False,
+    body = {"prompt": ids, "n_predict": 1, "n_probs": size, "temperature": 0, "top_k": 0, "cache_prompt": False,
             "post_sampling_probs": False}  # fmt: skip
     kind = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/completion", json.dumps(body).encode(), kind)

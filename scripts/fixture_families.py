@@ -105,6 +105,9 @@ DELTA = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "pa
          "num_hidden_layers": 3, "layer_types": [LINEAR, FULL, LINEAR], "linear_num_key_heads": 2,
          "linear_key_head_dim": 16, "linear_value_head_dim": 16, "intermediate_size": 48, "rms_norm_eps": 1e-6,
          "rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}}  # fmt: skip
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2,
+         "num_hidden_layers": 2, "intermediate_size": 16, "shared_intermediate_size": 32,
+         "rms_norm_eps": 1e-5}  # fmt: skip
 ONE_OF_EACH = {"num_hidden_layers": 2, "layer_types": [LINEAR, FULL]}
 DELTA_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                  "shared_expert_intermediate_size": 24}  # fmt: skip
@@ -301,6 +304,14 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3.5-images": wrapped("Qwen3_5Config", DELTA | ONE_OF_EACH | {"linear_num_value_heads": 2}, QWEN_EYES),
     "qwen3.5-moe": causal("Qwen3_5MoeTextConfig", **DELTA | ONE_OF_EACH | DELTA_EXPERTS, linear_num_value_heads=4),
     "qwen3-next": causal("Qwen3NextConfig", **DELTA | ONE_OF_EACH | DELTA_EXPERTS, linear_num_value_heads=4),
+    "granite-hybrid": causal("GraniteMoeHybridConfig", **GRANITE, **MAMBA, num_local_experts=4, num_experts_per_tok=2,
+                             layer_types=[LINEAR, FULL]),
+    "granite-hybrid-dense": causal("GraniteMoeHybridConfig", **GRANITE, **MAMBA | {"num_hidden_layers": 3},
+                                   num_local_experts=0, layer_types=[LINEAR, FULL, LINEAR]),
+    "granite-4-dense": causal("GraniteMoeHybridConfig", **GRANITE, **MAMBA, num_local_experts=0,
+                              layer_types=[FULL, FULL], position_embedding_type="rope"),
+    "granite-moe-shared": causal("GraniteMoeSharedConfig", **GRANITE, intermediate_size=16, num_local_experts=4,
+                                 num_experts_per_tok=2, shared_intermediate_size=24),
     "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
     "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),

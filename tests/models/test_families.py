@@ -101,4 +101,10 @@ for _name in ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite",
 for _name in ("qwen3.5", "qwen3.5-images", "qwen3.5-moe", "qwen3-next"):  # converters give it another name first
     UNLISTED[_name] = tuple(f"blk.{layer}.ssm_dt" for layer in range(3))
 UNLISTED["qwen3-next"] += ("blk.0.attn_qkv", "blk.0.attn_gate")
+_halves = tuple(f"blk.{layer}.ffn_{part}_shexp" for layer in range(2) for part in ("gate", "up", "down"))
+UNLISTED["granite-moe-shared"] = (*UNLISTED["granite-moe"], *_halves)
+UNLISTED["granite-hybrid"] = (*UNLISTED["granite-moe-shared"], "blk.0.ssm_dt")
+_halves = tuple(f"blk.{layer}.ffn_{part}" for layer in range(3) for part in ("gate", "up", "down"))
+UNLISTED["granite-hybrid-dense"] = (*_halves, "blk.0.ssm_dt", "blk.2.ssm_dt")
+UNLISTED["granite-4-dense"] = _halves
 UNLISTED["mistral4"] += tuple(f"blk.{layer}.ffn_{part}_exps" for layer in range(3) for part in ("gate", "up", "down"))

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unspool.config import ModelConfig
+from unspool.errors import ModelError
 from unspool.models import gguf_keys, hf_keys
-from unspool.models.family import Family
+from unspool.models.family import IN_LAYER, Family
 from unspool.models.layers import Architecture, Attention, Layer
 from unspool.models.llama import TINY
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
+from unspool.weights.weight import Weight
 
 # Our names, Hugging Face's and GGUF's.
 MULTIPLIERS = {
@@ -20,6 +22,26 @@ MULTIPLIERS = {
     "attention_multiplier": ("attention_multiplier", "attention.scale"),
     "logit_divisor": ("logits_scaling", "logit_scale"),
 }
+
+
+# Granite 4 has gates and up projections of its feed-forward in one tensor; where there are experts, beside them.
+SHARED_IN, SHARED_OUT, SHARED_WIDTH = (
+    "shared_mlp.input_linear.weight",
+    "shared_mlp.output_linear.weight",
+    "shared_intermediate_size",
+)
+
+
+def halves(weight: Weight, first: str, second: str) -> list[Weight]:
+    """A matrix of two projections as two matrices."""
+    if len(weight.shape) != 2 or weight.shape[0] % 2:
+        raise ModelError(f"tensor {weight.name} has shape {list(weight.shape)}; gates and up projections were expected")
+    (rows, columns), size = weight.shape, weight.nbytes // 2
+    parts = weight.raw[:size], weight.raw[size:]
+    return [
+        Weight(name, weight.format, (rows // 2, columns), part)
+        for name, part in zip((first, second), parts, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,8 @@ class Granite(Family):
         )
     }
 
+    layer_names = IN_LAYER | {SHARED_IN: "ffn_gate_up.weight", SHARED_OUT: "ffn_down.weight"}
+
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
         return GraniteConfig(**hf_keys.common(fields, name), **multipliers_from_hf(fields))
 
@@ -59,6 +83,13 @@ class Granite(Family):
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         return super().gguf_keys(config) | {key: getattr(config, ours) for ours, (_, key) in MULTIPLIERS.items()}
+
+    def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        found = super().canonical_weights(name, weight, config)
+        if not name.endswith(SHARED_IN):
+            return found
+        names = (found[0].name.replace("gate_up", part) for part in ("gate", "up"))
+        return halves(found[0], *names)
 
     def architecture(self, config: ModelConfig) -> Architecture:
         assert isinstance(config, GraniteConfig)

@@ -1,4 +1,5 @@
-"""Granite 3 with experts in place of its feed-forward; Hugging Face stores gates and up projections as one."""
+"""Granite 3 with experts in place of its feed-forward, and perhaps one that every row uses; Hugging Face stores gates
+and up projections as one."""
 
 from __future__ import annotations
 
@@ -11,8 +12,17 @@ from unspool.errors import ModelError
 from unspool.models import expert_config, gguf_keys, hf_keys
 from unspool.models.expert_config import ExpertConfig
 from unspool.models.family import IN_LAYER
-from unspool.models.granite import Granite, GraniteConfig, multipliers_from_gguf, multipliers_from_hf
+from unspool.models.granite import (
+    SHARED_IN,
+    SHARED_OUT,
+    SHARED_WIDTH,
+    Granite,
+    GraniteConfig,
+    multipliers_from_gguf,
+    multipliers_from_hf,
+)
 from unspool.models.layers import FeedForward
+from unspool.models.limits import MAX_INTERMEDIATE
 from unspool.models.moe import Moe
 from unspool.ops.routing import Routing
 from unspool.weights.fields import Fields
@@ -20,6 +30,7 @@ from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
 
 MOE = "block_sparse_moe."
+GGUF_SHARED_WIDTH = "expert_shared_feed_forward_length"
 
 
 @dataclass(frozen=True)
@@ -72,24 +83,34 @@ class GraniteMoe(Granite):
         f"{MOE}router.layer.weight": "ffn_gate_inp.weight",
         f"{MOE}input_linear.weight": "ffn_gate_up_exps.weight",
         f"{MOE}output_linear.weight": "ffn_down_exps.weight",
+        SHARED_IN: "ffn_gate_up_shexp.weight",
+        SHARED_OUT: "ffn_down_shexp.weight",
     }
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
         common = hf_keys.common(fields, name)
         experts = expert_config.from_hf(fields, common["num_layers"], width="intermediate_size")
+        if fields.get(SHARED_WIDTH):
+            experts["shared_width"] = fields.integer(SHARED_WIDTH, high=MAX_INTERMEDIATE)
         return GraniteMoeConfig(**common, **experts, **multipliers_from_hf(fields))
 
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
         common = gguf_keys.common(keys, file, rope_style=self.gguf_rope_style, experts=True)
         common["architecture"] = "granite_moe"
-        return GraniteMoeConfig(**common, **expert_config.from_gguf(keys), **multipliers_from_gguf(keys))
+        experts = expert_config.from_gguf(keys)
+        experts["shared_width"] = keys.integer(GGUF_SHARED_WIDTH, 0, low=0, high=MAX_INTERMEDIATE)
+        return GraniteMoeConfig(**common, **experts, **multipliers_from_gguf(keys))
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
-        return super().gguf_keys(config) | expert_config.gguf_keys(config)
+        assert isinstance(config, ExpertConfig)
+        if not config.num_experts:
+            return super().gguf_keys(config)
+        shared = {GGUF_SHARED_WIDTH: config.shared_width} if config.shared_width else {}
+        return super().gguf_keys(config) | expert_config.gguf_keys(config) | shared
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
         found = super().canonical_weights(name, weight, config)
-        if not name.endswith("input_linear.weight"):
+        if not name.endswith(f"{MOE}input_linear.weight"):
             return found
         if len(weight.shape) != 3 or weight.shape[1] % 2:
             raise ModelError(f"tensor {name!r} has shape {list(weight.shape)}; gates and up projections were expected")
@@ -97,7 +118,8 @@ class GraniteMoe(Granite):
 
     def feed_forward(self, config: ModelConfig, index: int) -> FeedForward:
         assert isinstance(config, ExpertConfig)
-        return Moe(Routing(config.num_experts, config.num_used_experts), config.expert_width, config.activation)
+        routing = Routing(config.num_experts, config.num_used_experts)
+        return Moe(routing, config.expert_width, config.activation, shared_width=config.shared_width)
 
 
 FAMILY = GraniteMoe()

@@ -54,6 +54,7 @@ GGUF = {
     "qwen35": "qwen3_5",
     "qwen35moe": "qwen3_5_moe",
     "qwen3next": "qwen3_next",
+    "granitehybrid": "granite_hybrid",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -89,6 +90,8 @@ HUGGING_FACE = {
     "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "GraniteMoeSharedForCausalLM": "granite_moe",
+    "GraniteMoeHybridForCausalLM": "granite_hybrid",
 }
 # Families whose GGUF files have another one's name.
 GGUF_TOO = {"mistral": "llama", "mixtral": "llama", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}
