@@ -50,11 +50,13 @@ void bind_text(nb::module_& m) {
     nb::class_<BytePairs>(m, "BytePairs")
         .def(
             "__init__",
-            [](BytePairs* self, Strings& tokens, const Strings& merges, bool whole_words) {
+            [](BytePairs* self, Strings& tokens, const Strings& merges, bool whole_words,
+               const std::optional<std::vector<int32_t>>& bytes) {
                 tokens.index();
-                new (self) BytePairs(tokens, merges, whole_words);
+                if (bytes && bytes->size() != 256) throw nb::value_error("256 bytes are needed");
+                new (self) BytePairs(tokens, merges, whole_words, bytes.value_or(std::vector<int32_t>()));
             },
-            nb::keep_alive<1, 2>(), "tokens"_a, "merges"_a, "whole_words"_a)
+            nb::keep_alive<1, 2>(), "tokens"_a, "merges"_a, "whole_words"_a, "bytes"_a.none() = nb::none())
         .def_prop_ro("fault", &BytePairs::fault)
         .def_prop_ro("missing", &BytePairs::missing)
         .def("encode", [](const BytePairs& self, nb::list words) {
@@ -89,6 +91,25 @@ void bind_text(nb::module_& m) {
                 nb::gil_scoped_release release;
                 Scratch scratch;
                 self.encode(text, scratch, ids);
+            }
+            return ids_of(ids);
+        });
+    nb::class_<UnigramPieces>(m, "UnigramPieces")
+        .def(
+            "__init__",
+            [](UnigramPieces* self, Strings& tokens, std::vector<float> scores,
+               const std::optional<std::vector<int32_t>>& bytes, int32_t unknown, float unknown_score) {
+                if (scores.size() != tokens.size()) throw nb::value_error("a score for each token is needed");
+                if (bytes && bytes->size() != 256) throw nb::value_error("256 bytes are needed");
+                new (self) UnigramPieces(tokens, std::move(scores), bytes.value_or(std::vector<int32_t>()), unknown,
+                                         unknown_score);
+            },
+            nb::keep_alive<1, 2>(), "tokens"_a, "scores"_a, "bytes"_a.none(), "unknown"_a, "unknown_score"_a)
+        .def("encode", [](const UnigramPieces& self, std::string_view text) {
+            std::vector<int32_t> ids;
+            {
+                nb::gil_scoped_release release;
+                self.encode(text, ids);
             }
             return ids_of(ids);
         });

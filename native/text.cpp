@@ -112,6 +112,28 @@ void add_piece(std::vector<Piece>& pieces, int32_t id, uint32_t begin, uint32_t 
     pieces.push_back({id, begin, end, place - 1, -1});
 }
 
+// A text's characters as pieces. `find` says which token one is, or -1.
+template <class Find> void add_characters(std::string_view text, std::vector<Piece>& pieces, Find find) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
+    for (size_t i = 0; i < text.size();) {
+        const int step = character_size(bytes + i, bytes + text.size());
+        if (step == 0) throw std::invalid_argument("a text that is not UTF-8");
+        const auto id = static_cast<int32_t>(find(text.substr(i, static_cast<size_t>(step))));
+        add_piece(pieces, id, static_cast<uint32_t>(i), static_cast<uint32_t>(i) + static_cast<uint32_t>(step));
+        i += static_cast<size_t>(step);
+    }
+}
+
+// A piece's token; without one those of its bytes. Where bytes have none, neighbours become one `unknown`.
+void add_ids(const Piece& piece, std::string_view text, const std::vector<int32_t>& bytes, int32_t unknown,
+             std::vector<int32_t>& out) {
+    if (piece.id >= 0) out.push_back(piece.id);
+    else if (bytes.empty()) {
+        if (out.empty() || out.back() != unknown) out.push_back(unknown);
+    } else
+        for (uint32_t i = piece.begin; i < piece.end; i++) out.push_back(bytes[static_cast<uint8_t>(text[i])]);
+}
+
 }  // namespace
 
 // --- Strings ---------------------------------------------------------------------------------------------------------
@@ -192,8 +214,8 @@ int64_t Strings::find(std::string_view text, uint64_t hash) const {
 
 // --- Byte pairs ------------------------------------------------------------------------------------------------------
 
-BytePairs::BytePairs(const Strings& tokens, const Strings& merges, bool whole_words)
-    : tokens_(tokens), whole_words_(whole_words) {
+BytePairs::BytePairs(const Strings& tokens, const Strings& merges, bool whole_words, std::vector<int32_t> bytes)
+    : tokens_(tokens), whole_words_(whole_words), bytes_(std::move(bytes)) {
     // GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes take the characters from U+0100 on.
     int next = 0x100;
     for (int byte = 0; byte < 256; byte++) {
@@ -262,6 +284,14 @@ size_t BytePairs::slot_of(uint64_t pair) const {
     return slot;
 }
 
+void BytePairs::add_bytes(std::string_view word, std::vector<Piece>& pieces) const {
+    for (uint32_t i = 0; i < word.size(); i++) {
+        const int32_t id = byte_ids_[static_cast<uint8_t>(word[i])];
+        if (id < 0) throw std::invalid_argument("a byte that no token stands for");
+        add_piece(pieces, id, i, i + 1);
+    }
+}
+
 void BytePairs::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {
     if (word.size() > INT32_MAX) throw std::length_error("a word of more than 2^31 bytes");
     if (whole_words_) {
@@ -275,12 +305,10 @@ void BytePairs::encode(std::string_view word, Scratch& scratch, std::vector<int3
     }
     auto& pieces = scratch.pieces;
     pieces.clear();
-    for (uint32_t i = 0; i < word.size(); i++) {
-        const int32_t id = byte_ids_[static_cast<uint8_t>(word[i])];
-        if (id < 0) throw std::invalid_argument("a byte that no token stands for");
-        add_piece(pieces, id, i, i + 1);
-    }
+    if (bytes_.empty()) add_bytes(word, pieces);
+    else add_characters(word, pieces, [&](std::string_view text) { return tokens_.find(text); });
     merge(scratch, [&](const Piece& left, const Piece& right, Pair& pair) {
+        if (left.id < 0 || right.id < 0) return false;
         const uint64_t key = static_cast<uint64_t>(left.id) << 32 | static_cast<uint32_t>(right.id);
         const Merge& found = table_[slot_of(key)];
         if (found.pair != key) return false;
@@ -289,7 +317,7 @@ void BytePairs::encode(std::string_view word, Scratch& scratch, std::vector<int3
         return true;
     });
     for (const Piece& piece : pieces)
-        if (piece.begin != piece.end) out.push_back(piece.id);
+        if (piece.begin != piece.end) add_ids(piece, word, bytes_, -1, out);
 }
 
 // --- Scored pieces ---------------------------------------------------------------------------------------------------
@@ -311,14 +339,7 @@ void ScoredPieces::encode(std::string_view text, Scratch& scratch, std::vector<i
     if (text.size() > INT32_MAX) throw std::length_error("a text of more than 2^31 bytes");
     auto& pieces = scratch.pieces;
     pieces.clear();
-    const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
-    for (size_t i = 0; i < text.size();) {
-        const int step = character_size(bytes + i, bytes + text.size());
-        if (step == 0) throw std::invalid_argument("a text that is not UTF-8");
-        const auto id = static_cast<int32_t>(find(text.substr(i, static_cast<size_t>(step))));
-        add_piece(pieces, id, static_cast<uint32_t>(i), static_cast<uint32_t>(i) + static_cast<uint32_t>(step));
-        i += static_cast<size_t>(step);
-    }
+    add_characters(text, pieces, [&](std::string_view each) { return find(each); });
     merge(scratch, [&](const Piece& left, const Piece& right, Pair& pair) {
         const int64_t id = find(text.substr(left.begin, right.end - left.begin));
         if (id < 0) return false;
@@ -326,13 +347,65 @@ void ScoredPieces::encode(std::string_view text, Scratch& scratch, std::vector<i
         pair.id = static_cast<int32_t>(id);
         return true;
     });
-    for (const Piece& piece : pieces) {
-        if (piece.begin == piece.end) continue;
-        if (piece.id >= 0) out.push_back(piece.id);
-        else if (bytes_.empty()) out.push_back(unknown_);
-        else
-            for (uint32_t i = piece.begin; i < piece.end; i++) out.push_back(bytes_[bytes[i]]);
+    for (const Piece& piece : pieces)
+        if (piece.begin != piece.end) add_ids(piece, text, bytes_, unknown_, out);
+}
+
+// --- Unigram ---------------------------------------------------------------------------------------------------------
+
+UnigramPieces::UnigramPieces(const Strings& tokens, std::vector<float> scores, std::vector<int32_t> bytes,
+                             int32_t unknown, float unknown_score)
+    : tokens_(tokens), scores_(std::move(scores)), bytes_(std::move(bytes)), unknown_(unknown),
+      unknown_score_(unknown_score) {
+    for (uint32_t i = 0; i < tokens_.size(); i++)
+        if (!std::isnan(scores_[i]) && !tokens_.at(i).empty()) sorted_.push_back(i);
+    std::sort(sorted_.begin(), sorted_.end(), [&](uint32_t a, uint32_t b) { return tokens_.at(a) < tokens_.at(b); });
+}
+
+// Tries every token that begins at `begin`: the sorted tokens that begin with the text's next bytes are a range, which
+// each byte narrows. Sums are float32, since ties and near ties have to fall as they do where the scores were trained.
+void UnigramPieces::extend(std::string_view text, uint32_t begin, uint32_t character_end,
+                           std::vector<Best>& best) const {
+    const float till_here = best[begin].score;
+    bool has_character = false;
+    auto first = sorted_.begin(), last = sorted_.end();
+    for (uint32_t end = begin; end < text.size(); end++) {
+        const size_t depth = end - begin;
+        const auto byte = static_cast<uint8_t>(text[end]);
+        const auto byte_of = [&](uint32_t id) { return static_cast<uint8_t>(tokens_.at(id)[depth]); };
+        first = std::lower_bound(first, last, byte, [&](uint32_t id, uint8_t b) { return byte_of(id) < b; });
+        last = std::upper_bound(first, last, byte, [&](uint8_t b, uint32_t id) { return b < byte_of(id); });
+        if (first == last) break;
+        if (tokens_.at(*first).size() != depth + 1) continue;
+        const float score = scores_[*first] + till_here;
+        Best& target = best[end + 1];
+        if (target.begin < 0 || score > target.score)
+            target = {score, static_cast<int32_t>(begin), static_cast<int32_t>(*first)};
+        has_character |= end + 1 == character_end;
+        if (++first == last) break;  // it has no longer one
     }
+    const float score = unknown_score_ + till_here;
+    Best& target = best[character_end];
+    if (!has_character && (target.begin < 0 || score > target.score))
+        target = {score, static_cast<int32_t>(begin), -1};
+}
+
+void UnigramPieces::encode(std::string_view text, std::vector<int32_t>& out) const {
+    if (text.size() > INT32_MAX) throw std::length_error("a text of more than 2^31 bytes");
+    const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
+    std::vector<Best> best(text.size() + 1);
+    for (size_t i = 0; i < text.size();) {
+        const int step = character_size(bytes + i, bytes + text.size());
+        if (step == 0) throw std::invalid_argument("a text that is not UTF-8");
+        extend(text, static_cast<uint32_t>(i), static_cast<uint32_t>(i) + static_cast<uint32_t>(step), best);
+        i += static_cast<size_t>(step);
+    }
+    std::vector<Piece> pieces;
+    for (auto end = static_cast<int32_t>(text.size()); end > 0; end = pieces.back().begin) {
+        const Best& last = best[static_cast<size_t>(end)];
+        pieces.push_back({last.id, static_cast<uint32_t>(last.begin), static_cast<uint32_t>(end), 0, 0});
+    }
+    for (size_t i = pieces.size(); i-- > 0;) add_ids(pieces[i], text, bytes_, unknown_, out);
 }
 
 }  // namespace unspool

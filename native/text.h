@@ -1,5 +1,5 @@
-// Vocabularies: strings, found by their text, and the two ways of merging pieces of text
-// into tokens. What is read from a file is copied: another program may overwrite or cut the file while it is mapped.
+// Vocabularies: strings, found by their text, two ways of merging pieces of text into tokens, and the best way of
+// cutting a text into tokens that have probabilities. What is read from a file is copied: another program may overwrite or cut the file while it is mapped.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -77,11 +77,13 @@ struct Scratch {
     std::string text;
 };
 
-// Byte-pair encoding over bytes: merges are ranked pairs of tokens.
+// Byte-pair encoding: merges are ranked pairs of tokens.
 class BytePairs {
 public:
-    // `merges` are "left right". What is wrong with one is told by `fault`, the place of the first bad one.
-    BytePairs(const Strings& tokens, const Strings& merges, bool whole_words);
+    // `merges` are "left right". What is wrong with one is told by `fault`, the place of the first bad one. Words are
+    // merged from their bytes up, each of which is a token. With `bytes`, 256 ids, they are merged from their
+    // characters up, and one that no token stands for becomes the ids of its bytes.
+    BytePairs(const Strings& tokens, const Strings& merges, bool whole_words, std::vector<int32_t> bytes);
 
     int64_t fault() const { return fault_; }
     const std::vector<int>& missing() const { return missing_; }  // bytes that no token stands for
@@ -94,9 +96,11 @@ private:
     };
     size_t slot_of(uint64_t pair) const;
     void add_group(const Strings& merges, uint64_t first, uint64_t count);
+    void add_bytes(std::string_view word, std::vector<Piece>& pieces) const;
 
     const Strings& tokens_;
     bool whole_words_;
+    std::vector<int32_t> bytes_;
     int32_t byte_ids_[256];
     uint8_t spelled_[256][2];  // the character that stands for a byte, in UTF-8
     uint8_t spelled_size_[256];
@@ -124,6 +128,31 @@ private:
     std::vector<bool> plain_;
     std::vector<int32_t> bytes_;
     int32_t unknown_;
+};
+
+// SentencePiece's unigram model: of all ways to cut a text into tokens, the one with the largest sum of scores.
+class UnigramPieces {
+public:
+    // `scores`: of every token, NaN for one that no text becomes. A character that no token stands for is worth
+    // `unknown_score`; it becomes the ids of its bytes, or one `unknown` together with its unknown neighbours.
+    UnigramPieces(const Strings& tokens, std::vector<float> scores, std::vector<int32_t> bytes, int32_t unknown,
+                  float unknown_score);
+
+    void encode(std::string_view text, std::vector<int32_t>& out) const;
+
+private:
+    struct Best {  // the best way to reach a place: the sum of scores, and the last token and where it begins
+        float score = 0;
+        int32_t begin = -1, id = -1;
+    };
+    void extend(std::string_view text, uint32_t begin, uint32_t character_end, std::vector<Best>& best) const;
+
+    const Strings& tokens_;
+    std::vector<float> scores_;
+    std::vector<uint32_t> sorted_;  // tokens that text may become, by their text
+    std::vector<int32_t> bytes_;
+    int32_t unknown_;
+    float unknown_score_;
 };
 
 }  // namespace unspool

@@ -329,7 +329,8 @@ def test_the_hub_is_asked_for_what_cannot_run_code(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", listing)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert hub.fetch("org/name", None, None) == Path("there")
-    assert asked == [{"revision": "abc", "allow_patterns": ["*.safetensors", "*.json", "*.jinja"]}]
+    patterns = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "tiktoken.model"]
+    assert asked == [{"revision": "abc", "allow_patterns": patterns}]
 
 
 def test_a_name_that_the_hub_refuses() -> None:

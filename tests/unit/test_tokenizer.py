@@ -218,7 +218,7 @@ def test_words_are_merged_alone_only_where_no_token_crosses() -> None:
     ("metadata", "message"),
     [
         ({}, r"tokenizer\.ggml\.model: missing"),
-        (byte_level(model="gemma4"), r"tokenizer\.ggml\.model: 'gemma4' is not supported"),
+        (byte_level(model="plamo2"), r"tokenizer\.ggml\.model: 'plamo2' is not supported"),
         (byte_level(model="bert"), "'bert'"),
         (byte_level(model=3), r"tokenizer\.ggml\.model: expected str"),
         (byte_level(pre="never-heard-of"), r"tokenizer\.ggml\.pre: unknown pre-tokenizer 'never-heard-of'"),

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from unspool.errors import RequestError
 from unspool.text.byte_level import LibraryWords, NativeWords, library_cuts
+from unspool.text.character_pairs import LibraryCharacters, make_character_pairs
 from unspool.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, cut_ascii
 from unspool.text.spm import SentencePieceModel, make_pieces
 from unspool.text.texts import TextIds, Texts, as_texts, read_texts
+from unspool.text.unigram import make_unigram
 from unspool.text.vocabulary import byte_characters
 
 pytest.importorskip("unspool._native")
@@ -177,6 +179,46 @@ def test_pieces_merge_as_specified(seed: int, has_bytes: bool) -> None:
     theirs = SentencePieceModel(ids, scores, byte_ids, 0)
     for length in (0, 1, 2, 5, 20, 200, 1000):
         text = "".join(rng.choices(letters + "x\n", k=length))
+        assert ours.encode(text) == theirs.encode(text), text
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_the_best_sum_of_scores_is_found_as_specified(seed: int, has_bytes: bool) -> None:
+    """Scores are few, so that many ways of cutting a text are worth the same."""
+    rng = random.Random(seed)
+    letters = "ab▁é☃"
+    words = {"".join(rng.choices(letters, k=rng.randint(1, 5))) for _ in range(80)} - {"☃"}
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted(words)]
+    scores = [rng.choice([-1.3, -2.1, -3.7, -4.9]) for _ in tokens]
+    byte_ids = list(range(1, 257)) if has_bytes else None
+    marks = [*range(257), *rng.sample(range(257, len(tokens)), 5)]
+    added = [index for index in rng.sample(range(257, len(tokens)), 3) if index not in marks]
+    native = texts(*tokens)
+    ids = {token: index for index, token in enumerate(tokens)}
+    ours = make_unigram(native, TextIds(native), scores, marks, added, byte_ids, 0)
+    theirs = make_unigram(tokens, ids, scores, marks, added, byte_ids, 0)
+    for length in (0, 1, 2, 5, 20, 200, 1000):
+        text = "".join(rng.choices(letters + "x\n", k=length))
+        assert ours.encode(text) == theirs.encode(text), text
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pairs_of_characters_merge_as_in_the_library(seed: int) -> None:
+    rng = random.Random(seed)
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"ab▁é\n"]
+    merges: list[str] = []
+    while len(merges) < 60:
+        left, right = rng.choice(tokens[257:]), rng.choice(tokens[257:])
+        if len(left + right) < 9 and f"{left} {right}" not in merges:
+            merges.append(f"{left} {right}")
+            if left + right not in tokens:
+                tokens.append(left + right)
+    ids = {token: index for index, token in enumerate(tokens)}
+    ours = make_character_pairs(texts(*tokens), ids, merges, list(range(1, 257)), 0)
+    theirs = LibraryCharacters(ids, merges, "<unk>")
+    for length in (0, 1, 2, 5, 20, 200, 1000):
+        text = "".join(rng.choices("ab▁é\n☃x", k=length))
         assert ours.encode(text) == theirs.encode(text), text
 
 

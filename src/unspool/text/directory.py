@@ -1,155 +1,217 @@
-"""A tokenizer from a Hugging Face directory: tokenizer.json does the work, tokenizer_config.json names the marks.
+"""A tokenizer from a Hugging Face directory: one file has the vocabulary, tokenizer_config.json names the marks.
 
-The library that tokenizer.json is written for reads it in a process with limits (`text/tokenizer_worker.py`): what it
-says of the vocabulary comes back once, token ids for each text.
+tokenizer.json    whatever the `tokenizers` library reads (`library_file.py`)
+tokenizer.model   SentencePiece (`sentencepiece_file.py`)
+tekken.json       Mistral's (`ranked_bytes.py`)
+tiktoken.model    Kimi's (`ranked_bytes.py`)
 """
 
 from __future__ import annotations
 
 import json
 import re
-from array import array
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unspool.errors import ModelError, RequestError
-from unspool.isolation import LimitedProcess, StoppedError
-from unspool.text.gguf_vocabulary import end_ids
-from unspool.text.tokenizer import Tokenizer
-from unspool.text.vocabulary import Spelling, Vocabulary
+from unspool.errors import ModelError
+from unspool.text.character_map import CharacterMap
+from unspool.text.end_tokens import end_ids
+from unspool.text.library_file import LibraryEncoder
+from unspool.text.marks import MarkSplitter
+from unspool.text.ranked_bytes import RankedBytes, RankedEncoder, added_tokens, read_tekken, read_tiktoken
+from unspool.text.sentencepiece import Normalizer, PieceEncoder, PieceTable
+from unspool.text.sentencepiece_file import MAX_PIECES, SentencePieceFile, read_sentencepiece
+from unspool.text.token_types import BYTE, CONTROL, UNKNOWN
+from unspool.text.tokenizer import Encoder, Tokenizer
+from unspool.text.vocabulary import Spelling, Vocabulary, fingerprint
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-MIB = 1 << 20
-MAX_FILE = 128 * MIB  # the largest known, of 262,144 tokens, has 33
-MAX_SETTINGS = 16 * MIB
-# Of the process: encoding takes some 250 bytes for each byte of a text, loading 16 for each of the file.
-MEMORY, MEMORY_PER_BYTE = 2048 * MIB, 32
-LONGEST_ANSWER = 256 * MIB
-# The library loads ten megabytes in a second, and encodes one megabyte of text.
-LOAD_SECONDS = 60.0
-ENCODE_SECONDS, ENCODE_SECONDS_PER_MIB = 10.0, 10.0
-LONG_TEXT = MIB  # a limit that a shorter text meets is the file's fault, else it is the text's
+MAX_SETTINGS = 32 << 20
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What the library says of a tokenizer.json."""
+class _Source:
+    """What a file says of its vocabulary. `own_bos`, `own_eos`: what the file itself names, where it names them."""
 
-    tokens: list[str]
-    added: list[int]
-    special: list[int]
+    tokens: Sequence[str]
     spelling: Spelling
-    strips_leading_space: bool
-    in_front: list[int]  # what the file puts in front of every text
-
-    def __post_init__(self) -> None:
-        """The process that said so worked on a stranger's file: nothing is taken on trust."""
-        size, ids = len(self.tokens), [*self.added, *self.special, *self.in_front]
-        if not (
-            all(type(token) is str for token in self.tokens)
-            and all(type(index) is int and 0 <= index < size for index in ids)
-            and self.spelling in ("byte-level", "sentencepiece")
-            and type(self.strips_leading_space) is bool
-        ):
-            raise ValueError
-
-
-class _LibraryEncoder:
-    """The `tokenizers` library with one file, wherever it runs."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        size = self._size()
-        self._process = LimitedProcess(
-            "unspool.text.tokenizer_worker", ("tokenizers",), MEMORY + MEMORY_PER_BYTE * size, LONGEST_ANSWER
-        )
-        self.told = self._load()
-        self._vocab_size = len(self.told.tokens)
-
-    def encode(self, text: str, parse_special: bool) -> list[int]:
-        content = text.encode("utf-8")
-        seconds = ENCODE_SECONDS + ENCODE_SECONDS_PER_MIB * len(content) / MIB
-        ids = array("I")
-        ids.frombytes(self._ask(b"E1" if parse_special else b"E0", content, seconds))
-        if ids and max(ids) >= self._vocab_size:
-            raise ModelError(f"{self._file}: it writes the token {max(ids):,}, which it does not have")
-        return ids.tolist()
-
-    def fingerprint(self) -> str:
-        return self._ask(b"F", b"", LOAD_SECONDS).decode("ascii", "replace")
-
-    def _load(self) -> _Told:
-        reply = self._call(b"L" + self._file.read_bytes(), LOAD_SECONDS)
-        if reply[:1] != b"+":
-            raise ModelError(f"{self._file}: not a tokenizer this program can read: {_reason(reply)}")
-        try:
-            return _Told(**json.loads(reply[1:]))
-        except (ValueError, TypeError) as error:
-            raise ModelError(f"{self._file}: what it says of its vocabulary cannot be true") from error
-
-    def _ask(self, operation: bytes, content: bytes, seconds: float) -> bytes:
-        reply = self._call(operation + content, seconds)
-        if reply[:1] == b"?":  # the process was stopped meanwhile, and is another one now
-            if self._load() != self.told:
-                raise ModelError(f"{self._file}: it was changed since it was opened")
-            reply = self._call(operation + content, seconds)
-        if reply[:1] != b"+":
-            raise ModelError(f"{self._file}: the text cannot be encoded: {_reason(reply)}")
-        return reply[1:]
-
-    def _call(self, request: bytes, seconds: float) -> bytes:
-        try:
-            return self._process.call(request, seconds)
-        except StoppedError as error:
-            if request[:1] == b"E" and len(request) > LONG_TEXT:
-                raise RequestError(
-                    f"a text of {len(request) - 2:,} bytes cannot be encoded: {error}", "prompt"
-                ) from error
-            doing = "loading it" if request[:1] == b"L" else "encoding a text"
-            raise ModelError(f"{self._file}: {doing} was stopped: {error}") from error
-
-    def _size(self) -> int:
-        try:
-            size = self._file.stat().st_size
-        except OSError:
-            raise ModelError(f"{self._file}: missing; the model directory brings no tokenizer") from None
-        if not self._file.is_file() or size > MAX_FILE:
-            raise ModelError(f"{self._file}: not a file of at most {MAX_FILE:,} bytes")
-        return size
-
-
-def _reason(reply: bytes) -> str:
-    return reply[1:].decode("utf-8", "replace")
+    special: frozenset[int]
+    encoder: Encoder
+    fingerprint: Callable[[], str]
+    adds_bos: Callable[[int | None], bool]
+    literal: frozenset[int] = frozenset()
+    strips_leading_space: bool = False
+    own_bos: int | None = None
+    own_eos: int | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def build(path: Path, config: Mapping[str, Any], extra_eos: Collection[int]) -> Tokenizer:
     """The tokenizer of the directory at `path`; a ModelError names the file at fault."""
     settings = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
-    encoder = _LibraryEncoder(path / "tokenizer.json")
-    told = encoder.told
-    ids = {text: index for index, text in enumerate(told.tokens) if text}
-    byte_of, literal = {}, told.added
-    if told.spelling == "sentencepiece":
+    source = _open(path, settings)
+    tokens = source.tokens
+    ids = {text: index for index, text in enumerate(tokens) if text}
+    if source.spelling == "byte-level":  # a control token may have the text of other tokens
+        ids |= {tokens[index]: index for index in sorted(source.special)}
+    byte_of = {}
+    if source.spelling == "sentencepiece":
         byte_of = {index: int(found[1], 16) for text, index in ids.items() if (found := _BYTE_TOKEN.fullmatch(text))}
-        literal = []  # Gemma's runs of "▁" are added tokens, and stand for spaces as any "▁" does
-    bos = _named_id("bos_token", settings, config, ids, path)
-    eos = _named_id("eos_token", settings, config, ids, path)
-    ends = {eos, *extra_eos, *_config_eos(config)} - {None} | end_ids(ids, frozenset(told.special))
+    bos = _named_id("bos_token", settings, config, ids, path, source.own_bos)
+    eos = _named_id("eos_token", settings, config, ids, path, source.own_eos)
+    ends = {eos, *extra_eos, *_config_eos(config)} - {None} | end_ids(ids, source.special)
     adds_bos = settings.get("add_bos_token")
-    if not isinstance(adds_bos, bool):  # what the file does to an empty text tells
-        adds_bos = told.in_front == [bos]
+    if not isinstance(adds_bos, bool):
+        adds_bos = source.adds_bos(bos)
     return Tokenizer(
-        Vocabulary(told.tokens, told.spelling, special=told.special, literal=literal, bytes_of=byte_of),
-        encoder,
+        Vocabulary(tokens, source.spelling, special=source.special, literal=source.literal, bytes_of=byte_of),
+        source.encoder,
         bos_id=bos,
         eos_ids={index for index in ends if index is not None},
         adds_bos=bos is not None and adds_bos,
-        strips_leading_space=told.strips_leading_space,
-        fingerprint=encoder.fingerprint,
-        named_tokens=_named_tokens(settings),
+        strips_leading_space=source.strips_leading_space,
+        fingerprint=source.fingerprint,
+        named_tokens={**source.named, **_named_tokens(settings)},
+        notes=source.notes,
     )
+
+
+def _open(path: Path, settings: Mapping[str, Any]) -> _Source:
+    names = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
+    name = next((name for name in names if (path / name).is_file()), None)
+    if name == "tokenizer.json":
+        return _from_library(path / name)
+    if name == "tokenizer.model":
+        return _from_sentencepiece(path, settings)
+    if name == "tekken.json":
+        return _from_ranks(read_tekken(path / name, _read_json(path / name)), own_marks=True)
+    if name == "tiktoken.model":
+        return _from_ranks(read_tiktoken(path / name, settings), own_marks=False)
+    raise ModelError(f"{path}: none of {', '.join(names)}: the model directory brings no tokenizer")
+
+
+def _from_library(file: Path) -> _Source:
+    encoder = LibraryEncoder(file)
+    told = encoder.told
+    # Gemma's runs of "▁" are added tokens, and stand for spaces as any "▁" does
+    literal = told.added if told.spelling != "sentencepiece" else []
+    return _Source(
+        told.tokens,
+        told.spelling,
+        frozenset(told.special),
+        encoder,
+        encoder.fingerprint,
+        adds_bos=lambda bos: told.in_front == [bos],  # what the file does to an empty text tells
+        literal=frozenset(literal),
+        strips_leading_space=told.strips_leading_space,
+    )
+
+
+def _from_ranks(source: RankedBytes, own_marks: bool) -> _Source:
+    texts = source.texts
+    bos, eos = (1, 2) if own_marks and len(source.marks) > 2 else (None, None)
+    return _Source(
+        texts,
+        "byte-level",
+        frozenset(source.marks) - source.printed,
+        RankedEncoder(source),
+        lambda: fingerprint(texts, ()),
+        adds_bos=lambda _: own_marks,
+        literal=source.printed,
+        own_bos=bos,
+        own_eos=eos,
+        named={} if bos is None or eos is None else {"bos_token": texts[bos], "eos_token": texts[eos]},
+    )
+
+
+def _from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> _Source:
+    file = path / "tokenizer.model"
+    source = read_sentencepiece(file)
+    marks, special, strips, notes = _add_tokens(path, settings, source)
+    ids = {source.pieces[index]: index for index in reversed(range(len(source.pieces))) if source.pieces[index]}
+    bytes_of = source.ids_of(BYTE)
+    if bad := [index for index in bytes_of if not _BYTE_TOKEN.fullmatch(source.pieces[index])]:
+        raise ModelError(f"{file}: pieces[{bad[0]}]: {source.pieces[bad[0]]!r:.40} is marked as a byte and names none")
+    byte_ids = [ids.get(f"<0x{byte:02X}>", -1) for byte in range(256)] if bytes_of else None
+    if byte_ids and set(byte_ids) - set(bytes_of):
+        raise ModelError(f"{file}: pieces: {len(bytes_of)} bytes have a piece; all 256 or none were expected")
+    by_type = {kind: source.ids_of(kind) for kind in set(source.types)}
+    unknown = by_type[UNKNOWN][0]
+    table = PieceTable(source.pieces, ids, source.scores, by_type, byte_ids, unknown)
+    named = {"bos_token": source.bos_id, "eos_token": source.eos_id}
+    named = {name: index for name, index in named.items() if 0 <= index < len(source.pieces)}
+    texts, scores = source.pieces, source.scores
+    return _Source(
+        texts,
+        "sentencepiece",
+        special,
+        PieceEncoder(table, source.model, _normalizer(file, settings, source), _splitter(marks, special, strips)),
+        lambda: fingerprint(texts, map(str, scores)),
+        adds_bos=lambda bos: bos is not None,
+        literal=frozenset(marks.values()) - special,
+        strips_leading_space=source.adds_space and not source.space_is_suffix,
+        own_bos=named.get("bos_token"),
+        own_eos=named.get("eos_token"),
+        named={name: texts[index] for name, index in named.items()} | {"unk_token": texts[unknown]},
+        notes=notes,
+    )
+
+
+def _normalizer(file: Path, settings: Mapping[str, Any], source: SentencePieceFile) -> Normalizer:
+    try:
+        characters = CharacterMap(source.character_map) if source.character_map else None
+    except ValueError as error:
+        raise ModelError(f"{file}: normalizer_spec.precompiled_charsmap: {error}") from error
+    return Normalizer(
+        characters=characters,
+        adds_space=source.adds_space,
+        removes_extra_spaces=source.removes_extra_spaces,
+        space_is_suffix=source.space_is_suffix,
+        space_everywhere=settings.get("legacy") is not False,
+    )
+
+
+def _splitter(
+    marks: Mapping[str, int], special: frozenset[int], strips: frozenset[int]
+) -> Callable[[bool], MarkSplitter]:
+    every = MarkSplitter(marks, strips)
+    added = MarkSplitter({text: index for text, index in marks.items() if index not in special}, strips)
+    return lambda parse_special: every if parse_special else added
+
+
+def _add_tokens(
+    path: Path, settings: Mapping[str, Any], source: SentencePieceFile
+) -> tuple[dict[str, int], frozenset[int], frozenset[int], tuple[str, ...]]:
+    """Puts the directory's tokens in their places among the model's. Returns the marks, by their text; those that are
+    control tokens; those that swallow the white space behind them; and what is not done of what the files ask for."""
+    added: dict[int, tuple[str, Mapping[str, Any]]] = {}
+    for text, index in _read_json(path / "added_tokens.json").items():
+        if not isinstance(index, int) or isinstance(index, bool) or not text:
+            raise ModelError(f"{path / 'added_tokens.json'}: {text!r:.40} has the id {index!r:.20}")
+        added[index] = (text, {})
+    added |= added_tokens(path / "tokenizer_config.json", settings)
+    own = set(source.ids_of(CONTROL, UNKNOWN))
+    for index, (text, _) in sorted(added.items()):
+        if not 0 <= index < MAX_PIECES:
+            raise ModelError(f"{path}: the added token {text!r:.40} has the id {index:,}")
+        missing = index + 1 - len(source.pieces)
+        if missing > 0:
+            source.pieces += [""] * missing
+            source.scores.extend([0.0] * missing)
+            source.types += [CONTROL] * missing
+        source.pieces[index] = text
+    special = own | {index for index, (_, entry) in added.items() if entry.get("special", False)}
+    for index in added:
+        if source.types[index] != UNKNOWN:
+            source.types[index] = CONTROL  # no piece of a text any more: it is found as a mark before
+    marks = {source.pieces[index]: index for index in sorted(own | set(added))}
+    strips = frozenset(index for index, (_, entry) in added.items() if entry.get("rstrip"))
+    left = sorted(text for text, entry in added.values() if entry.get("lstrip"))
+    notes = (f"tokenizer_config.json: lstrip of {', '.join(left)[:80]} is not done",) if left else ()
+    return marks, frozenset(special), strips, notes
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -167,16 +229,21 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _named_id(
-    name: str, settings: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int], path: Path
+    name: str,
+    settings: Mapping[str, Any],
+    config: Mapping[str, Any],
+    ids: Mapping[str, int],
+    path: Path,
+    own: int | None,
 ) -> int | None:
-    """The id of a mark that tokenizer_config.json names by its text, or config.json by its id."""
+    """The id of a mark that tokenizer_config.json names by its text, or config.json by its id; else the file's own."""
     token = _content(settings.get(name))
     if token is not None:
         if token not in ids:
             raise ModelError(f"{path}: {name} is {token!r}, which the vocabulary lacks")
         return ids[token]
     index = config.get(f"{name}_id")
-    return index if isinstance(index, int) else None
+    return index if isinstance(index, int) else own
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str | list[str]]:

@@ -16,6 +16,7 @@ class MarkSplitter:
 
     def __init__(self, ids: Mapping[str, int], strips_after: frozenset[int] = frozenset()) -> None:
         self._ids = {text: token_id for text, token_id in ids.items() if text}
+        self._texts = {token_id: text for text, token_id in self._ids.items()}
         self._strips_after = strips_after
         # A vocabulary may have thousands of marks: look only where one could begin, then only at lengths that occur.
         self._lengths: dict[str, list[int]] = {}
@@ -25,6 +26,10 @@ class MarkSplitter:
             self._lengths[start] = sorted(set(lengths), reverse=True)
         starts = "|".join(re.escape(start) for start in sorted(self._lengths, key=len, reverse=True))
         self._start = re.compile(f"(?=({starts}))") if starts else None
+
+    def text_of(self, token_id: int) -> str:
+        """The text of a mark."""
+        return self._texts[token_id]
 
     def split(self, text: str) -> Iterator[str | int]:
         begin = 0

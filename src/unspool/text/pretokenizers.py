@@ -94,11 +94,15 @@ DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0
 
 _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     (DEFAULT, "default"),
-    (PreTokenizer((_GPT2,)), "gpt-2 mpt olmo jais trillion granite-docling phi-2 gigachat a.x-4.0 mellum exaone4"),
+    (
+        PreTokenizer((_GPT2,)),
+        "gpt-2 mpt olmo jais trillion granite-docling phi-2 gigachat a.x-4.0 mellum exaone4 jina-es jina-de jina-v1-en "
+        "jina-v2-es jina-v2-de jina-v2-code modern-bert roberta-bpe",
+    ),
     (PreTokenizer(_DIGITS_GPT2), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
     (
         PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True),
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
     (PreTokenizer((_LLAMA3,)), "dbrx smaug-bpe chatglm-bpe"),
     (PreTokenizer((_LLAMA3,), ignore_merges=True), "glm4 glm5"),
@@ -148,6 +152,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     ),
     (PreTokenizer((_cased(r"\p{N}", tail=""),), ignore_merges=True, adds_bos=True), "tekken"),
     (PreTokenizer((_cased(r"\p{N}{1,3}"),)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
+    (PreTokenizer((_cased(r"\p{N}{1,3}"),), ignore_merges=True), "granite-embed-multi-97m"),
     (PreTokenizer((_DIGITS_OF_WORDS_FROM_THE_RIGHT, _cased(r"\p{N}{1,3}"))), "tiny_aya cohere2moe"),
     (
         PreTokenizer(
@@ -212,6 +217,9 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
         "chameleon",
     ),
 )
+
+# These vocabularies merge characters over a whole text, which nothing cuts before.
+CHARACTER_PAIRS = frozenset({"gemma4", "sarvam-moe", "granite-embed-multi-311m"})
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rule for rule, names in _FAMILIES for name in names.split()}
 

@@ -64,6 +64,10 @@ class SentencePieceModel:
         self._words: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
+        ids = self._encode(text)
+        return join_unknown(ids, self._unk) if self._byte_ids is None else ids
+
+    def _encode(self, text: str) -> list[int]:
         output: list[int] = []
         words = self._words
         for word in self._boundary.split(text):
@@ -119,6 +123,11 @@ class SentencePieceModel:
                     if token is not None:
                         heappush(heap, (-scores[token], a, b, len(pieces[a]) + len(pieces[b])))
         return [piece for piece in pieces if piece]
+
+
+def join_unknown(ids: Sequence[int], unk: int) -> list[int]:
+    """Neighbours that no token stands for are one unknown token."""
+    return [index for place, index in enumerate(ids) if index != unk or place == 0 or ids[place - 1] != unk]
 
 
 def _word_boundary(ids: Mapping[str, int]) -> re.Pattern[str]:

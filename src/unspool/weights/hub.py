@@ -10,7 +10,8 @@ from unspool.weights.fields import read_json
 from unspool.weights.packaged import Progress
 
 # Only what cannot run code: weights and text. Never a pickle.
-PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
+PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "tiktoken.model"]
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
 TIMEOUT_SECONDS = 20.0
 PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
@@ -38,7 +39,7 @@ def find(repository: str, wanted: str | None) -> Path | None:
 
 def _is_whole(snapshot: Path) -> bool:
     index = snapshot / "model.safetensors.index.json"
-    if not (snapshot / "config.json").exists() or not (snapshot / "tokenizer.json").exists():
+    if not (snapshot / "config.json").exists() or not any((snapshot / name).exists() for name in TOKENIZERS):
         return False
     if not index.exists():
         return any(snapshot.glob("*.safetensors"))
