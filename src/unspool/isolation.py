@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from math import ceil
 from typing import IO, TYPE_CHECKING, Any
 
 from unspool.errors import EngineError
@@ -28,6 +29,7 @@ _KEPT = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # the time zone, and wha
 # One thread, one arena: address space is limited, and each thread of a library would reserve much of it.
 _SET = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
 _OUT_OF_MEMORY = 77  # exit status
+PATIENCE = 6  # seconds that may pass for each one of processor time
 
 
 class StoppedError(Exception):
@@ -54,7 +56,11 @@ class LimitedProcess:
             self._running()
 
     def call(self, request: bytes, seconds: float) -> bytes:
-        """The child's answer; a StoppedError where it took too long, took too much memory or crashed."""
+        """The child's answer; a StoppedError where it took too long, took too much memory or crashed.
+
+        `seconds` are of processor time, so that a busy machine stops nothing that is right; PATIENCE times as many may
+        pass.
+        """
         with self._lock:
             process, is_late = self._running(), threading.Event()
 
@@ -62,15 +68,15 @@ class LimitedProcess:
                 is_late.set()
                 process.kill()
 
-            timer = threading.Timer(seconds, stop)
+            timer = threading.Timer(PATIENCE * seconds, stop)
             timer.daemon = True
             timer.start()
             try:
-                return self._exchange(process, int(seconds) + 1, request)
+                return self._exchange(process, ceil(seconds), request)
             except (OSError, EOFError):
                 status = process.wait()
                 self.close()
-                raise StoppedError(self._reason(status, seconds if is_late.is_set() else None)) from None
+                raise StoppedError(self._reason(status, seconds, is_late=is_late.is_set())) from None
             except BaseException:  # an interrupt in the middle of a frame: whatever comes next would be misread
                 self.close()
                 raise
@@ -100,11 +106,11 @@ class LimitedProcess:
             raise StoppedError(f"an answer of {length:,} bytes; at most {self._longest_answer:,} are taken")
         return _read_exactly(process.stdout, length)
 
-    def _reason(self, status: int, seconds: float | None) -> str:
+    def _reason(self, status: int, seconds: float, *, is_late: bool) -> str:
         import signal
 
-        if seconds is not None or status == -signal.SIGXCPU:
-            return f"it took more than {seconds or 0:.2g} seconds"
+        if is_late or status == -signal.SIGXCPU:
+            return f"it took more than {seconds:.2g} seconds"
         if status == _OUT_OF_MEMORY:
             return f"it took more than {self._memory >> 20:,} MiB of memory"
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
@@ -202,7 +208,8 @@ def serve(module: str, memory: str) -> None:
 
 
 def _limit_cpu(seconds: int) -> None:
-    """The parent keeps the time; this ends a child whose parent died meanwhile."""
+    """SIGXCPU ends the child after so many more seconds, to within one. Where there is no such limit the parent's timer
+    does."""
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF)

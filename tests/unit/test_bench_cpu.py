@@ -15,7 +15,7 @@ from benchmarks import cpu, rounds
 from benchmarks.export import export
 from benchmarks.peer import Process
 from benchmarks.peers import exact_openvino
-from unspool.bench import quiet
+from unspool import quiet
 from unspool.errors import BackendError
 from unspool.machine import Bandwidth
 from unspool.models.checkpoint import Checkpoint

@@ -81,6 +81,7 @@ TINY_LATENT = LatentConfig(
             tied_embeddings=False,
             dense_layers=(0,),
             shared_width=64,
+            qkv_bias=False,
         )
     ),
     routed_scale=1.5,
