@@ -48,7 +48,7 @@ class Client:
 
 async def started(replicas: int, silence: float = 10.0) -> tuple[LocalTransport, Client]:
     transport = LocalTransport(SOURCE, [None] * replicas, silence=silence)
-    status = await transport.start()
+    status = await transport.start(open_source(SOURCE).fingerprint)
     pool = ReplicaPool(transport, status, resolver(open_source(SOURCE), ()))
     async with asyncio.timeout(60):
         while len(transport.statuses()) < replicas:
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path: Path, capfd: pytes
     async def check() -> None:
         transport = LocalTransport(ModelSource(str(bad)), [None, None])
         with pytest.raises(EngineError, match="replica-0 could not start; it ended with status 3"):
-            await transport.start()
+            await transport.start("")
 
     asyncio.run(check())
     assert capfd.readouterr().err.count("bad.gguf") == 1

@@ -85,6 +85,9 @@ class FakeTransport:
                 return FakeStream(fake, request)
         raise ReplicaLostError("no replica can take the request now")
 
+    def reports(self) -> dict[str, int]:
+        return {}
+
     def statuses(self) -> dict[str, wire.Status]:
         return {}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+from unspool import params
 from unspool.cluster import wire
 from unspool.errors import (
     ContextLengthError,
@@ -16,7 +18,7 @@ from unspool.errors import (
     UnspoolError,
 )
 from unspool.events import Failed, Finished, Text, Timings, Token, Usage
-from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams, ThinkingMarks
 from unspool.results import Receipt
 from unspool.sampling.trace import Candidate, StageTrace, StepTrace, TokenEffect
 
@@ -27,7 +29,7 @@ TRACE = StepTrace(
     raw_rank=2,
     entropy_bits=1.5,
     alternatives=((5, 0.1), (6, 0.3)),
-    stages=(StageTrace("top_k", 3, 3, 0.7, 2.5, (TokenEffect(5, 0.25, None),)),),
+    stages=(StageTrace("top_k", 3, 3, 0.7, 1.25, (TokenEffect(5, 0.25, None),)),),
     greedy=False,
     seed=7,
     candidates=(Candidate(5, 0.25, 1.5, 1.75),),
@@ -43,17 +45,24 @@ RECEIPT = Receipt("model", "1.0", "cpu-avx2", 7)
         SamplingParams(constraint=Constraint("json_schema", {"type": "object", "~": {"~": "map"}, "enum": [1, None]})),
         SamplingParams(constraint=Constraint("choice", ("ja", "nein")), repetition_detector=RepetitionDetector(4, 3)),
         SamplingParams(beam=BeamParams(width=3)),
-        wire.WireRequest("r1", (1, 2, 3), SamplingParams(seed=2**53 - 1), (4,), True, "00-ab-cd-01"),
+        SamplingParams(thinking_budget=4, thinking_marks=ThinkingMarks("<think>", "</think>", is_open=True)),
+        wire.Events((Text("r", 0, "", (), held="END"),)),
+        wire.WireRequest("r1", (1, 2, 3), SamplingParams(seed=2**53 - 1), (4,), True, "00-ab-cd-01", "model"),
         wire.Events((Text("r", 1, "\ud800 \u2028é", (Token(4), Token(5, -0.1, ((5, -0.1),), TRACE, 2))),)),
         wire.Events(
             (Finished("r", 0, "stop", Usage(3, 4, 2), Timings(0.1, 0.2, 0.3, 0.6, 0.3, None), stop="\n", seed=7),)
         ),
         wire.Accepted(RECEIPT),
-        wire.Status(RECEIPT, 512, 16, "30x3x64", {"running": 3}, ("aa", "bb")),
+        wire.Status(RECEIPT, "model", 512, 16, "30x3x64", {"running": 3}, "aa" * 8),
     ],
 )
 def test_a_value_arrives_as_it_was_sent(value: object) -> None:
     assert wire.load(wire.dump(value)) == value
+
+
+def test_every_value_that_a_request_can_hold_may_be_sent() -> None:
+    records = {name for name in params.__all__ if dataclasses.is_dataclass(getattr(params, name))}
+    assert records - {"ResolvedParams"} <= set(wire.kinds())
 
 
 def test_floats_keep_their_bits() -> None:

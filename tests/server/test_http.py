@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import Client, in_process, make_llm
+from tests.server.harness import CONTEXT, Client, in_process, make_llm
 from unspool.errors import EngineDiedError, RequestError
 from unspool.server.config import Keys, ServerConfig, read_keys
 from unspool.server.run import Server, serve
@@ -313,11 +313,18 @@ def test_spans_tell_a_request() -> None:
         for path in ("/v1/chat/completions", "/v1/messages"):
             await client.ok(path, chat)
         await client.ok("/v1/responses", {"input": "a", "max_output_tokens": 1})
+        await client.refused("/v1/completions", {"prompt": "a", "max_tokens": CONTEXT})
         await service.engine.shutdown()
 
     asyncio.run(run())
     spans = exporter.get_finished_spans()
-    assert [span.attributes["gen_ai.operation.name"] for span in spans] == ["text_completion"] * 2 + ["chat"] * 3
+    assert [span.attributes["gen_ai.operation.name"] for span in spans] == [
+        *["text_completion"] * 2,
+        *["chat"] * 3,
+        "text_completion",
+    ]
+    assert spans[0].attributes["gen_ai.request.temperature"] == 1.0
+    assert spans[-1].attributes["error.type"] == "ContextLengthError"
     assert spans[0].name == f"text_completion {spans[0].attributes['gen_ai.request.model']}"
     assert format(spans[0].context.trace_id, "032x") == "0af7651916cd43dd8448eb211c80319c"
     assert spans[0].attributes["gen_ai.usage.output_tokens"] == 2

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from unspool.cluster.models import ModelSource
+from unspool.cluster.pool import Patience
 from unspool.errors import RequestError
 from unspool.options import check_names, engine_config
 
 if TYPE_CHECKING:
     from unspool.server.config import ServerConfig
 
-COUNTS = ("num_replicas", "num_ingresses", "min_replicas", "max_replicas")
-SECONDS = ("silence", "drain", "report_period", "health_check_period", "upscale_delay", "downscale_delay")
+COUNTS = ("num_replicas", "num_ingresses", "min_replicas", "max_replicas", "max_attempts")
+SECONDS = ("silence", "patience", "drain", "report_period", "health_check_period", "upscale_delay", "downscale_delay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,16 @@ class AppOptions:
     cpus: float | None = None  # of each replica, as Ray counts; None: the engine's threads, or 1
     gpus: float = 0.0
     silence: float = 10.0  # seconds without a sign of life after which a replica is lost
+    patience: float = 60.0  # seconds that a request waits for a replica that can take it
+    max_attempts: int = 5  # at one request, on replicas that are lost one after the other
     drain: float = 30.0  # seconds that a replica that is to go has for its answers
+    surge: int = 0  # replicas that an update may start before it ends others, in percent of their number
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)  # Ray's: another version of the code, say
     report_period: float = 1.0  # seconds between two reports of a replica to the routers
     health_check_period: float = 2.0
     upscale_delay: float = 5.0
     downscale_delay: float = 120.0
+    log_socket: str | None = None  # of the command that started a local Ray, and shows what is logged
     route_by_prefix: bool = True
     route_slack: int = 4  # see routing
     route_imbalance: float = 1.5
@@ -87,6 +93,10 @@ class AppOptions:
         """What Ray sets aside for a replica."""
         cpus = self.cpus if self.cpus is not None else float(self.engine.get("threads") or 1)
         return {"num_cpus": cpus, **({"num_gpus": self.gpus} if self.gpus else {})}
+
+    @property
+    def endurance(self) -> Patience:
+        return Patience(self.max_attempts, self.patience)
 
     def rule(self) -> dict[str, Any]:
         return {

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlencode
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
 from unspool.cluster import wire
+from unspool.cluster.metrics import ReplayCounter, labelled, page_of, summed
 from unspool.cluster.models import ModelSource, open_source, resolver
-from unspool.cluster.pool import ReplicaPool, Transport
-from unspool.cluster.replica import Pages
+from unspool.cluster.pool import Patience, ReplicaPool, Transport
 from unspool.config import EngineConfig
-from unspool.errors import ModelError, ReplicaLostError, RequestError
-from unspool.llm import LLM, TextModel
+from unspool.errors import EngineError, ModelError, ReplicaLostError
+from unspool.llm import TextModel
+from unspool.models.checkpoint import Checkpoint
 from unspool.results import Receipt
 from unspool.server.config import ServerConfig
-from unspool.server.faults import HTTPFault, fault_of
+from unspool.server.engine_view import POLL_SECONDS
+from unspool.server.faults import HTTPFault
 from unspool.server.service import Service
-from unspool.server.sse import dumps
+from unspool.server.sse import EventStream, Write, frame
 
-log = logging.getLogger("unspool.cluster")
+PAGE_SECONDS = 3.0  # that a replica has for what a page asks of all of them
+PEER_SECONDS = 1.0  # the same of another server
+Peers = Callable[[], Awaitable[list[str]]]  # what each server of the application has counted, this one too
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,24 @@ class PooledEngine:
 class PooledModel(TextModel):
     """A model whose engines are replicas in other processes. No weights are loaded here."""
 
-    def __init__(self, source: ModelSource, transport: Transport, status: wire.Status) -> None:
-        checkpoint = open_source(source)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: Mapping[str, Any],
+        transport: Transport,
+        status: wire.Status,
+        patience: Patience | None = None,
+    ) -> None:
         super().__init__(checkpoint, checkpoint.tokenizer())
-        if source.options.get("quantize", "none") == "none" and status.receipt.model != checkpoint.fingerprint:
+        if status.source != checkpoint.fingerprint:
             raise ModelError(
                 f"{checkpoint.name} here is not the model of the replicas: its fingerprint is "
-                f"{checkpoint.fingerprint}, theirs is {status.receipt.model}"
+                f"{checkpoint.fingerprint}, theirs is {status.source}"
             )
         notes = (*checkpoint.notes, *self.tokenizer.notes)
-        self.driver = ReplicaPool(transport, status, resolver(checkpoint, notes))
+        self.driver = ReplicaPool(transport, status, resolver(checkpoint, notes), patience)
         kv_tokens = int(status.stats["blocks"]) * status.block_size
-        config = EngineConfig(**{**source.options, "block_size": status.block_size, "kv_tokens": kv_tokens})
+        config = EngineConfig(**{**options, "block_size": status.block_size, "kv_tokens": kv_tokens})
         self.engine = PooledEngine(status.context_length, config, transport)
 
     def receipt(self, seed: int) -> Receipt:
@@ -68,89 +78,104 @@ class PooledModel(TextModel):
 
 
 class PooledService(Service):
-    """The service of an ingress. What only an engine can tell is asked of a replica (`?replica=NAME`: of that one)."""
+    """The service of a server that has no engine. What only an engine can tell is asked of a replica (`?replica=NAME`:
+    of that one)."""
 
-    def __init__(self, model: PooledModel, config: ServerConfig) -> None:
-        self._transport = model.driver.transport
+    def __init__(self, model: PooledModel, config: ServerConfig, peers: Peers | None = None) -> None:
+        self._pool, self._transport, self._peers = model.driver, model.driver.transport, peers
         name = config.names[0] if config.names else model.checkpoint.name
-        super().__init__(model, config, PoolCollector(config.metrics_prefix, name, model.driver))
+        super().__init__(model, config, ReplayCounter(config.metrics_prefix, name, lambda: self._pool.num_replays))
 
-    async def ask_engine(self, request: Request) -> Response:
+    # Pages of one replica -------------------------------------------------------------------------------------------
+    async def ask_engine(self, request: Request) -> Any:
         query = dict(request.query_params)
-        name = query.pop("replica", None)
+        name = self._chosen(query.pop("replica", None))
+        follows = query.pop("follow", None) in ("1", "true")
+        asked = wire.PageRequest(request.url.path, query)
+        page = await self._page(name, asked)
+        if follows and page.status == 200:
+            return self._follow(name, asked, page)
+        return Response(page.body, page.status, {"x-unspool-replica": name}, page.media_type)
+
+    def _chosen(self, name: str | None) -> str:
         known = self._transport.statuses()
         if name is not None and name not in known:
             raise HTTPFault(404, f"there is no replica {name!r:.80}; there are {', '.join(known)}", code="not_found")
-        if query.get("follow") in ("1", "true"):
-            raise RequestError("follow needs the server of one engine; ask replicas again and again instead", "follow")
         if not known:
             raise ReplicaLostError("no replica can be asked now")
-        name = name or min(known)
-        page = await self._transport.page(name, wire.PageRequest(request.url.path, query))
-        return Response(page.body, page.status, {"x-unspool-replica": name}, page.media_type)
+        return name or min(known)
 
-
-class PoolCollector(Collector):
-    """Metrics of replicas, each with its name as a label, and of the pool itself."""
-
-    def __init__(self, prefix: str, model: str, pool: ReplicaPool) -> None:
-        self._prefix, self._model, self._pool = prefix, model, pool
-
-    def collect(self) -> Iterator[Metric]:
-        statuses = self._pool.transport.statuses()
-        shares = {
-            name: {**status.stats, "usage": 1 - status.stats["blocks_free"] / status.stats["blocks"]}
-            for name, status in statuses.items()
-        }
-        for name, key, text, kind in (
-            ("num_requests_running", "running", "Answers being computed.", GaugeMetricFamily),
-            ("num_requests_waiting", "waiting", "Requests in the queue.", GaugeMetricFamily),
-            ("kv_cache_usage_perc", "usage", "Share of KV blocks in use, 0 to 1.", GaugeMetricFamily),
-            ("num_preemptions", "preemptions", "Answers that lost their blocks for a while.", CounterMetricFamily),
-            ("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up.", CounterMetricFamily),
-            ("prefix_cache_hits", "prefix_hits", "Prompt tokens found computed.", CounterMetricFamily),
-        ):
-            family = kind(self._prefix + name, text, labels=("model_name", "replica"))
-            for replica, values in shares.items():
-                family.add_metric([self._model, replica], values[key])
-            yield family
-        info = GaugeMetricFamily(
-            self._prefix + "cache_config_info",
-            "The cache of each replica; the value is always 1.",
-            labels=("model_name", "replica", "block_size", "num_gpu_blocks"),
-        )
-        for replica, status in statuses.items():
-            info.add_metric([self._model, replica, str(status.block_size), str(int(status.stats["blocks"]))], 1)
-        yield info
-        up = GaugeMetricFamily(self._prefix + "replicas", "Replicas that can be reached.", labels=("model_name",))
-        up.add_metric([self._model], len(statuses))
-        yield up
-        replays = CounterMetricFamily(
-            self._prefix + "replays", "Answers computed again because their replica was lost.", labels=("model_name",)
-        )
-        replays.add_metric([self._model], self._pool.num_replays)
-        yield replays
-
-
-def make_service(source: ModelSource, config: ServerConfig, transport: Transport, status: wire.Status) -> PooledService:
-    return PooledService(PooledModel(source, transport, status), config)
-
-
-def engine_pages(llm: LLM, names: tuple[str, ...]) -> Pages:
-    """What a replica's engine tells of itself: the answers of a server's pages."""
-    from unspool.server.endpoints import PAGES
-
-    service = Service(llm, ServerConfig(names=names, log_format="off"))
-
-    async def answer(asked: wire.PageRequest) -> wire.PageAnswer:
-        page = PAGES[asked.path]
-        query = urlencode(dict(asked.query)).encode()
-        scope = {"type": "http", "method": "GET", "path": asked.path, "headers": [], "query_string": query}
+    async def _page(self, name: str, asked: wire.PageRequest) -> wire.PageAnswer:
         try:
-            response = await page.answer(service, Request(scope))
-        except Exception as error:
-            fault = fault_of(error)
-            return wire.PageAnswer(fault.status, "application/json", dumps(fault.openai()).decode())
-        return wire.PageAnswer(response.status_code, page.media_type, bytes(response.body).decode())
+            async with asyncio.timeout(PAGE_SECONDS):
+                return await self._transport.page(name, asked)
+        except TimeoutError:
+            raise ReplicaLostError(f"replica {name} did not answer within {PAGE_SECONDS:g} s") from None
 
-    return answer
+    def _follow(self, name: str, asked: wire.PageRequest, first: wire.PageAnswer) -> EventStream:
+        """A replica's steps as they come. The stream ends with its replica."""
+        stop = asyncio.Event()
+
+        async def feed(write: Write) -> None:
+            page, query = first, dict(asked.query)
+            while not stop.is_set() and self.state == "ready":
+                news = json.loads(page.body)
+                if news["steps"]:
+                    query["since"] = str(news["steps"][-1]["number"])
+                    write(frame(news))
+                try:
+                    await asyncio.wait_for(stop.wait(), POLL_SECONDS)
+                except TimeoutError:
+                    try:
+                        page = await self._page(name, wire.PageRequest(asked.path, query))
+                    except EngineError:
+                        return
+
+        return EventStream(feed, stop.set, ping_interval=self.config.ping_interval)
+
+    # Metrics of all -------------------------------------------------------------------------------------------------
+    async def metrics_page(self) -> bytes:
+        names = list(self._transport.statuses())
+        answers = await asyncio.gather(*map(self._metrics_of, names))
+        pages = {name: page for name, page in zip(names, answers, strict=True) if page is not None}
+        return page_of([*summed(await self._ask_peers()), *labelled(pages), self._num_replicas(len(pages))])
+
+    def counters(self) -> str:
+        """What this server has counted."""
+        return self.metrics.page().decode()
+
+    async def _ask_peers(self) -> list[str]:
+        if self._peers is not None:
+            try:
+                async with asyncio.timeout(PEER_SECONDS):
+                    return await self._peers() or [self.counters()]
+            except TimeoutError:
+                pass
+        return [self.counters()]
+
+    async def _metrics_of(self, name: str) -> str | None:
+        try:
+            page = await self._page(name, wire.PageRequest("/metrics"))
+        except EngineError:
+            return None
+        return page.body if page.status == 200 else None
+
+    def _num_replicas(self, count: int) -> Metric:
+        text = "Replicas that answered; the metrics with the label replica are theirs."
+        family = GaugeMetricFamily(self.config.metrics_prefix + "replicas", text, labels=("model_name",))
+        family.add_metric([self.name], count)
+        return family
+
+
+async def start_service(
+    source: ModelSource,
+    config: ServerConfig,
+    transport: Transport,
+    *,
+    peers: Peers | None = None,
+    patience: Patience | None = None,
+) -> PooledService:
+    """The service over a transport's replicas, once one of them is there."""
+    checkpoint = open_source(source)
+    status = await transport.start(checkpoint.fingerprint)
+    return PooledService(PooledModel(checkpoint, source.options, transport, status, patience), config, peers)

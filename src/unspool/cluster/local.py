@@ -9,7 +9,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from unspool.cluster import wire
 from unspool.cluster.models import ModelSource
 from unspool.cluster.numa import Node
-from unspool.cluster.prefixes import Expected
+from unspool.cluster.prefixes import Expected, Holdings
 from unspool.cluster.routing import RULE, ReplicaView, Rule, rank
 from unspool.cluster.streams import ASK_STATUS, SILENCE, FrameStream, read_frame, write_frame
 from unspool.cluster.worker import READY
@@ -38,6 +38,7 @@ class Process:
     process: asyncio.subprocess.Process | None = None
     socket: Path | None = None
     status: wire.Status | None = None  # None: it cannot be reached
+    num_reports: int = 0
     load: int = 0  # requests that were sent to it and have not ended
     num_starts: int = 0
     started: float = 0.0
@@ -57,15 +58,15 @@ class LocalTransport:
         nodes: Sequence[Node | None],
         rule: Rule = RULE,
         *,
-        names: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
         silence: float = SILENCE,
     ) -> None:
-        self._source, self._rule, self._names, self._silence = source, rule, list(names), silence
+        self._source, self._rule, self._options, self._silence = source, rule, dict(options or {}), silence
         self.places = [Process(f"replica-{index}", node) for index, node in enumerate(nodes)]
         self._watchers: list[asyncio.Task[None]] = []
         self._is_closing = False
 
-    async def start(self) -> wire.Status:
+    async def start(self, source: str) -> wire.Status:
         """Start every replica and wait for the first one; what it tells about the model."""
         self._folder = tempfile.TemporaryDirectory(prefix="unspool-")
         try:
@@ -94,12 +95,17 @@ class LocalTransport:
         raise ReplicaLostError("no replica can take the request now")
 
     async def page(self, replica: str, asked: wire.PageRequest) -> wire.PageAnswer:
-        place = next(each for each in self.places if each.name == replica)
+        place = next((each for each in self.places if each.name == replica and each.is_up), None)
+        if place is None:
+            raise ReplicaLostError(f"{replica} cannot be reached now")
         answer: wire.PageAnswer = await self._exchange(place, wire.dump(asked))
         return answer
 
     def statuses(self) -> dict[str, wire.Status]:
         return {place.name: place.status for place in self.places if place.status is not None}
+
+    def reports(self) -> dict[str, int]:
+        return {place.name: place.num_reports for place in self.places}
 
     # Processes ------------------------------------------------------------------------------------------------------
     async def _launch(self, place: Process) -> None:
@@ -113,7 +119,13 @@ class LocalTransport:
         assert place.process.stdin is not None
         assert place.process.stdout is not None
         node = None if place.node is None else asdict(place.node)
-        asked = {"socket": str(place.socket), "node": node, "source": self._source.as_dict(), "names": self._names}
+        asked = {
+            "name": place.name,
+            "socket": str(place.socket),
+            "node": node,
+            "source": self._source.as_dict(),
+            "options": self._options,
+        }
         place.process.stdin.write(json.dumps(asked).encode() + b"\n")
         if await place.process.stdout.readline() != READY:
             code = await place.process.wait()
@@ -123,6 +135,7 @@ class LocalTransport:
 
     async def _ask(self, place: Process) -> wire.Status:
         status: wire.Status = await self._exchange(place, ASK_STATUS)
+        place.num_reports += 1
         return status
 
     async def _exchange(self, place: Process, question: bytes) -> Any:
@@ -194,7 +207,7 @@ def local_nodes(replicas: int, nodes: Callable[[], Sequence[Node]]) -> list[Node
 
 def _view(place: Process) -> ReplicaView:
     assert place.status is not None
-    return ReplicaView(place.name, place.load, {*place.status.prefixes, *place.expected.keys()})
+    return ReplicaView(place.name, place.load, Holdings(place.status.held, place.expected))
 
 
 async def _kill(place: Process) -> None:

@@ -38,14 +38,14 @@ def open_source(source: ModelSource) -> Checkpoint:
     return open_checkpoint(resolve(Path(source.model) if Path(source.model).exists() else source.model))
 
 
-def load_model(source: ModelSource) -> LLM:
+def load_model(checkpoint: Checkpoint, options: Mapping[str, Any]) -> LLM:
     from unspool.lazy import limit_blas_threads
 
-    if source.options.get("device") != "reference":  # the only backend that multiplies with numpy
+    if options.get("device") != "reference":  # the only backend that multiplies with numpy
         limit_blas_threads()
     from unspool.llm import LLM
 
-    return LLM(open_source(source), **source.options)
+    return LLM(checkpoint, **options)
 
 
 def resolver(checkpoint: Checkpoint, notes: tuple[str, ...]) -> Callable[[SamplingParams], ResolvedParams]:

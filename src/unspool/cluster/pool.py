@@ -39,9 +39,8 @@ from unspool.params import ResolvedParams, SamplingParams
 from unspool.results import Receipt
 
 log = logging.getLogger("unspool.cluster")
-MAX_ATTEMPTS = 8  # of one request, on replicas that are lost one after the other
-RETRY_SECONDS = 60.0  # how long a request waits for a replica that can take it
 RETRY_PAUSE = 0.25
+ELSEWHERE = (EngineClosedError, EngineDiedError, ReplicaLostError)  # of one replica; another may take the request
 
 
 class ReplicaStream(Protocol):
@@ -61,6 +60,9 @@ class ReplicaStream(Protocol):
 class Transport(Protocol):
     """How replicas are found and reached."""
 
+    async def start(self, source: str) -> wire.Status:
+        """Wait for a replica of the model with this fingerprint; what it tells of itself."""
+
     async def open(self, request: bytes, chain: Sequence[str], avoid: Collection[str]) -> ReplicaStream:
         """Send a request to the best replica that is not to be avoided. ReplicaLostError: there is none now."""
 
@@ -70,10 +72,21 @@ class Transport(Protocol):
     def statuses(self) -> dict[str, wire.Status]:
         """What each replica that can be reached told last."""
 
+    def reports(self) -> dict[str, int]:
+        """The number of each replica's last report."""
+
     async def close(self) -> None: ...
 
 
 Resolve = Callable[[SamplingParams], ResolvedParams]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What a request endures."""
+
+    attempts: int = 5  # one that kills whatever computes it must not kill every replica
+    seconds: float = 60.0  # that it waits for a replica that can take it
 
 
 @dataclass(eq=False)
@@ -98,11 +111,14 @@ class Job:
 class ReplicaPool:
     """Takes submissions as a Driver does. It belongs to one event loop."""
 
-    def __init__(self, transport: Transport, status: wire.Status, resolve: Resolve) -> None:
+    def __init__(
+        self, transport: Transport, status: wire.Status, resolve: Resolve, patience: Patience | None = None
+    ) -> None:
         self.transport, self.status = transport, status
         self.failure: EngineDiedError | None = None  # a replica that dies is replaced: the pool itself goes on
         self.num_replays = 0
-        self._resolve = resolve
+        self._resolve, self._patience = resolve, patience or Patience()
+        self._suspects: dict[str, int] = {}  # replicas that were lost, and the number of their last report then
         self._jobs: dict[Submission, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
@@ -137,7 +153,13 @@ class ReplicaPool:
         resolved = self._resolve(submission.params)
         params = replace(submission.params, seed=resolved.seed)
         request = wire.WireRequest(
-            f"c{uuid4().hex}", tuple(submission.prompt), params, tuple(submission.output), submission.is_chat
+            f"c{uuid4().hex}",
+            tuple(submission.prompt),
+            params,
+            tuple(submission.output),
+            submission.is_chat,
+            submission.traceparent,
+            self.status.source,
         )
         receipt = self.status.receipt
         chain = prompt_chain(
@@ -149,7 +171,7 @@ class ReplicaPool:
         )
         job = Job(submission, request, chain, Replay(params.n), time.monotonic())
         submission.id, submission.resolved = request.id, resolved
-        await self._attempt(job, set(), until=job.arrived + RETRY_SECONDS)
+        await self._attempt(job, set(), until=job.arrived + self._patience.seconds)
         self._jobs[submission] = job
         task = asyncio.get_running_loop().create_task(self._run(job))
         self._tasks.add(task)
@@ -162,7 +184,7 @@ class ReplicaPool:
         request = wire.dump(self._within_deadline(job))
         while True:
             try:
-                stream = await self.transport.open(request, job.chain, avoid)
+                stream = await self._open(request, job.chain, avoid)
             except ReplicaLostError:
                 if full is not None:
                     raise full from None
@@ -174,8 +196,11 @@ class ReplicaPool:
             try:
                 message = await anext(aiter(stream))
             except (ReplicaLostError, StopAsyncIteration):
+                await stream.close()
+                self._suspect(stream.replica)
                 avoid.add(stream.replica)
                 continue
+            self._suspects.pop(stream.replica, None)
             if isinstance(message, wire.Accepted):
                 job.replay.begin(message.receipt)
                 job.submission.receipt = message.receipt
@@ -185,9 +210,24 @@ class ReplicaPool:
             error = message.error if isinstance(message, wire.Refused) else EngineError("a replica sent no answer")
             if isinstance(error, QueueFullError):
                 full = error
-            elif not isinstance(error, EngineClosedError | EngineDiedError):
+            elif not isinstance(error, ELSEWHERE):
                 raise error
-            avoid.add(stream.replica)  # it is full, draining or dead; another one may not be
+            avoid.add(stream.replica)
+
+    async def _open(self, request: bytes, chain: Sequence[str], avoid: Collection[str]) -> ReplicaStream:
+        """A stream on the best replica; one that has not reported since it was lost is taken last: it may be hung."""
+        reports = self.transport.reports()
+        self._suspects = {name: last for name, last in self._suspects.items() if reports.get(name) == last}
+        suspects = self._suspects.keys() - set(avoid)
+        if suspects:
+            try:
+                return await self.transport.open(request, chain, {*avoid, *suspects})
+            except ReplicaLostError:
+                pass
+        return await self.transport.open(request, chain, avoid)
+
+    def _suspect(self, replica: str) -> None:
+        self._suspects[replica] = self.transport.reports().get(replica, -1)
 
     def _within_deadline(self, job: Job) -> wire.WireRequest:
         """The request with what is left of its deadline: the caller's clock goes on when a replica is lost."""
@@ -210,6 +250,7 @@ class ReplicaPool:
                         raise ReplicaLostError(f"replica {name} closed a stream before its answer was whole")
                 except ReplicaLostError as error:
                     lost.add(name)
+                    self._suspect(name)
                     await self._replace(job, lost, error)
         except Exception as error:
             self._fail(job, error)
@@ -223,6 +264,7 @@ class ReplicaPool:
         async for message in job.stream:
             assert isinstance(message, wire.Events)
             for event in message.events:
+                _check_alive(job, event)
                 fresh = job.replay.push(event)
                 if fresh is not None:
                     self._pass_on(job, fresh)
@@ -234,14 +276,14 @@ class ReplicaPool:
         if job.aborted is not None:  # nobody waits for more of it
             self._end(job, job.aborted)
             return
-        if job.replay.num_attempts >= MAX_ATTEMPTS:
+        if job.replay.num_attempts >= self._patience.attempts:
             raise ReplicaLostError(f"{job.replay.num_attempts} replicas were lost while they computed this answer")
         log.warning("%s; its request %s goes to another replica", error, job.request.id)
         self.num_replays += 1
         assert job.stream is not None
         await job.stream.close()
         job.stream = None
-        await self._attempt(job, set(lost), until=time.monotonic() + RETRY_SECONDS)
+        await self._attempt(job, set(lost), until=time.monotonic() + self._patience.seconds)
 
     def _pass_on(self, job: Job, event: Event) -> None:
         now = time.monotonic()
@@ -306,6 +348,15 @@ class ReplicaPool:
         for task in list(self._tasks):
             task.cancel()
         await self.transport.close()
+
+
+def _check_alive(job: Job, event: Event) -> None:
+    """Raises a ReplicaLostError for an ending that says that the replica ended, and not the answer."""
+    is_ending = isinstance(event, Failed) and isinstance(event.error, EngineClosedError | EngineDiedError)
+    if is_ending or (isinstance(event, Finished) and event.reason == "abort" and job.aborted is None):
+        assert job.stream is not None
+        why = str(event.error) if isinstance(event, Failed) else "its engine was closed"
+        raise ReplicaLostError(f"replica {job.stream.replica} ended within an answer: {why}")
 
 
 def _waited(job: Job, choice: int, now: float) -> Timings:

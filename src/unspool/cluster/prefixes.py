@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from unspool.cache.blocks import chain_key, root_key
 
@@ -16,6 +16,11 @@ EXPECTED_SECONDS = 30.0  # how long a router expects what it sent to a replica t
 
 def short(key: bytes) -> str:
     return key[:KEY_BYTES].hex()
+
+
+def split_keys(joined: str) -> list[str]:
+    """Short keys that were joined to one text: a replica reports thousands of them every second."""
+    return [joined[start : start + 2 * KEY_BYTES] for start in range(0, len(joined), 2 * KEY_BYTES)]
 
 
 def prompt_chain(prompt: Sequence[int], *, model: str, layout: str, salt: str | None, block_size: int) -> list[str]:
@@ -42,8 +47,15 @@ class Expected:
         while len(self._until) > MAX_REPORTED:
             self._until.popitem(last=False)
 
-    def keys(self) -> set[str]:
-        now = self._now()
-        while self._until and next(iter(self._until.values())) < now:
-            self._until.popitem(last=False)
-        return set(self._until)
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._until.get(key, -1.0) >= self._now()
+
+
+class Holdings:
+    """The blocks that a replica has, by its last report, or will have soon."""
+
+    def __init__(self, reported: Container[str] = (), expected: Container[str] = ()) -> None:
+        self._reported, self._expected = reported, expected
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._reported or key in self._expected

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ray import serve
@@ -17,12 +17,14 @@ from ray.serve.handle import DeploymentHandle
 
 from unspool.cluster import wire
 from unspool.cluster.app_options import AppOptions
-from unspool.cluster.front import engine_pages, make_service
-from unspool.cluster.models import ModelSource, load_model
+from unspool.cluster.back import load_replica, replica_options
+from unspool.cluster.front import start_service
+from unspool.cluster.log_relay import LogSender
+from unspool.cluster.models import ModelSource
 from unspool.cluster.ray_router import PrefixRouter, name_of
 from unspool.cluster.ray_transport import RayTransport
-from unspool.cluster.replica import Replica
 from unspool.events import FinishReason
+from unspool.server.run import set_up_logging
 
 MANY = 100_000  # requests that Serve lets through: the engines' own queues decide, and answer 429
 
@@ -30,10 +32,11 @@ MANY = 100_000  # requests that Serve lets through: the engines' own queues deci
 class Engine:
     """A replica: one engine behind Serve's calls. The first argument of each is for the router."""
 
-    def __init__(self, source: Mapping[str, Any], names: Sequence[str]) -> None:
+    def __init__(self, source: Mapping[str, Any], options: Mapping[str, Any], log_socket: str | None) -> None:
+        _log_to(log_socket)
         self._name = name_of(serve.get_replica_context().replica_id)
-        llm = load_model(ModelSource(**source))
-        self._replica = Replica(llm, engine_pages(llm, tuple(names)))
+        self._replica = load_replica(self._name, ModelSource(**source), options)
+        self._num_reports = 0
 
     async def stream(self, route: Mapping[str, Any], data: bytes) -> AsyncIterator[bytes]:
         """The replica's name, then the messages of one request."""
@@ -55,9 +58,8 @@ class Engine:
         return wire.dump(await self._replica.page(wire.load(data)))
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        status = await self._replica.status()
-        load = status.stats["running"] + status.stats["waiting"]
-        return {"status": wire.dump(status), "prefixes": list(status.prefixes), "load": load}
+        self._num_reports += 1
+        return {"status": wire.dump(await self._replica.status()), "number": self._num_reports}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         stats = (await self._replica.status()).stats
@@ -72,8 +74,16 @@ class Ingress:
 
     async def __init__(self, engine: DeploymentHandle, options: Mapping[str, Any]) -> None:  # type: ignore[misc]
         asked = AppOptions.of(options)
+        _log_to(asked.log_socket)
         transport = RayTransport(engine, silence=asked.silence)
-        self._service = make_service(asked.source, asked.server_config(), transport, await transport.start())
+        peers = _counters_of_all if asked.num_ingresses > 1 else None
+        self._service = await start_service(
+            asked.source, asked.server_config(), transport, peers=peers, patience=asked.endurance
+        )
+
+    async def counters(self) -> str:
+        """What this ingress has counted, for the metrics of all."""
+        return self._service.counters()
 
     def __serve_build_asgi_app__(self) -> Any:
         from unspool.server.app import build as build_app
@@ -85,6 +95,17 @@ class Ingress:
             raise self._service.engine.failure
 
 
+def _log_to(path: str | None) -> None:
+    set_up_logging(None if path is None else LogSender(path))
+
+
+async def _counters_of_all() -> list[str]:
+    context = serve.get_replica_context()
+    ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
+    answers = await ingresses.broadcast("counters").results_async(return_exceptions=True)
+    return [each for each in answers if isinstance(each, str)]
+
+
 def build(options: Mapping[str, Any]) -> serve.Application:
     """The application. An unknown option or a wrong value is refused by name before anything is started."""
     asked = AppOptions.of(options)
@@ -94,7 +115,8 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         num_replicas="auto" if asked.is_autoscaled else asked.num_replicas,
         autoscaling_config=_autoscaling(asked) if asked.is_autoscaled else None,
         max_ongoing_requests=MANY,
-        ray_actor_options=asked.resources(),
+        ray_actor_options={**asked.resources(), "runtime_env": dict(asked.runtime_env)},
+        max_surge_percent=asked.surge,
         health_check_period_s=asked.health_check_period,
         health_check_timeout_s=asked.silence,
         graceful_shutdown_timeout_s=asked.drain,
@@ -104,13 +126,16 @@ def build(options: Mapping[str, Any]) -> serve.Application:
             request_routing_stats_period_s=asked.report_period,
             request_routing_stats_timeout_s=asked.silence,
         ),
-    ).bind(asked.source.as_dict(), asked.server_config().names)
+    ).bind(asked.source.as_dict(), replica_options(asked.server_config()), asked.log_socket)
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
         num_replicas=asked.num_ingresses,
         max_ongoing_requests=MANY,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": dict(asked.runtime_env)},
+        max_surge_percent=100,
+        health_check_period_s=asked.health_check_period,
+        health_check_timeout_s=asked.silence,
         graceful_shutdown_timeout_s=asked.drain,
     ).bind(engine, dict(options))
 

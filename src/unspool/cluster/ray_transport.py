@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+import logging
+from collections.abc import Collection, Sequence
 from typing import Any
+from uuid import uuid4
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -17,10 +19,23 @@ from unspool.cluster.streams import SILENCE
 from unspool.errors import EngineError, ReplicaLostError
 from unspool.events import FinishReason
 
+log = logging.getLogger("unspool.cluster")
+LOST = (RayError, RayServeException, TimeoutError)
+START_PAUSE = 0.5  # seconds between two looks for a first replica
+TELL_EVERY = 30.0  # seconds between two lines of the log about that
 
-def route(chain: Sequence[str] = (), avoid: Collection[str] = (), to: str | None = None) -> dict[str, Any]:
-    """The first argument of every call: what the router decides by. `to`: this replica, if it is there."""
-    return {"chain": list(chain), "avoid": sorted(avoid), "to": to}
+
+def route(
+    chain: Sequence[str] = (),
+    avoid: Collection[str] = (),
+    *,
+    attempt: str | None = None,
+    source: str | None = None,
+    to: str | None = None,
+) -> dict[str, Any]:
+    """The first argument of every call: what the router decides by. `to`: this replica, if it is there. `attempt`: a
+    name by which the call counts as load until it ends."""
+    return {"chain": list(chain), "avoid": sorted(avoid), "attempt": attempt, "source": source, "to": to}
 
 
 class RayTransport:
@@ -28,35 +43,62 @@ class RayTransport:
 
     def __init__(self, handle: DeploymentHandle, *, silence: float = SILENCE) -> None:
         self._handle, self._silence = handle, silence
+        self._source: str | None = None
 
-    async def start(self) -> wire.Status:
-        """Wait for a replica; what it tells about the model."""
-        status: wire.Status = wire.load(await self._handle.status.remote(route()))
-        return status
+    async def start(self, source: str) -> wire.Status:
+        """Wait for a replica of a model; what it tells of itself. While the application changes its model there are
+        replicas of others."""
+        self._source, waited = source, 0.0
+        while True:
+            found = await self._ask_all()
+            for status in found:
+                if status.source == source:
+                    return status
+            if found and waited % TELL_EVERY < START_PAUSE:
+                log.warning("there are replicas, and none has the model with the fingerprint %s", source)
+            waited += START_PAUSE
+            await asyncio.sleep(START_PAUSE)
+
+    async def _ask_all(self) -> list[wire.Status]:
+        try:
+            asked = self._handle.broadcast("status", route())
+            answers = await asked.results_async(timeout_s=self._silence, return_exceptions=True)
+        except LOST:
+            return []
+        return [wire.load(answer) for answer in answers if isinstance(answer, bytes)]
 
     async def open(self, request: bytes, chain: Sequence[str], avoid: Collection[str]) -> RayStream:
         router = _router()
-        if router is not None and not set(router.names()) - set(avoid):
+        if router is not None and not set(router.names(self._source)) - set(avoid):
             raise ReplicaLostError("no replica can take the request now")
-        responses = self._handle.options(stream=True).stream.remote(route(chain, avoid), request)
+        attempt = uuid4().hex
+        asked = route(chain, avoid, attempt=attempt, source=self._source)
+        responses = self._handle.options(stream=True).stream.remote(asked, request)
         try:
             async with asyncio.timeout(self._silence):
                 name = (await anext(responses)).decode()
-        except (RayError, RayServeException, TimeoutError, StopAsyncIteration) as error:
+        except BaseException as error:
             responses.cancel()
-            raise ReplicaLostError(f"a replica was lost before it took a request: {_first_line(error)}") from None
-        return RayStream(name, responses, self._handle, wire.load(request).id, self._silence)
+            asyncio.get_running_loop().call_later(self._silence, _end, attempt)  # it may just be on its way
+            if isinstance(error, (*LOST, StopAsyncIteration)):
+                raise ReplicaLostError(f"a replica was lost before it took a request: {_first_line(error)}") from None
+            raise
+        return RayStream(name, responses, self._handle, wire.load(request).id, attempt, self._silence)
 
     async def page(self, replica: str, asked: wire.PageRequest) -> wire.PageAnswer:
         try:
             answer: wire.PageAnswer = wire.load(await self._handle.page.remote(route(to=replica), wire.dump(asked)))
-        except (RayError, RayServeException) as error:
+        except LOST as error:
             raise ReplicaLostError(f"replica {replica} does not answer: {_first_line(error)}") from None
         return answer
 
     def statuses(self) -> dict[str, wire.Status]:
         router = _router()
         return {} if router is None else router.statuses()
+
+    def reports(self) -> dict[str, int]:
+        router = _router()
+        return {} if router is None else router.reports()
 
     async def close(self) -> None:
         """Nothing: Serve ends replicas."""
@@ -65,14 +107,14 @@ class RayTransport:
 class RayStream:
     """One request on one replica."""
 
-    def __init__(self, replica: str, responses: Any, handle: DeploymentHandle, id: str, silence: float) -> None:
+    def __init__(
+        self, replica: str, responses: Any, handle: DeploymentHandle, id: str, attempt: str, silence: float
+    ) -> None:
         self.replica = replica
-        self._responses, self._handle, self._id, self._silence = responses, handle, id, silence
-        self._router = _router()
-        if self._router is not None:
-            self._router.begin(replica)
+        self._responses, self._handle, self._id = responses, handle, id
+        self._attempt, self._silence = attempt, silence
 
-    def __aiter__(self) -> AsyncIterator[wire.Message]:
+    def __aiter__(self) -> RayStream:
         return self
 
     async def __anext__(self) -> wire.Message:
@@ -93,14 +135,18 @@ class RayStream:
             raise EngineError(f"replica {self.replica} did not take an abort: {_first_line(error)}") from None
 
     async def close(self) -> None:
-        if self._router is not None:
-            self._router.end(self.replica)
-            self._router = None
+        _end(self._attempt)
         self._responses.cancel()
 
 
 def _router() -> PrefixRouter | None:
     return next(iter(ROUTERS), None)
+
+
+def _end(attempt: str) -> None:
+    router = _router()
+    if router is not None:
+        router.end(attempt)
 
 
 def _first_line(error: BaseException) -> str:

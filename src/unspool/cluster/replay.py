@@ -99,14 +99,16 @@ class Replay:
         progress.characters_seen += len(text)
         progress.tokens_seen += len(tokens)
         new_text, new_tokens = text[len(old_text) :], tokens[len(old_tokens) :]
-        if not new_text and not new_tokens:
+        is_behind = progress.characters_seen < len(progress.text) or progress.tokens_seen < progress.num_tokens
+        held = "" if is_behind else event.held  # what is held behind text that was passed on was told with it
+        if not new_text and not new_tokens and not held:
             return None
         if sent.end is not None:
             raise self._differs(event.choice, "it goes on where it had ended")
         if new_text:
             sent.parts.append(new_text)
         sent.tokens += new_tokens
-        return Text(event.request, event.choice, new_text, new_tokens)
+        return Text(event.request, event.choice, new_text, new_tokens, held)
 
     def _compare(self, choice: int, replayed: Sequence[Token], sent: Sequence[Token], first: int) -> None:
         for index, token in enumerate(replayed, first):

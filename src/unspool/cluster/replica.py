@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from unspool.cluster import wire
 from unspool.cluster.prefixes import MAX_REPORTED, short
 from unspool.engine.driver import Submission
-from unspool.errors import EngineError, UnspoolError
-from unspool.events import Event, FinishReason, Text
+from unspool.errors import EngineError, ReplicaLostError, UnspoolError
+from unspool.events import Event, Finished, FinishReason, Text
+from unspool.server.tracing import Tracer
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
     from unspool.llm import LLM
+    from unspool.server.tracing import ReplicaSpan
 
 Pages = Callable[[wire.PageRequest], Awaitable[wire.PageAnswer]]
 HEARTBEAT = 1.0  # seconds of silence after which a stream says that its replica is alive
@@ -23,40 +25,58 @@ HEARTBEAT = 1.0  # seconds of silence after which a stream says that its replica
 class Replica:
     """Serves the requests of one or more pools. It belongs to one event loop."""
 
-    def __init__(self, llm: LLM, pages: Pages | None = None) -> None:
-        self.llm, self._pages = llm, pages
+    def __init__(
+        self,
+        llm: LLM,
+        pages: Pages | None = None,
+        *,
+        name: str = "replica",
+        source: str | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.llm, self._pages, self._name = llm, pages, name
+        self._source = source or llm.checkpoint.fingerprint
+        self._tracer = tracer or Tracer()
         self._submissions: dict[str, Submission] = {}
 
     async def stream(self, data: bytes) -> AsyncIterator[bytes]:
         """The messages of one request: Accepted and its events, or Refused. Leaving the iterator aborts the request."""
         inbox: asyncio.Queue[Event] = asyncio.Queue()
-        request: wire.WireRequest | None = None
         try:
-            loaded = wire.load(data)
-            if not isinstance(loaded, wire.WireRequest):
-                raise EngineError(f"a request was expected, not a {type(loaded).__name__}")
-            request = loaded
-            submission = Submission(
-                request.prompt,
-                request.params,
-                inbox.put_nowait,
-                output=request.output,
-                is_chat=request.is_chat,
-                loop=asyncio.get_running_loop(),
-            )
-            await self.llm.driver.start_async([submission])
+            request, submission = await self._start(data, inbox)
         except UnspoolError as error:
             yield wire.dump(wire.Refused(error))
             return
         self._submissions[request.id] = submission
+        told = Told(self._tracer.begin_attempt(self._name, request.id, request.traceparent))
         try:
             assert submission.resolved is not None
             yield wire.dump(wire.Accepted(self.llm.receipt(submission.resolved.seed)))
             async for events in _batches(inbox, request.params.n):
+                told.add(events)
                 yield wire.dump(wire.Events(events))
         finally:
             del self._submissions[request.id]
             self.llm.driver.abort(submission)
+            told.end()
+
+    async def _start(self, data: bytes, inbox: asyncio.Queue[Event]) -> tuple[wire.WireRequest, Submission]:
+        """Have the engine take a request, whose events go to `inbox`."""
+        request = wire.load(data)
+        if not isinstance(request, wire.WireRequest):
+            raise EngineError(f"a request was expected, not a {type(request).__name__}")
+        if request.source not in (None, self._source):
+            raise ReplicaLostError(f"replica {self._name} serves another model than the one that was asked for")
+        submission = Submission(
+            request.prompt,
+            request.params,
+            inbox.put_nowait,
+            output=request.output,
+            is_chat=request.is_chat,
+            loop=asyncio.get_running_loop(),
+        )
+        await self.llm.driver.start_async([submission])
+        return request, submission
 
     def abort(self, id: str, reason: FinishReason) -> None:
         """End a request soon; its stream gets the last events. Harmless when there is no such request."""
@@ -65,7 +85,7 @@ class Replica:
             self.llm.driver.abort(submission, reason)
 
     async def status(self) -> wire.Status:
-        return await self.llm.driver.call_async(_status)
+        return await self.llm.driver.call_async(lambda engine: _status(engine, self._source))
 
     async def page(self, asked: wire.PageRequest) -> wire.PageAnswer:
         """What the engine tells of itself."""
@@ -79,14 +99,34 @@ class Replica:
             raise self.llm.driver.failure
 
 
-def _status(engine: Engine) -> wire.Status:
+class Told:
+    """What the span of an attempt says at its end."""
+
+    def __init__(self, span: ReplicaSpan) -> None:
+        self._span, self._num_tokens = span, 0
+        self._ends: list[Finished] = []
+
+    def add(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            if isinstance(event, Text):
+                self._num_tokens += len(event.tokens)
+            elif isinstance(event, Finished):
+                self._ends.append(event)
+
+    def end(self) -> None:
+        timings = self._ends[0].timings if self._ends else None
+        self._span.end(tokens=self._num_tokens, reasons=[end.reason for end in self._ends], timings=timings)
+
+
+def _status(engine: Engine, source: str) -> wire.Status:
     return wire.Status(
         receipt=engine.receipt(0),
+        source=source,
         context_length=engine.context_length,
         block_size=engine.config.block_size,
         layout=engine.runner.kv.layout,
         stats=dict(engine.stats),
-        prefixes=tuple(short(key) for key in engine.scheduler.blocks.registered_keys(MAX_REPORTED)),
+        prefixes="".join(map(short, engine.scheduler.blocks.registered_keys(MAX_REPORTED))),
     )
 
 

@@ -17,7 +17,7 @@ The whole ranking is returned, best first: if the first cannot take the request,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -28,7 +28,7 @@ class ReplicaView:
 
     name: str
     load: int
-    prefixes: Collection[str] = frozenset()  # short keys of the blocks that it has computed
+    prefixes: Container[str] = frozenset()  # short keys of the blocks that it has computed
     is_draining: bool = False
 
 
@@ -69,7 +69,7 @@ def overload_limit(least: int, rule: Rule) -> float:
     return max(least + rule.slack, least * rule.imbalance)
 
 
-def num_matched(chain: Sequence[str], prefixes: Collection[str]) -> int:
+def num_matched(chain: Sequence[str], prefixes: Container[str]) -> int:
     """How many blocks from the beginning of a prompt are among these."""
     count = 0
     for key in chain:

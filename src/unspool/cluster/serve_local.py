@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unspool.cluster import numa
-from unspool.cluster.front import make_service
+from unspool.cluster.back import replica_options
+from unspool.cluster.front import start_service
 from unspool.cluster.local import LocalTransport, local_nodes
 from unspool.cluster.models import ModelSource
 from unspool.cluster.numa import Node
@@ -24,7 +25,7 @@ log = logging.getLogger("unspool.cluster")
 
 def serve_local(source: ModelSource, config: ServerConfig, replicas: int | None = None) -> None:
     """Serve until a signal. Without a number of replicas: one on each NUMA node."""
-    set_up_logging(config)
+    set_up_logging()
     sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
     found = numa.nodes()
     count = replicas or len(found)
@@ -45,10 +46,9 @@ def with_threads(source: ModelSource, places: Sequence[Node | None]) -> ModelSou
 async def _serve(
     source: ModelSource, config: ServerConfig, places: Sequence[Node | None], sockets: list[socket.socket]
 ) -> None:
-    transport = LocalTransport(source, places, names=config.names)
-    status = await transport.start()
+    transport = LocalTransport(source, places, options=replica_options(config))
     try:
-        service = make_service(source, config, transport, status)
+        service = await start_service(source, config, transport)
         await Server(uvicorn_config(build(service), config), service).serve(sockets)
     finally:
         await transport.close()

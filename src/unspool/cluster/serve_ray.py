@@ -2,59 +2,135 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import os
+import shutil
 import signal
-import threading
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
-
-os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")  # read when Serve is imported
 
 import ray
 from ray import serve
-from ray.serve.schema import LoggingConfig
 
 from unspool.cluster.app_options import AppOptions
-from unspool.cluster.models import ModelSource
-from unspool.errors import EngineError
+from unspool.cluster.log_relay import LogRelay
+from unspool.cluster.models import ModelSource, open_source
+from unspool.cluster.ray_deploy import deploy
 from unspool.machine import num_cores
 from unspool.server.config import ServerConfig
+from unspool.server.listener import bind
 from unspool.server.run import set_up_logging
 
-log = logging.getLogger("unspool.server")
-APP = "unspool"
+log = logging.getLogger("unspool.cluster")
+# Messages are small and few at a time; Ray would set aside a third of the memory.
+OBJECT_STORE_BYTES = 256 << 20
+LONGEST_FOLDER = 40  # characters: Ray puts sockets below it, whose paths may have 107
+
+
+class StopSignalError(BaseException):
+    """SIGINT or SIGTERM came."""
 
 
 def serve_ray(source: ModelSource, config: ServerConfig, replicas: int) -> None:
     """Start a Ray of our own, serve until SIGINT or SIGTERM, and leave nothing behind."""
-    set_up_logging(config)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    set_up_logging()
+    name = config.names[0] if config.names else open_source(source).name  # an unusable model is known before Ray starts
+    port = _free_port(config)
     threads = source.options.get("threads") or max(1, num_cores() // replicas)
     source = dataclasses.replace(source, options={**source.options, "threads": threads})
-    asked = options_of(source, config, num_replicas=replicas)
     log.info("starting Ray with %d replicas of %d threads; this takes some seconds", replicas, threads)
-    ray.init(
-        address="local",
-        num_cpus=max(num_cores(), replicas * threads) + 1,
-        include_dashboard=False,
-        configure_logging=True,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
     try:
-        deploy(asked, config.host, config.port)
-        log.info(
-            "unspool serves %s at http://%s:%d/v1 with %d replicas", source.model, config.host, config.port, replicas
-        )
-        stopped.wait()
-        log.info("stopping")
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+        with _stops_on_signals(), _local_ray(max(num_cores(), replicas * threads) + 1) as relay:
+            asked = options_of(source, config, num_replicas=replicas, log_socket=relay.path)
+            deploy(asked, config.host, port)
+            log.info("unspool serves %s at http://%s:%d/v1 with %d replicas", name, config.host, port, replicas)
+            while True:  # and not signal.pause(), which sleeps on where another thread gets the signal
+                time.sleep(0.5)
+    except StopSignalError:
+        pass
     log.info("stopped")
+
+
+@contextlib.contextmanager
+def _stops_on_signals() -> Iterator[None]:
+    """A first SIGINT or SIGTERM raises StopSignalError; while things end, others do nothing."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    listen_for_stops()
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])
+
+
+def listen_for_stops() -> None:
+    """Ray puts handlers of its own in place when it starts, so this is called again after it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        log.info("stopping")
+        raise StopSignalError
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+@contextlib.contextmanager
+def _local_ray(num_cpus: int) -> Iterator[LogRelay]:
+    """A Ray whose files are in a folder of its own. When this process is killed, another one cleans up after it."""
+    short = len(tempfile.gettempdir()) <= LONGEST_FOLDER
+    folder = Path(tempfile.mkdtemp(prefix="unspool-ray-", dir=None if short else "/tmp"))
+    command = [sys.executable, "-P", "-m", "unspool.cluster.janitor", str(folder)]
+    janitor = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    relay = LogRelay(folder / "log")
+    try:
+        _start_ray(num_cpus, folder)
+        yield relay
+    finally:
+        with contextlib.suppress(Exception):
+            serve.shutdown()
+        ray.shutdown()
+        relay.close()
+        assert janitor.stdin is not None
+        janitor.stdin.close()
+        janitor.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_ray(num_cpus: int, folder: Path) -> None:
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            _temp_dir=str(folder),
+        )
+    except SystemExit:  # a signal came while Ray's own handlers were in place
+        raise StopSignalError from None
+    listen_for_stops()
+
+
+def _free_port(config: ServerConfig) -> int:
+    """The port, known to be free; 0 stands for any."""
+    sockets = bind(config.host, config.port)
+    port: int = sockets[0].getsockname()[1]
+    for each in sockets:
+        each.close()
+    return port
 
 
 def options_of(source: ModelSource, config: ServerConfig, **more: Any) -> AppOptions:
@@ -73,17 +149,3 @@ def options_of(source: ModelSource, config: ServerConfig, **more: Any) -> AppOpt
         drain=max(config.drain, 0.1),
         **more,
     )
-
-
-def deploy(asked: AppOptions, host: str, port: int) -> None:
-    """Run or update the application on the Ray that this process is connected to, until it is healthy."""
-    from unspool.cluster.ray_app import build
-
-    serve.start(
-        http_options={"host": host, "port": port, "location": "EveryNode"},
-        logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
-    )
-    try:
-        serve.run(build(dataclasses.asdict(asked)), name=APP, route_prefix="/", logging_config=None)
-    except RuntimeError as error:
-        raise EngineError(f"the application could not be deployed: {error}") from error

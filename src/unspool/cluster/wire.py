@@ -11,12 +11,14 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from unspool import errors, events
+from unspool.cluster.prefixes import split_keys
 from unspool.errors import EngineError, RequestError, UnspoolError
 from unspool.events import Event, Failed, Text, Token
-from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams
+from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams, ThinkingMarks
 from unspool.results import Receipt
 
 KIND = "~"
@@ -32,6 +34,7 @@ class WireRequest:
     output: tuple[int, ...] = ()  # how the answer begins
     is_chat: bool = False
     traceparent: str | None = None  # of the request's span
+    source: str | None = None  # the model whose tokenizer the prompt went through: see Status
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,17 @@ class Status:
     """What a replica tells routers and metrics about itself."""
 
     receipt: Receipt
+    source: str  # the fingerprint of the model's files; the receipt has that of the weights, which may be quantized
     context_length: int
     block_size: int
     layout: str  # of the KV cache: part of its block keys
     stats: Mapping[str, float] = field(default_factory=dict)
-    prefixes: tuple[str, ...] = ()  # short keys of computed blocks, the most recently used last
+    prefixes: str = ""  # short keys of computed blocks, joined: see prefixes
+
+    @cached_property
+    def held(self) -> frozenset[str]:
+        """The keys of computed blocks."""
+        return frozenset(split_keys(self.prefixes))
 
 
 Message = Accepted | Refused | Events
@@ -106,7 +115,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and type(value) is Token and value[1:] == (None, (), None, None):
         return {KIND: "t", "i": value.id}  # nearly every token of a stream
     name = type(value).__name__
-    if _kinds().get(name) is type(value):
+    if kinds().get(name) is type(value):
         return {KIND: name, **{key: _plain(each) for key, each in _fields(value).items()}}
     if isinstance(value, Mapping):
         return {KIND: "map", "items": [[_plain(key), _plain(each)] for key, each in value.items()]}
@@ -149,20 +158,20 @@ def _value(plain: Any) -> Any:
         return [_value(each) for each in plain["items"]]
     if kind == "error":
         return _error(plain)
-    return _kinds()[kind](**{name: _value(each) for name, each in plain.items()})
+    return kinds()[kind](**{name: _value(each) for name, each in plain.items()})
 
 
 _KINDS: dict[str, type] = {}
 
 
-def _kinds() -> Mapping[str, type]:
+def kinds() -> Mapping[str, type]:
     """The records that may be sent. Traces import numpy, so they are looked up when the first message is made."""
     if not _KINDS:
         from unspool.sampling import trace
 
         known = (
             WireRequest, Accepted, Refused, Events, Status, PageRequest, PageAnswer, Receipt,
-            SamplingParams, Constraint, BeamParams, RepetitionDetector,
+            SamplingParams, Constraint, BeamParams, RepetitionDetector, ThinkingMarks,
             Token, Text, Failed, events.Finished, events.DraftStats, events.Usage, events.Timings,
             trace.StepTrace, trace.StageTrace, trace.TokenEffect, trace.Candidate,
         )  # fmt: skip

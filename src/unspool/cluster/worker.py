@@ -27,12 +27,11 @@ def main() -> int:
     asked = json.loads(sys.stdin.buffer.readline())
     if asked["node"] is not None:
         numa.bind(numa.Node(**asked["node"]))  # before the model is loaded, so that its memory comes from there
-    from unspool.cluster.front import engine_pages
-    from unspool.cluster.models import ModelSource, load_model
+    from unspool.cluster.back import load_replica
+    from unspool.cluster.models import ModelSource
 
     try:
-        llm = load_model(ModelSource(**asked["source"]))
-        replica = Replica(llm, engine_pages(llm, tuple(asked["names"])))
+        replica = load_replica(asked["name"], ModelSource(**asked["source"]), asked["options"])
     except UnspoolError as error:
         print(f"unspool: {error}", file=sys.stderr)
         return 3

@@ -53,6 +53,7 @@ class Submission:
     output: Sequence[int] = ()  # how the answer begins: see Engine.add
     is_chat: bool = False
     loop: asyncio.AbstractEventLoop | None = None
+    traceparent: str | None = None  # of the request's span, for an engine in another process
     id: str | None = None
     resolved: ResolvedParams | None = None
     receipt: Receipt | None = None  # of the engine that took it

@@ -9,14 +9,13 @@ from starlette.routing import Router
 from unspool.server.http import Guard
 from unspool.server.routes import Routes
 from unspool.server.service import Service
-from unspool.server.tracing import OtelTracer, Tracer
+from unspool.server.tracing import Tracer, make_tracer
 
 
 def build(service: Service, tracer: Tracer | None = None) -> Any:
     """Everything between a socket and the service."""
     config = service.config
-    if tracer is None:
-        tracer = Tracer() if config.otel_endpoint is None else OtelTracer(config.otel_endpoint, service.name)
+    tracer = tracer or make_tracer(config.otel_endpoint, service.name)
     app: Any = Guard(Router(Routes(service, tracer).table(), redirect_slashes=False), service)
     if config.cors_origins:
         from starlette.middleware.cors import CORSMiddleware

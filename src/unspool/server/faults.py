@@ -12,6 +12,8 @@ from unspool.errors import (
     EngineDiedError,
     ModelError,
     QueueFullError,
+    ReplayError,
+    ReplicaLostError,
     RequestError,
     UnspoolError,
 )
@@ -67,6 +69,12 @@ def fault_of(error: BaseException, *, retry_after: int = 1) -> Fault:
         return Fault(503, message, "server_error", None, "shutting_down", again)
     if isinstance(error, EngineDiedError):  # logged when it died, not again for each request
         return Fault(503, message, "server_error", None, "engine_died")
+    if isinstance(error, ReplicaLostError):
+        log.error("a request failed: %s", message)
+        return Fault(503, message, "server_error", None, "replica_lost", again)
+    if isinstance(error, ReplayError):
+        log.error("a request failed: %s", message)
+        return Fault(500, message, "server_error", None, "replay_differs")
     if isinstance(error, UnspoolError) and not isinstance(error, ModelError):
         log.error("a request failed: %s", message)
         return Fault(500, message, "server_error", None, "engine_error")

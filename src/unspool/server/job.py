@@ -42,6 +42,7 @@ class Job:
     toolbox: Toolbox = NO_TOOLS
     outputs: list[list[int]] = field(default_factory=list)  # how the answers to each begin; empty: with nothing
     asked: int = 0  # the prompt whose answer was asked for, where others run beside it
+    traceparent: str | None = None  # of the request's span
 
 
 class Run:
@@ -58,7 +59,11 @@ class Run:
             first = len(self.choices)
             self.choices += [Choice(first + n, Message(tokenizer, job.syntax)) for n in range(params.n)]
             receive = partial(self.receive, first)
-            self.submissions.append(Submission(ids, params, receive, output, is_chat=job.is_chat, loop=loop))
+            self.submissions.append(
+                Submission(
+                    ids, params, receive, output, is_chat=job.is_chat, loop=loop, traceparent=job.traceparent
+                )
+            )
         self.done: asyncio.Future[None] = loop.create_future()
         self.done.add_done_callback(_retrieve)
         self._driver, self._metrics = driver, metrics

@@ -17,15 +17,15 @@ class Meter:
         self.compute: float | None = None  # operations a second, likewise
         self._seen = (0.0, 0)
 
-    def measure(self) -> None:
+    def measure(self, *, is_alone: bool = True) -> None:
         """Learn the ceiling from the file. A processor's is measured if it is not there, which takes a second and all
-        of its threads; a card's is not, for it has better to do."""
+        of its threads; unless other engines use it too. A card's is not, for it has better to do."""
         from unspool.ceilings import ceilings, known_ceilings
 
         backend, threads = self._engine.ops.name, self._engine.config.threads
         known = None
         if backend == "cpu":
-            known = ceilings("cpu", threads)
+            known = ceilings("cpu", threads) if is_alone else known_ceilings("cpu", threads)
         elif backend == "cuda":
             known = known_ceilings("cuda")
         if known is not None:

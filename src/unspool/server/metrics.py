@@ -132,6 +132,15 @@ class AnswerCollector(Families):
         yield self._counter("generation_tokens", "Tokens generated and handed on.", metrics.num_tokens)
 
 
+def cache_config(prefix: str, model: str, block_size: int, num_blocks: int) -> Metric:
+    """What routers ask of a cache: the Gateway API Inference Extension's protocol names it so."""
+    labels = ("model_name", "block_size", "num_gpu_blocks")
+    text = "The KV cache's block size in tokens and its number of blocks; the value is always 1."
+    family = GaugeMetricFamily(prefix + "cache_config_info", text, labels=labels)
+    family.add_metric([model, str(block_size), str(num_blocks)], 1)
+    return family
+
+
 class EngineCollector(Families):
     """What the engine has counted itself."""
 
@@ -149,6 +158,7 @@ class EngineCollector(Families):
         yield self._counter("num_preemptions", "Answers that lost their blocks for a while.", stats["preemptions"])
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats["prefix_queries"])
         yield self._counter("prefix_cache_hits", "Prompt tokens found computed.", stats["prefix_hits"])
+        yield cache_config(self._prefix, self._model, int(engine.config.block_size), int(stats["blocks"]))
         success = CounterMetricFamily(
             self._prefix + "request_success", "Answers by how they ended.", labels=["model_name", "finished_reason"]
         )

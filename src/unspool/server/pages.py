@@ -51,7 +51,7 @@ async def ready(service: Service, request: Request) -> Response:
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    return Response(service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(await service.metrics_page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def openapi(service: Service, request: Request) -> Response:

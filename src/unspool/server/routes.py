@@ -19,7 +19,7 @@ from unspool.server.job import Job, Run
 from unspool.server.pages import json_response
 from unspool.server.service import LARGE, Service
 from unspool.server.sse import EventStream, Write, until_gone
-from unspool.server.tracing import Tracer
+from unspool.server.tracing import Span, Tracer
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -67,9 +67,15 @@ class Routes:
         return body, prepared if isinstance(prepared, Job) else json_response(prepared)
 
     async def _generate(self, request: Request, generation: Generation, body: Body, job: Job) -> Any:
-        run = await self.service.start(job)
+        span = self.tracer.begin(generation.operation, request, job)
+        job.traceparent = span.traceparent
+        try:
+            run = await self.service.start(job)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.start(run)
         writer = generation.writer(self.service, run, body)
-        span = self.tracer.begin(generation.operation, request, run)
         if job.stream and isinstance(writer, Writer):
             feed = partial(self._feed, request, run, writer, span)
             return EventStream(feed, run.abort, ping_interval=self.service.config.ping_interval)
@@ -81,7 +87,7 @@ class Routes:
             return json_response(writer.body())
         return await self.service.offload(run.size, lambda: json_response(writer.body()))
 
-    async def _feed(self, request: Request, run: Run, writer: Writer, span: Any, write: Write) -> None:
+    async def _feed(self, request: Request, run: Run, writer: Writer, span: Span, write: Write) -> None:
         """Write an answer's events. What one of the engine's events gives goes out in one write."""
         try:
             write(b"".join(writer.begin()))

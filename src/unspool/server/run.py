@@ -94,7 +94,7 @@ def serve(
     llm: LLM, config: ServerConfig, sockets: list[socket.socket], on_start: Callable[[str], None] | None = None
 ) -> None:
     """Serve on bound sockets until SIGINT or SIGTERM. Raises at the end if the engine failed meanwhile."""
-    set_up_logging(config)
+    set_up_logging()
     run(Service(llm, config), sockets, on_start=on_start)
 
 
@@ -128,8 +128,9 @@ def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Confi
     )
 
 
-def set_up_logging(config: ServerConfig) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+def set_up_logging(handler: logging.Handler | None = None) -> None:
+    """Lines of logs go to a handler, or to stderr."""
+    handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     for name in ("unspool.server", "unspool.access", "unspool.engine", "unspool.cluster"):
         logger = logging.getLogger(name)

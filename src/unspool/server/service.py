@@ -69,6 +69,10 @@ class Service:
         """What the engine tells of itself, where it is in another process."""
         raise HTTPFault(501, "the engine is in another process", code="not_here")
 
+    async def metrics_page(self) -> bytes:
+        """What /metrics answers."""
+        return self.metrics.page()
+
     @property
     def state(self) -> str:
         """ready | draining | failed: what the engine's thread does with a new request."""

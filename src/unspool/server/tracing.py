@@ -1,45 +1,118 @@
-"""OpenTelemetry spans, with the `otel` extra: one for each generating request, with the conventions' gen_ai names."""
+"""OpenTelemetry spans, with the `otel` extra: one for each generating request, with the conventions' gen_ai names.
+
+Where the engine is in another process, the request's span travels with it, and each replica that computes the answer
+adds a span of its own below it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from unspool.errors import BackendError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from unspool.server.job import Run
+    from unspool.events import Timings
+    from unspool.server.job import Job, Run
+
+
+class Span(Protocol):
+    """Of one request."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """What tells other processes of this span."""
+
+    def start(self, run: Run) -> None:
+        """The engine has taken the request."""
+
+    def fail(self, error: BaseException) -> None:
+        """The request was refused, and the span ends."""
+
+    def end(self, run: Run) -> None:
+        """The answer is whole, or nobody waits for it."""
+
+
+class ReplicaSpan(Protocol):
+    """Of one attempt at a request, on the replica that computes it."""
+
+    def end(self, *, tokens: int, reasons: list[str], timings: Timings | None) -> None: ...
 
 
 class NoSpan:
-    def end(self, run: Run) -> None:
-        pass
+    traceparent: str | None = None
+
+    def start(self, run: Run) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+    def end(self, run: Run) -> None: ...
+
+
+class NoReplicaSpan:
+    def end(self, *, tokens: int, reasons: list[str], timings: Timings | None) -> None: ...
 
 
 class Tracer:
     """Without an endpoint: does nothing."""
 
-    def begin(self, operation: str, request: Request, run: Run) -> Any:
+    def begin(self, operation: str, request: Request, job: Job) -> Span:
         return NoSpan()
+
+    def begin_attempt(self, replica: str, request: str, traceparent: str | None) -> ReplicaSpan:
+        return NoReplicaSpan()
 
 
 class OtelSpan:
     def __init__(self, span: Any) -> None:
         self._span = span
 
+    @property
+    def traceparent(self) -> str | None:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier, trace.set_span_in_context(self._span))
+        return carrier.get("traceparent")
+
+    def start(self, run: Run) -> None:
+        params = run.params[0]
+        self._span.set_attribute("gen_ai.request.temperature", params.temperature)
+        self._span.set_attribute("gen_ai.request.top_p", params.top_p)
+        self._span.set_attribute("gen_ai.request.max_tokens", params.max_tokens or 0)
+
+    def fail(self, error: BaseException) -> None:
+        self._span.set_attribute("error.type", type(error).__name__)
+        self._span.end()
+
     def end(self, run: Run) -> None:
         ends = run.ends
         self._span.set_attribute("gen_ai.usage.output_tokens", sum(len(c.tokens) for c in run.choices))
         self._span.set_attribute("gen_ai.response.finish_reasons", [end.reason for end in ends])
         if ends:
-            timings = ends[0].timings
-            self._span.set_attribute("gen_ai.latency.time_in_queue", timings.queue)
-            self._span.set_attribute("gen_ai.latency.time_in_model_prefill", timings.prefill)
-            self._span.set_attribute("gen_ai.latency.time_in_model_decode", timings.decode)
-            if timings.first_token is not None:
-                self._span.set_attribute("gen_ai.latency.time_to_first_token", timings.first_token)
+            _set_timings(self._span, ends[0].timings)
         self._span.end()
+
+
+class OtelReplicaSpan:
+    def __init__(self, span: Any) -> None:
+        self._span = span
+
+    def end(self, *, tokens: int, reasons: list[str], timings: Timings | None) -> None:
+        self._span.set_attribute("gen_ai.usage.output_tokens", tokens)
+        self._span.set_attribute("gen_ai.response.finish_reasons", reasons)
+        if timings is not None:
+            _set_timings(self._span, timings)
+        self._span.end()
+
+
+def _set_timings(span: Any, timings: Timings) -> None:
+    span.set_attribute("gen_ai.latency.time_in_queue", timings.queue)
+    span.set_attribute("gen_ai.latency.time_in_model_prefill", timings.prefill)
+    span.set_attribute("gen_ai.latency.time_in_model_decode", timings.decode)
+    if timings.first_token is not None:
+        span.set_attribute("gen_ai.latency.time_to_first_token", timings.first_token)
 
 
 class OtelTracer(Tracer):
@@ -58,24 +131,33 @@ class OtelTracer(Tracer):
         provider = TracerProvider(resource=Resource.create({"service.name": "unspool"}))
         provider.add_span_processor(processor)  # which the provider flushes when the process ends
         self._tracer = provider.get_tracer("unspool")
-        self._kind, self._model = trace.SpanKind.SERVER, model
+        self._kinds, self._model = trace.SpanKind, model
 
-    def begin(self, operation: str, request: Request, run: Run) -> Any:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        params = run.params[0]
+    def begin(self, operation: str, request: Request, job: Job) -> OtelSpan:
         attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.request.model": self._model,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.request.max_tokens": params.max_tokens or 0,
-            "gen_ai.usage.input_tokens": sum(len(ids) for ids, _ in run.job.prompts),
+            "gen_ai.usage.input_tokens": sum(len(ids) for ids, _ in job.prompts),
             "http.request.id": request.scope.get("unspool.id", ""),
         }
-        context = TraceContextTextMapPropagator().extract(dict(request.headers))
-        name = f"{operation} {self._model}"
-        return OtelSpan(self._tracer.start_span(name, context, self._kind, attributes=attributes))
+        name, context = f"{operation} {self._model}", _context(dict(request.headers))
+        return OtelSpan(self._tracer.start_span(name, context, self._kinds.SERVER, attributes=attributes))
+
+    def begin_attempt(self, replica: str, request: str, traceparent: str | None) -> OtelReplicaSpan:
+        attributes = {"unspool.replica": replica, "unspool.request": request, "gen_ai.request.model": self._model}
+        context = _context({} if traceparent is None else {"traceparent": traceparent})
+        span = self._tracer.start_span(f"replica {replica}", context, self._kinds.INTERNAL, attributes=attributes)
+        return OtelReplicaSpan(span)
+
+
+def make_tracer(endpoint: str | None, model: str) -> Tracer:
+    return Tracer() if endpoint is None else OtelTracer(endpoint, model)
+
+
+def _context(headers: Mapping[str, str]) -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(headers)
 
 
 def traces_url(endpoint: str) -> str:
