@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.cluster.harness import Fake, FakeTransport
 from unspool import LLM
 from unspool.cluster import wire
 from unspool.cluster.models import resolver
-from unspool.cluster.pool import ReplicaPool
+from unspool.cluster.pool import Patience, ReplicaPool
 from unspool.cluster.replica import Replica
 from unspool.engine.driver import Submission
-from unspool.errors import EngineError, QueueFullError, ReplayError, ReplicaLostError, RequestError
-from unspool.events import Event, Failed, Finished, FinishReason, Text
+from unspool.errors import EngineDiedError, EngineError, QueueFullError, ReplayError, ReplicaLostError, RequestError
+from unspool.events import Event, Failed, Finished, Text, Timings, Usage
 from unspool.models.random import stand_in
 from unspool.params import SamplingParams
 
@@ -27,71 +29,6 @@ PROMPT = tuple(range(40, 70))
 def llm() -> Any:
     with LLM(stand_in("tiny"), threads=1, kv_tokens=4096) as model:
         yield model
-
-
-@dataclass
-class Fake:
-    """A replica of this process: after `dies_after` events of a stream it is lost; `changes` what it says."""
-
-    name: str
-    replica: Replica
-    dies_after: list[int] = field(default_factory=list)  # of one stream after the other; then it lives on
-    change: Callable[[wire.Message], wire.Message] = lambda message: message
-    is_full: bool = False
-    num_requests: int = 0
-
-
-class FakeStream:
-    def __init__(self, fake: Fake, data: bytes) -> None:
-        self.replica, self._fake = fake.name, fake
-        self._request = wire.load(data)
-        self._messages = fake.replica.stream(data)
-        self._ready: list[wire.Message] = []
-        self._left = fake.dies_after.pop(0) if fake.dies_after else None
-
-    def __aiter__(self) -> AsyncIterator[wire.Message]:
-        return self
-
-    async def __anext__(self) -> wire.Message:
-        if self._left == 0:
-            raise ReplicaLostError(f"{self.replica} died")
-        if self._left is not None:
-            self._left -= 1
-        if self._fake.is_full:
-            return wire.Refused(QueueFullError("full"))
-        while not self._ready:
-            message = wire.load(await anext(self._messages))
-            if isinstance(message, wire.Events):  # one by one, however many came together
-                self._ready += [wire.Events((event,)) for event in message.events]
-            else:
-                self._ready.append(message)
-        return self._fake.change(self._ready.pop(0))
-
-    async def abort(self, reason: FinishReason) -> None:
-        self._fake.replica.abort(self._request.id, reason)
-
-    async def close(self) -> None:
-        await self._messages.aclose()  # type: ignore[attr-defined]
-
-
-class FakeTransport:
-    def __init__(self, fakes: Sequence[Fake]) -> None:
-        self.fakes = fakes
-
-    async def open(self, request: bytes, chain: Sequence[str], avoid: Collection[str]) -> FakeStream:
-        for fake in self.fakes:
-            if fake.name not in avoid:
-                fake.num_requests += 1
-                return FakeStream(fake, request)
-        raise ReplicaLostError("no replica can take the request now")
-
-    def reports(self) -> dict[str, int]:
-        return {}
-
-    def statuses(self) -> dict[str, wire.Status]:
-        return {}
-
-    async def close(self) -> None: ...
 
 
 def run(llm: LLM, fakes: Sequence[Fake], params: SamplingParams, act: Callable[..., None] | None = None) -> list[Event]:
@@ -219,6 +156,103 @@ def test_replicas_that_die_again_and_again_fail_the_request_by_name(llm: LLM) ->
     (failure,) = [event.error for event in events if isinstance(event, Failed)]
     assert isinstance(failure, ReplicaLostError | EngineError)
     assert "replicas were lost while they computed this answer" in str(failure)
+
+
+TIMES = Timings(0, 0, 0, 0, None, None)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Failed("r", 0, EngineDiedError("the engine stopped: a defect")),
+        Finished("r", 0, "abort", Usage(30, 3), TIMES, seed=11),
+    ],
+)
+def test_the_end_of_an_engine_is_not_the_end_of_an_answer(llm: LLM, ending: Event) -> None:
+    def end(message: wire.Message) -> wire.Message:
+        nonlocal count
+        count += 1
+        return wire.Events((ending,)) if count == 6 else message
+
+    count = 0
+    replica = Replica(llm)
+    undisturbed = run(llm, [Fake("a", replica)], ASKED)
+    fakes = [Fake("a", replica, change=end), Fake("b", replica)]
+    assert folded(run(llm, fakes, ASKED)) == folded(undisturbed)
+    assert fakes[1].num_requests == 1
+
+
+def test_a_hung_replica_is_taken_last_until_it_reports(llm: LLM) -> None:
+    async def check() -> None:
+        replica = Replica(llm)
+        fakes = [Fake("a", replica, is_hung=True), Fake("b", replica)]
+        transport = FakeTransport(fakes)
+        pool = ReplicaPool(transport, await replica.status(), resolver(llm.checkpoint, ()))
+        params = SamplingParams(max_tokens=1, seed=1)
+        for expected in ((1, 1), (1, 2)):
+            await pool.start_async([Submission(PROMPT, params, lambda event: None)])
+            assert (fakes[0].num_requests, fakes[1].num_requests) == expected
+        fakes[0].is_hung, fakes[0].num_reports = False, 2
+        await pool.start_async([Submission(PROMPT, params, lambda event: None)])
+        assert (fakes[0].num_requests, fakes[1].num_requests) == (2, 2)
+        await pool.shutdown(drain=30)
+
+    asyncio.run(check())
+
+
+def test_a_replica_with_another_model_is_passed_over(llm: LLM) -> None:
+    """As while an application changes its model: a prompt's ids mean something to its own model alone."""
+    other = Replica(llm, name="other", source="another fingerprint")
+    fakes = [Fake("a", other), Fake("b", Replica(llm))]
+
+    async def check() -> list[Event]:
+        pool = ReplicaPool(FakeTransport(fakes), await fakes[1].replica.status(), resolver(llm.checkpoint, ()))
+        events: list[Event] = []
+        await pool.start_async([Submission(PROMPT, replace(ASKED, n=1), events.append)])
+        await pool.shutdown(drain=30)
+        return events
+
+    assert isinstance(asyncio.run(check())[-1], Finished)
+    assert [fake.num_requests for fake in fakes] == [1, 1]
+
+
+def test_without_replicas_a_request_waits_and_then_says_so(llm: LLM) -> None:
+    async def check() -> None:
+        status = await Replica(llm).status()
+        patience = Patience(seconds=0.6)
+        pool = ReplicaPool(FakeTransport([]), status, resolver(llm.checkpoint, ()), patience)
+        with pytest.raises(ReplicaLostError, match="no replica can take the request now"):
+            await pool.start_async([Submission(PROMPT, ASKED, lambda event: None)])
+
+    asyncio.run(check())
+
+
+def test_what_is_held_back_is_told_by_a_replica_too(llm: LLM) -> None:
+    """The same events, whichever replica they come from."""
+    params = SamplingParams(
+        max_tokens=60,
+        seed=4,
+        temperature=1.1,
+        trace=True,
+        stop=tuple(f"{first}☃" for first in "abcdefghijklmnopqrstuvwxyz"),
+        ignore_eos=True,
+    )
+
+    def held(events: Sequence[Event]) -> list[str]:
+        return [event.held for event in events if isinstance(event, Text) and event.held]
+
+    straight: list[Event] = []
+    done = threading.Event()
+
+    def receive(event: Event) -> None:
+        straight.append(event)
+        if not isinstance(event, Text):
+            done.set()
+
+    llm.driver.start([Submission(PROMPT, params, receive)])
+    assert done.wait(60)
+    assert held(straight)
+    assert held(run(llm, [Fake("a", Replica(llm))], params)) == held(straight)
 
 
 def test_nothing_is_left_in_a_replica(llm: LLM) -> None:
