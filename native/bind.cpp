@@ -308,6 +308,18 @@ void bind_experts(nb::class_<Program>& program) {
             nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), "routed"_a, "f32"_a.none(), "q8"_a.none(), "rows"_a,
             "experts"_a, "bias"_a.none(), "activation"_a, "out"_a)
         .def(
+            "expert_up",
+            [](Program& self, int routed, Given f32, Given q8, const std::string& rows,
+               const std::vector<const Matrix*>& experts, std::optional<Array<float, 1>> bias,
+               const std::string& activation, Given out) {
+                const auto checked = checked_experts(experts, rows);
+                const auto count = static_cast<int64_t>(checked.size());
+                self.expert_up(routed, {operand(f32), operand(q8), rows_of(rows)}, checked,
+                               pointer(bias, checked[0]->rows() * count), activation_of(activation), operand(out));
+            },
+            nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), "routed"_a, "f32"_a.none(), "q8"_a.none(), "rows"_a,
+            "experts"_a, "bias"_a.none(), "activation"_a, "out"_a)
+        .def(
             "expert_project",
             [](Program& self, int routed, Given f32, Given q8, const std::string& rows,
                const std::vector<const Matrix*>& experts, std::optional<Array<float, 1>> bias, Given out) {

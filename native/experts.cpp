@@ -3,7 +3,7 @@
 //
 //   route              which experts each row uses, and its places; one thread
 //   spread             each place's row, rounded as experts want it
-//   gate               for each expert its gate and up projections, over the expert's places
+//   gate, up           for each expert its gate and up projections, or the latter alone, over the expert's places
 //   spread, project    the same for its down projection
 //   gather             each row's places, weighted and added up in the order of its choice
 //
@@ -292,6 +292,26 @@ struct ExpertGate : ExpertProduct {
     }
 };
 
+// activation(up · x), of experts without gates.
+struct ExpertUp : ExpertProduct {
+    Activation activation;
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
+        const int64_t n = experts[0]->rows();
+        float* rows = program.floats(out, step, thread);
+        sweep(program, step, thread, begin, end,
+              [&](const std::vector<TileRef>& of, int32_t expert, int64_t unit, int64_t at, const Panel& p) {
+                  alignas(64) float part[MOST_ROWS * TILE];
+                  const TileRef& tile = of[static_cast<size_t>(unit)];
+                  float* to = rows + at * n + tile.column;
+                  multiply(program, tile, p, part);
+                  program.kernels().put(part, p.rows, tile.count, bias ? bias + expert * n + tile.column : nullptr,
+                                        nullptr, to, n);
+                  for (int r = 0; r < p.rows; r++) program.kernels().activate(to + r * n, tile.count, activation);
+              });
+    }
+};
+
 struct ExpertProject : ExpertProduct {
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const int64_t n = experts[0]->rows();
@@ -380,6 +400,16 @@ void Program::expert_gate(int routed, Forms x, std::vector<const Matrix*> expert
     gate->activation = activation;
     want_scratch(gate->scratch_bytes(*kernels_));
     instructions_.push_back(std::move(gate));
+}
+
+void Program::expert_up(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias,
+                        Activation activation, Operand out) {
+    auto up = std::make_unique<ExpertUp>();
+    up->routed = routed_.at(static_cast<size_t>(routed)).get();
+    up->x = x, up->from_places = false, up->experts = std::move(experts), up->bias = bias, up->out = out;
+    up->activation = activation;
+    want_scratch(up->scratch_bytes(*kernels_));
+    instructions_.push_back(std::move(up));
 }
 
 void Program::expert_project(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias, Operand out) {

@@ -217,6 +217,8 @@ public:
     void spread(int routed, Operand x, bool from_places, int width, Forms out);
     void expert_gate(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias, Activation activation,
                      Operand out);
+    void expert_up(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias, Activation activation,
+                   Operand out);
     void expert_project(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias, Operand out);
     void gather_experts(int routed, Operand x, Operand residual, int width, Operand out);
     void scale_rows(Operand x, Operand logit, Operand residual, int width, Operand out);

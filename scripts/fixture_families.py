@@ -108,6 +108,9 @@ DELTA = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "pa
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2,
          "num_hidden_layers": 2, "intermediate_size": 16, "shared_intermediate_size": 32,
          "rms_norm_eps": 1e-5}  # fmt: skip
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "head_dim": 16,
+            "layer_norm_epsilon": 1e-5, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5}  # fmt: skip
 ONE_OF_EACH = {"num_hidden_layers": 2, "layer_types": [LINEAR, FULL]}
 DELTA_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                  "shared_expert_intermediate_size": 24}  # fmt: skip
@@ -312,6 +315,10 @@ MODELS: dict[str, Callable[[], Any]] = {
                               layer_types=[FULL, FULL], position_embedding_type="rope"),
     "granite-moe-shared": causal("GraniteMoeSharedConfig", **GRANITE, intermediate_size=16, num_local_experts=4,
                                  num_experts_per_tok=2, shared_intermediate_size=24),
+    "nemotron-h": causal("NemotronHConfig", **NEMOTRON, layers_block_type=[LINEAR, "mlp", FULL, LINEAR]),
+    "nemotron-h-moe": causal("NemotronHConfig", **NEMOTRON, layers_block_type=[LINEAR, "moe", FULL, "moe"]),
+    "nemotron-h-latents": causal("NemotronHConfig", **NEMOTRON, layers_block_type=[FULL, "moe", LINEAR],
+                                 moe_latent_size=16),
     "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
     "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),

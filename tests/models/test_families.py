@@ -107,4 +107,7 @@ UNLISTED["granite-hybrid"] = (*UNLISTED["granite-moe-shared"], "blk.0.ssm_dt")
 _halves = tuple(f"blk.{layer}.ffn_{part}" for layer in range(3) for part in ("gate", "up", "down"))
 UNLISTED["granite-hybrid-dense"] = (*_halves, "blk.0.ssm_dt", "blk.2.ssm_dt")
 UNLISTED["granite-4-dense"] = _halves
+for _name in ("nemotron-h", "nemotron-h-moe", "nemotron-h-latents"):
+    _parts = ("ssm_dt", "ffn_up_exps", "ffn_down_exps", "exp_probs_b")
+    UNLISTED[_name] = tuple(f"blk.{layer}.{part}" for layer in range(4) for part in _parts)
 UNLISTED["mistral4"] += tuple(f"blk.{layer}.ffn_{part}_exps" for layer in range(3) for part in ("gate", "up", "down"))

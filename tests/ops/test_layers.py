@@ -15,6 +15,7 @@ from unspool.config import EngineConfig
 from unspool.models.decoder import Decoder, tensor_shapes
 from unspool.models.layers import Architecture, Attention, Glu, Layer, LayerNorm, Mlp, RmsNorm, TokenInput, TokenInputs
 from unspool.models.mla import Mla
+from unspool.models.moe import Moe
 from unspool.models.recurrent import DeltaNet, Mamba2, ShortConv
 from unspool.models.registry import architecture_of
 from unspool.models.rotary import Rotary
@@ -22,6 +23,7 @@ from unspool.models.shapes import TINY
 from unspool.models.tensors import TensorReader
 from unspool.ops import Ops
 from unspool.ops.reference import ReferenceOps
+from unspool.ops.routing import Routing
 from unspool.ops.storage import KeyValues, State, Storage, describe, state_bytes
 from unspool.weights.weight import Weight, encode_weight
 
@@ -112,7 +114,17 @@ RECURRENT = {
     ),
 }
 LATENT = Mla(4, latent_dim=32, plain_dim=16, value_dim=24, rotary=Rotary(16, 1e4, "interleaved"), scale=0.2, norm=NORM)
+# All experts of a row are used: which ones, would depend on how keys and values are rounded.
+EXPERTS = Moe(Routing(3, 3), 48, "relu2", shared_width=40, gated=False)
 CPU_MODELS = {
+    "experts without gates": (layer_of(ATTENTION, ffn=EXPERTS, residual_scale=0.5),) * 2,
+    "experts that read latents": (layer_of(ATTENTION, ffn=replace(EXPERTS, latent=32), residual_scale=0.5),) * 2,
+    "blocks of their own": (
+        Layer(Mamba2(6, 16, 8, 2, 4, 1e-5), None, norm=NORM),
+        Layer(None, Mlp(96, "relu2"), ffn_norm=NORM, ffn_norm_name="attn_norm"),
+        Layer(ATTENTION, None, norm=NORM),
+        Layer(None, EXPERTS, ffn_norm=NORM),
+    ),
     "latents": (layer_of(LATENT), layer_of(replace(LATENT, query_dim=40, growth=0.3, period=4)), layer_of(ATTENTION)),
     "values of other sizes": (layer_of(replace(ATTENTION, value_dim=32)), layer_of(ATTENTION)),
     **RECURRENT,

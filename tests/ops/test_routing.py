@@ -69,8 +69,9 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("format", ["f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0"])
-def test_native_experts_are_the_specifications(name: str, format: str) -> None:
+def test_native_experts_are_the_specifications(name: str, format: str, gated: bool) -> None:
     """One layer of experts with fresh random weights, from one row to more than any kernel takes at once."""
     from unspool.config import EngineConfig
     from unspool.ops import Batch, ExpertWeights
@@ -87,10 +88,11 @@ def test_native_experts_are_the_specifications(name: str, format: str) -> None:
         return encode_weight("w", (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32), format)
 
     table, router = weight(vocabulary, hidden), weight(experts, hidden)
-    gates = [[weight(width, hidden, format=format) for _ in range(2)] for _ in range(experts)]
+    parts_each = 2 if gated else 1
+    gates = [[weight(width, hidden, format=format) for _ in range(parts_each)] for _ in range(experts)]
     downs = [[weight(hidden, width, format=format)] for _ in range(experts)]
     vectors = {key: weight(experts) for key in ("choice_bias", "expert_scale")}
-    biases = weight(experts * 2 * width), weight(experts * hidden)
+    biases = weight(experts * parts_each * width), weight(experts * hidden)
     rows = 45
     ids = rng.integers(vocabulary, size=rows).astype(np.int32)
     found = []
@@ -102,7 +104,8 @@ def test_native_experts_are_the_specifications(name: str, format: str) -> None:
             down=ops.experts(downs),
             gate_up_bias=ops.vector([biases[0]]),
             down_bias=ops.vector([biases[1]]),
-            activation="clamped_swiglu" if name == "shares" else "silu",
+            activation="relu2" if not gated else "clamped_swiglu" if name == "shares" else "silu",
+            gated=gated,
         )
         parts = ops.matrix([table]), ops.matrix([router]), ops.vector([encode_weight("n", np.ones(hidden, np.float32))])
 

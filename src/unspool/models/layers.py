@@ -84,6 +84,7 @@ class Mlp:
     width: int
     activation: Activation = "gelu"
     bias: bool = False
+    suffix: str = ""  # as Glu's
     routing: ClassVar[None] = None
 
     def row_width(self, hidden: int) -> int:
@@ -91,9 +92,10 @@ class Mlp:
 
     def bind(self, place: Place) -> FeedForwardFunction:
         ops, hidden, width, scale = place.ops, place.hidden, self.width, place.residual_scale
-        up, down = place.matrix(("ffn_up", width, hidden)), place.matrix(("ffn_down", hidden, width))
-        bias = place.vector(("ffn_up.bias", width)) if self.bias else None
-        down_bias = place.vector(("ffn_down.bias", hidden)) if self.bias else None
+        up_name, down_name = (f"ffn_{name}{self.suffix}" for name in ("up", "down"))
+        up, down = place.matrix((up_name, width, hidden)), place.matrix((down_name, hidden, width))
+        bias = place.vector((f"{up_name}.bias", width)) if self.bias else None
+        down_bias = place.vector((f"{down_name}.bias", hidden)) if self.bias else None
 
         def forward(x: Rows, residual: Rows | None) -> Rows:
             inner = ops.linear(x, up, bias, activation=self.activation)
@@ -146,7 +148,7 @@ class TokenInput:
 
 @dataclass(frozen=True)
 class Layer:
-    """A mixer, then a feed-forward; which norms there are says where they stand.
+    """A mixer, then a feed-forward, or one of them alone; which norms there are says where they stand.
 
         before         x + mixer(norm(x))
         after          x + post_norm(mixer(x))
@@ -154,7 +156,7 @@ class Layer:
         parallel       x + mixer(norm(x)) + ffn(ffn_norm(x)), where no ffn_norm means the mixer's
     """
 
-    mixer: Mixer
+    mixer: Mixer | None
     ffn: FeedForward | None
     norm: Norm | None = None
     post_norm: Norm | None = None
@@ -173,7 +175,8 @@ class Layer:
         if self.residual_scale != 1 and (self.post_norm is not None or self.ffn_post_norm is not None):
             raise ValueError("a norm after a block undoes the scale of its residual")
         place = replace(place, residual_scale=self.residual_scale)
-        norm, mixer = bound(self.norm, "attn_norm"), self.mixer.bind(place)
+        norm = bound(self.norm, "attn_norm")
+        mixer = None if self.mixer is None else self.mixer.bind(place)
         post_norm = bound(self.post_norm, "post_attention_norm")
         ffn_norm = bound(self.ffn_norm, self.ffn_norm_name)
         ffn = None if self.ffn is None else self.ffn.bind(place)
@@ -182,7 +185,12 @@ class Layer:
 
         def blocks(x: Rows, batch: Batch, kv: KVCache) -> Rows:
             normed = x if norm is None else norm(x, None)
-            mixed = mixer(normed, x, batch, kv) if post_norm is None else post_norm(mixer(normed, None, batch, kv), x)
+            if mixer is None:
+                mixed = x
+            elif post_norm is None:
+                mixed = mixer(normed, x, batch, kv)
+            else:
+                mixed = post_norm(mixer(normed, None, batch, kv), x)
             if ffn is None:
                 return mixed
             if not parallel:
@@ -229,11 +237,11 @@ class Architecture:
     @property
     def storage(self) -> tuple[Storage, ...]:
         """What each layer keeps."""
-        return tuple(layer.mixer.storage() for layer in self.layers)
+        return tuple(Storage() if layer.mixer is None else layer.mixer.storage() for layer in self.layers)
 
     @property
     def widths(self) -> Widths:
-        mixer = max(layer.mixer.width for layer in self.layers)
+        mixer = max((layer.mixer.width for layer in self.layers if layer.mixer is not None), default=0)
         feed_forward = max(
             (layer.ffn.row_width(self.hidden_size) for layer in self.layers if layer.ffn is not None), default=0
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unspool.config import Activation
-from unspool.models.layers import FeedForwardFunction, Glu, Place
+from unspool.models.layers import FeedForwardFunction, Glu, Mlp, Place
 from unspool.ops import ExpertWeights, Rows
 from unspool.ops.routing import Routing
 
@@ -14,7 +14,8 @@ from unspool.ops.routing import Routing
 class Moe:
     """Σ weight_e · expert_e(x) over the experts that `routing` gives a row, + shared(x) where there is a shared one.
 
-    An expert is a gated feed-forward of `width`.
+    An expert is a feed-forward of `width`, with a gate or without. Where there is a `latent` width, experts read
+    W_down · x, and what they come to together is W_up's input; the router and the shared expert read x.
     """
 
     routing: Routing
@@ -26,10 +27,12 @@ class Moe:
     shared_width: int = 0  # of the expert that every row uses; 0: there is none
     shared_gate: bool = False  # the shared expert counts sigmoid(gate · x)
     fused: bool = False  # one tensor, ffn_gate_up_exps, has each expert's gate and then its up projection
+    gated: bool = True  # the experts, and the shared one
+    latent: int = 0  # see above; 0: experts read x
 
     def row_width(self, hidden: int) -> int:
         """What the experts of a row read and write."""
-        return max(self.routing.num_used * (self.width + hidden), self.shared_width)
+        return max(self.routing.num_used * (self.width + (self.latent or hidden)), self.shared_width)
 
     def bind(self, place: Place) -> FeedForwardFunction:
         ops, count = place.ops, self.routing.num_experts
@@ -38,19 +41,25 @@ class Moe:
         routing = replace(self.routing, scale=self.routing.scale * place.residual_scale)
         if self.choice_bias:
             routing = replace(routing, choice_bias=place.vector(("exp_probs_b.bias", count)))
-        experts, shared = self.bind_experts(place), self._bind_shared(place)
+        shared, latent = self._bind_shared(place), self.latent
+        experts = self.bind_experts(replace(place, hidden=latent) if latent else place)
+        narrow = place.matrix(("ffn_latent_down", latent, place.hidden)) if latent else None
+        widen = place.matrix(("ffn_latent_up", place.hidden, latent)) if latent else None
 
         def forward(x: Rows, residual: Rows | None) -> Rows:
             if shared is not None:
                 residual = shared(x, residual)
-            return ops.moe(x, ops.linear(x, router, router_bias), routing, experts, residual)
+            scores = ops.linear(x, router, router_bias)
+            if narrow is None or widen is None:
+                return ops.moe(x, scores, routing, experts, residual)
+            return ops.linear(ops.moe(ops.linear(x, narrow), scores, routing, experts, None), widen, None, residual)
 
         return forward
 
     def bind_experts(self, place: Place) -> ExpertWeights:
         count, width, hidden = self.routing.num_experts, self.width, place.hidden
         gate_up_bias = down_bias = None
-        parts = [("ffn_gate_exps", width), ("ffn_up_exps", width)]
+        parts = [("ffn_gate_exps", width), ("ffn_up_exps", width)] if self.gated else [("ffn_up_exps", width)]
         if self.fused:
             parts = [("ffn_gate_up_exps", 2 * width)]
         if self.expert_bias:
@@ -62,12 +71,14 @@ class Moe:
             activation=self.activation,
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,
+            gated=self.gated,
         )
 
     def _bind_shared(self, place: Place) -> FeedForwardFunction | None:
         if not self.shared_width:
             return None
-        ops, shared = place.ops, Glu(self.shared_width, self.activation, suffix="_shexp").bind(place)
+        kind = Glu if self.gated else Mlp
+        ops, shared = place.ops, kind(self.shared_width, self.activation, suffix="_shexp").bind(place)
         if not self.shared_gate:
             return shared
         gate = place.reader.row(f"blk.{place.layer}.ffn_gate_inp_shexp.weight", place.hidden)

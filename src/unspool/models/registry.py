@@ -55,6 +55,8 @@ GGUF = {
     "qwen35moe": "qwen3_5_moe",
     "qwen3next": "qwen3_next",
     "granitehybrid": "granite_hybrid",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h_moe",
 }
 HUGGING_FACE = {
     "LlamaForCausalLM": "llama",
@@ -92,6 +94,7 @@ HUGGING_FACE = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "GraniteMoeSharedForCausalLM": "granite_moe",
     "GraniteMoeHybridForCausalLM": "granite_hybrid",
+    "NemotronHForCausalLM": "nemotron_h",
 }
 # Families whose GGUF files have another one's name.
 GGUF_TOO = {"mistral": "llama", "mixtral": "llama", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}

@@ -98,11 +98,12 @@ class AttentionSpec:
 class ExpertWeights:
     """The experts of a layer."""
 
-    gate_up: Experts  # each stacks its gate over its up projection
+    gate_up: Experts  # each stacks its gate over its up projection; the latter alone, where there are no gates
     down: Experts
     activation: Activation = "silu"
     gate_up_bias: Vector | None = None  # of all experts, one after the other
     down_bias: Vector | None = None
+    gated: bool = True
 
 
 class KVCache(Protocol):
@@ -209,7 +210,8 @@ class Ops(Protocol):
         """Rows of heads side by side, each times a matrix of its own: x_h · weight_hᵀ"""
 
     def moe(self, x: Rows, scores: Rows, routing: Routing, experts: ExpertWeights, residual: Rows | None) -> Rows:
-        """residual + Σ weight_e · down_e(activation(gate_e · x) · (up_e · x)) over the experts e of each row.
+        """residual + Σ weight_e · down_e(activation(gate_e · x) · (up_e · x)) over the experts e of each row, or, where
+        they have no gates, residual + Σ weight_e · down_e(activation(up_e · x)).
 
         `scores` are the router's logits. The terms are added in the order of their weights' scores, the best first.
         """

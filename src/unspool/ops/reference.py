@@ -213,7 +213,12 @@ class ReferenceOps:
     def _expert(self, x: Array, experts: ExpertWeights, number: int) -> Array:
         gate_up, down = experts.gate_up[number], experts.down[number]
         bias = None if experts.gate_up_bias is None else experts.gate_up_bias.reshape(-1, len(gate_up))[number]
-        y = down @ self.gated(x[None], gate_up, experts.activation, bias)[0]
+        inner = (
+            self.gated(x[None], gate_up, experts.activation, bias)
+            if experts.gated
+            else self.linear(x[None], gate_up, bias, activation=experts.activation)
+        )
+        y = down @ inner[0]
         return y if experts.down_bias is None else y + experts.down_bias.reshape(-1, len(y))[number]
 
     def scale_rows(self, x: Array, logit: Array, residual: Array | None = None) -> Array:

@@ -158,6 +158,18 @@ class ExpertGate(ExpertProduct):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class ExpertUp(ExpertProduct):
+    activation: Activation
+
+    @property
+    def width(self) -> int:
+        return self.route.routing.num_used * self.experts.out_features
+
+    def emit(self, low: Lowering, program: Any) -> None:
+        program.expert_up(activation=self.activation, **self._factors(low))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ExpertProject(ExpertProduct):
     @property
     def width(self) -> int:
@@ -193,9 +205,8 @@ def expand(node: Moe) -> Node:
     gate_up, down = weights.gate_up, weights.down
     route = Route(node.scores, node.routing, narrow=narrow)
     read = _spread(route, node.x, gate_up, from_places=False)
-    inner = ExpertGate(
-        route, node.x, read, gate_up, weights.gate_up_bias, weights.activation, narrow=narrow
-    )
+    kind = ExpertGate if weights.gated else ExpertUp
+    inner = kind(route, node.x, read, gate_up, weights.gate_up_bias, weights.activation, narrow=narrow)
     read_inner = _spread(route, inner, down, from_places=True)
     out = ExpertProject(route, inner, read_inner, down, weights.down_bias, narrow=narrow)
     return Gather(route, out, node.residual, narrow=narrow)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unspool.errors import EngineError
 from unspool.ops.cuda.device_experts import DeviceExperts
 from unspool.ops.cuda.exact import GROUP
 from unspool.ops.cuda.experts import expert_kernel, gather_kernel
@@ -57,6 +58,8 @@ class Plan:
 
 class ExpertLowering:
     def __init__(self, low: Lowering, node: Moe) -> None:
+        if not node.experts.gated:
+            raise EngineError(f"{node.experts.gate_up.name}: experts without gates do not run on a GPU")
         self.low, self.node, self.routing = low, node, node.routing
         self.plan = Plan(low.rows, node.routing.num_experts, node.routing.num_used)
         self._taken: list[Tensor] = []
