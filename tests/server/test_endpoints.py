@@ -288,6 +288,15 @@ def test_messages_have_their_own_errors_and_blocks() -> None:
     in_process(test)
 
 
+def test_a_tokenizer_is_told_as_lm_eval_asks() -> None:
+    async def test(client: Client) -> None:
+        found = (await client.get("/tokenizer_info")).json()
+        assert {"bos_token", "eos_token", "chat_template"} <= found.keys()
+        assert found["chat_template"] == client.service.llm.template.source
+
+    in_process(test)
+
+
 # Tokens, scores, models ---------------------------------------------------------------------------------------------
 def test_tokens_there_and_back() -> None:
     async def test(client: Client) -> None:
@@ -296,6 +305,12 @@ def test_tokens_there_and_back() -> None:
         assert await client.ok("/detokenize", {"tokens": tokens["tokens"]}) == {"prompt": "héllo"}
         assert (await client.refused("/detokenize", {"tokens": [1, 99_999]}))["param"] == "tokens[1]"
         assert (await client.refused("/tokenize", {}))["param"] == "prompt"
+        tokenizer = client.service.llm.tokenizer
+        end = min(tokenizer.special_ids)
+        mark = tokenizer.token_text(end)
+        for body, first in (({}, [end]), ({"parse_special": False}, None), ({"prompt": mark + "!"}, None)):
+            ids = (await client.ok("/tokenize", {"prompt": mark, "add_special_tokens": False, **body}))["tokens"]
+            assert (ids == [end]) == (first is not None)
         misplaced = {"prompt": "x", "add_generation_prompt": True}
         assert (await client.refused("/tokenize", misplaced))["param"] == "add_generation_prompt"
         plain, special = ({"prompt": "<|endoftext|>", "parse_special": flag} for flag in (False, True))

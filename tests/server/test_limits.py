@@ -121,6 +121,16 @@ def test_heads_within_the_bounds_are_taken(server: Live) -> None:
         assert answer_of(connection)[0] == 200
 
 
+def test_a_second_answer_waits_for_no_acknowledgement(server: Live) -> None:
+    with connected(server) as connection:
+        for _ in range(2):
+            connection.sendall(GET)
+            assert answer_of(connection)[0] == 200
+        (open_one,) = server.server.server_state.connections
+        taken_from = open_one.transport.get_extra_info("socket")
+        assert taken_from.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_trailers_and_chunk_frames_are_bounded_and_not_headers(make_server: Callable[..., Live]) -> None:
     server = make_server(**KEY, max_header=16_384)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer sk-x\r\n"

@@ -212,6 +212,13 @@ PAGES: dict[str, Page] = {
         Page(
             "/v1/machine", "getMachine", "The machine, and its measured ceilings.", engine_view.machine, of_engine=True
         ),
+        Page(
+            "/tokenizer_info",
+            "getTokenizerInfo",
+            "Control tokens and the chat template, by the names of tokenizer_config.json, as vLLM's server tells them.",
+            tokens.tokenizer_info,
+            of_engine=True,
+        ),
         Page("/", "inspector", "The inspector, a web page.", pages.inspector, "text/html", statuses=(503,)),
         Page(
             "/assets/{name}",

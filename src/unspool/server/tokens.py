@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from unspool.errors import RequestError
 from unspool.server.chat_completions import conversation, toolbox_of
 from unspool.server.dialect import Body, how_of
+from unspool.server.pages import json_response
 from unspool.server.service import Service
+from unspool.text.tokenizer import Tokenizer
 
 
 def tokenize(service: Service, body: Body) -> Body:
@@ -18,10 +23,11 @@ def tokenize(service: Service, body: Body) -> Body:
             raise RequestError(f"{name} does nothing with {'a prompt' if has_prompt else 'messages'}", name)
     if has_prompt:
         service.check_length([body["prompt"]], "prompt")
-        ids = service.llm.tokenizer.encode(
-            body["prompt"],
+        tokenizer, text = service.llm.tokenizer, body["prompt"]
+        ids = tokenizer.encode(
+            text,
             add_special=body.get("add_special_tokens", True),
-            parse_special=body.get("parse_special", False),
+            parse_special=body.get("parse_special", _is_control_token(tokenizer, text)),
         )
     else:
         prompt = service.render(
@@ -37,6 +43,12 @@ def tokenize(service: Service, body: Body) -> Body:
     return answer
 
 
+def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a text is one control token's and nothing else: then that token's id is asked for."""
+    first = next(tokenizer.control_marks.split(text), "")
+    return isinstance(first, int) and tokenizer.control_marks.text_of(first) == text
+
+
 _PROMPT_ONLY = ("add_special_tokens", "parse_special")
 _MESSAGES_ONLY = ("add_generation_prompt", "continue_final_message", "enable_thinking", "tools", "chat_template_kwargs")
 
@@ -47,6 +59,21 @@ def detokenize(service: Service, body: Body) -> Body:
         if id >= size:
             raise RequestError(f"tokens[{index}] is {id}; the vocabulary has {size:,} tokens", f"tokens[{index}]")
     return {"prompt": service.llm.tokenizer.decode(body["tokens"], skip_special=body.get("skip_special_tokens", False))}
+
+
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    """What lm-eval and vLLM's own clients ask for instead of loading the tokenizer's files."""
+    llm = service.llm
+    named = llm.tokenizer.named_tokens
+    known = {name: named.get(name) or None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return json_response(
+        {
+            **known,
+            "chat_template": None if llm.template is None else llm.template.source,
+            "model_max_length": llm.engine.context_length,
+            "vocab_size": llm.tokenizer.vocab_size,
+        }
+    )
 
 
 def embeddings(service: Service, body: Body) -> Body:
