@@ -429,7 +429,9 @@ TOKENIZE = record(
         "add_special_tokens": flag(
             description="With a prompt: put BOS in front where the model wants it (true when absent)."
         ),
-        "parse_special": flag(description="With a prompt: read control tokens as such. When absent: where the prompt is one, and nothing else."),
+        "parse_special": flag(
+            description="With a prompt: read control tokens as such. When absent: where the prompt is one, and no more."
+        ),
         "return_token_strs": flag(description="The text of each token too."),
         **TEMPLATE,
     }
