@@ -319,6 +319,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "nemotron-h-moe": causal("NemotronHConfig", **NEMOTRON, layers_block_type=[LINEAR, "moe", FULL, "moe"]),
     "nemotron-h-latents": causal("NemotronHConfig", **NEMOTRON, layers_block_type=[FULL, "moe", LINEAR],
                                  moe_latent_size=16),
+    "lfm2-moe": causal("Lfm2MoeConfig", layer_types=["conv", "full_attention"], norm_eps=1e-5, intermediate_size=32,
+                       num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, num_dense_layers=1),
     "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
     "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),
@@ -328,7 +330,8 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 def randomize(model: Any) -> None:
     """Values that make every tensor matter: norms around their neutral value, biases and matrices of some size."""
-    buffers = [each for each in model.named_buffers() if each[0].endswith(("correction_bias", "layer_scalar"))]
+    stored = ("correction_bias", "expert_bias", "layer_scalar")
+    buffers = [each for each in model.named_buffers() if each[0].endswith(stored)]
     for name, tensor in [*model.named_parameters(), *buffers]:
         deviation = 0.2 if tensor.dim() < 2 else 1.5 / np.sqrt(tensor.shape[-1])
         noise = torch.randn_like(tensor) * deviation

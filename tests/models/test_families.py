@@ -110,4 +110,6 @@ UNLISTED["granite-4-dense"] = _halves
 for _name in ("nemotron-h", "nemotron-h-moe", "nemotron-h-latents"):
     _parts = ("ssm_dt", "ffn_up_exps", "ffn_down_exps", "exp_probs_b")
     UNLISTED[_name] = tuple(f"blk.{layer}.{part}" for layer in range(4) for part in _parts)
+_parts = ("exp_probs_b", *(f"ffn_{part}_exps" for part in ("gate", "up", "down")))
+UNLISTED["lfm2-moe"] = tuple(f"blk.1.{part}" for part in _parts)
 UNLISTED["mistral4"] += tuple(f"blk.{layer}.ffn_{part}_exps" for layer in range(3) for part in ("gate", "up", "down"))
