@@ -11,7 +11,7 @@
         ├── EngineDiedError          the engine's thread ended by an error; nothing more can be computed
         ├── ReplicaLostError         a replica died or fell silent, and no other one can take over
         ├── ReplayError              another replica computed a different answer
-        └── SamplingError            a row of logits from which no token can be chosen
+        └── SamplingError            logits that are NaN or infinite
 """
 
 from __future__ import annotations
@@ -77,4 +77,4 @@ class ReplayError(EngineError):
 
 
 class SamplingError(EngineError):
-    """No token can be chosen from what the model gave; it fails the one request, and the message has the position."""
+    """The model gave NaN or infinite logits; it fails the one request, and the message has the position."""

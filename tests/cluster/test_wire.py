@@ -79,7 +79,7 @@ def test_floats_keep_their_bits() -> None:
         RequestError("temperature is -1", "temperature", "invalid"),
         ContextLengthError("too long", "messages"),
         QueueFullError("full"),
-        SamplingError("no token"),
+        SamplingError("NaN logits"),
         EngineError("it failed"),
     ],
 )

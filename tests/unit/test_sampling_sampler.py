@@ -170,7 +170,7 @@ def test_a_broken_row_fails_by_name_and_position(native: bool, trace: bool) -> N
             with pytest.raises(SamplingError, match=words):
                 sampler(native=native, temperature=temperature, top_p=0.9, trace=trace).choose(row, 17)
     one = sampler(native=native, allowed_token_ids=[0], min_tokens=1, trace=trace)
-    with pytest.raises(SamplingError, match="no token may be chosen at position 17"):
+    with pytest.raises(RequestError, match="no token may be chosen at position 17"):
         one.choose(np.zeros(VOCAB, np.float32), 17)
     with pytest.raises(ValueError, match="expected float32"):
         sampler(native=native).choose(np.zeros(VOCAB + 1, np.float32), 17)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from unspool.errors import SamplingError
 from unspool.events import Token, bare_token
-from unspool.sampling.pipeline import why_none
+from unspool.sampling.pipeline import no_token
 
 if TYPE_CHECKING:
     from unspool.engine.branch import Branch
@@ -63,7 +62,7 @@ class DeviceOutput:
     def token(self, branch: Branch, row: int, position: int) -> Token:
         id = self._tokens[row]
         if id < 0:
-            raise SamplingError(why_none(id, position))
+            raise no_token(id, position)
         if not branch.wants_logprobs:
             return bare_token(id)
         logprob, top, rank = self._launched.logprobs(row, branch.params.logprobs or 0)

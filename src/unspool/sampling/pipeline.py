@@ -205,7 +205,7 @@ class Sampler:
             return (draw.greedy(row) if self.params.greedy else draw.draw(row, self.seed, position)), row
         token, final = self._fast.pick(row, self.seed, position, self._reports_final)
         if token < 0:
-            raise SamplingError(why_none(token, position))
+            raise no_token(token, position)
         return token, final
 
     def _without_banned(self, row: F32) -> F32:
@@ -364,15 +364,17 @@ def _check_alive(row: F32, position: int) -> None:
     highest = row.max()  # NaN if there is one
     if not np.isfinite(highest):
         answer = fast.HAS_NAN if np.isnan(highest) else fast.HAS_INFINITY if highest > 0 else fast.NONE_LEFT
-        raise SamplingError(why_none(answer, position))
+        raise no_token(answer, position)
 
 
-def why_none(answer: int, position: int) -> str:
+def no_token(answer: int, position: int) -> SamplingError | RequestError:
+    """Why no token was chosen: by the model's fault, or because the request's own parameters leave none."""
     if answer == fast.HAS_NAN:
-        return f"the model gave NaN logits at position {position:,}"
+        return SamplingError(f"the model gave NaN logits at position {position:,}")
     if answer == fast.HAS_INFINITY:
-        return f"the model gave infinite logits at position {position:,}"
-    return f"no token may be chosen at position {position:,}: every one is ruled out"
+        return SamplingError(f"the model gave infinite logits at position {position:,}")
+    message = f"no token may be chosen at position {position:,}: the request's parameters rule out every one"
+    return RequestError(message, code="no_token_allowed")
 
 
 def _name(stage: Stage) -> str:

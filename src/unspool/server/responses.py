@@ -320,4 +320,6 @@ def conversation(body: Mapping[str, Any]) -> list[Body]:
         if thought and messages[-1]["role"] == "assistant":
             messages[-1] |= reasoning_fields(thought)
             thought = ""
+    if not messages:
+        raise RequestError("input has no message, only reasoning", "input")
     return messages
