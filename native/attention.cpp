@@ -77,8 +77,7 @@ struct Attention : Instruction {
             const bool this_apart = apart && item.splits > 1;
             item.part = this_apart ? floats : -1;
             num_apart += this_apart;
-            if (this_apart)
-                floats += int64_t{item.splits} * shape.num_kv_heads * item.count * group() * state_floats();
+            if (this_apart) floats += int64_t{item.splits} * shape.num_kv_heads * item.count * group() * state_floats();
         }
         work.clear();
         by_part.assign(1, 0);
@@ -138,21 +137,22 @@ struct Attention : Instruction {
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         for (int64_t i = begin; i < end; i++) {
             if (i == 0) store_shared(program, step, thread);
-            if (i + 1 < units(program, step)) ask_for_queries(program, step, thread, work[static_cast<size_t>(i + 1)]);
+            if (i + 1 < units(program, step)) prefetch_queries(program, step, thread, work[static_cast<size_t>(i + 1)]);
             attend(program, step, thread, work[static_cast<size_t>(i)], i < num_whole);
         }
     }
 
-    void ask_for_queries(const Program& program, const Step& step, int thread, const Piece& piece) const {
+    void prefetch_queries(const Program& program, const Step& step, int thread, const Piece& piece) const {
         const Item& item = items[static_cast<size_t>(piece.item)];
         const int width = group() * shape.head_dim;
         for (int r = 0; r < item.count; r++)
-            ask_to_read(row_of(program, step, thread, row_at(step, item.first + r)) + piece.head * width, width * 4);
+            prefetch_for_read(row_of(program, step, thread, row_at(step, item.first + r)) + piece.head * width,
+                              width * 4);
     }
 
-    void ask_for_keys(const Program& program, const Step& step, int thread, int64_t row) const {
-        ask_to_read(row_of(program, step, thread, row) + shape.num_heads * shape.head_dim,
-                    shape.num_kv_heads * (shape.head_dim + shape.value_dim) * 4);
+    void prefetch_keys(const Program& program, const Step& step, int thread, int64_t row) const {
+        prefetch_for_read(row_of(program, step, thread, row) + shape.num_heads * shape.head_dim,
+                          shape.num_kv_heads * (shape.head_dim + shape.value_dim) * 4);
     }
 
     // Whoever comes first stores the keys of heads that are shared; the others come later than that.
@@ -166,7 +166,7 @@ struct Attention : Instruction {
 
     // Keys and values of the pieces that a thread will take, if all take theirs in turn. Where rows are many, they are
     // read again and again anyway.
-    void foretell(const Program& program, const Step& step, int thread, Asking& ahead) const override {
+    void prefetch_hint(const Program& program, const Step& step, int thread, Prefetcher& ahead) const override {
         if (step.rows > Program::FEW) return;
         const KvCache& kv = program.kv();
         const size_t threads = static_cast<size_t>(program.pool().threads());
@@ -219,9 +219,10 @@ struct Attention : Instruction {
         turn(program, row, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, head,
              &KeyChannels::of_keys, key);
         const KvCache& kv = program.kv();
-        program.kernels().store_kv(kv.view(shape.layer, head), step.slots[row] / kv.block_size,
-                                   static_cast<int>(step.slots[row] % kv.block_size), key,
-                                   values + (shape.num_heads + shape.num_kv_heads) * shape.head_dim + head * shape.value_dim);
+        program.kernels().store_kv(
+            kv.view(shape.layer, head), step.slots[row] / kv.block_size,
+            static_cast<int>(step.slots[row] % kv.block_size), key,
+            values + (shape.num_heads + shape.num_kv_heads) * shape.head_dim + head * shape.value_dim);
     }
 
     void attend(Program& program, const Step& step, int thread, const Piece& piece, bool is_whole) {
@@ -240,29 +241,22 @@ struct Attention : Instruction {
             merge_apart(program, step, thread, item, head);
     }
 
-    struct Looking {
+    struct QueryGroup {
         Queries queries;
         int32_t first[MOST_QUERIES], last[MOST_QUERIES];
     };
 
-    void look(const Program& program, const Step& step, const Item& item, int from, int count, float* q,
-              Looking& out) const {
+    void gather_queries(const Program& program, const Step& step, const Item& item, int from, int count, float* q,
+                        QueryGroup& out) const {
         for (int n = 0; n < count; n++) {
             const int32_t position = step.positions[row_at(step, item.first + (from + n) / group())];
             out.last[n] = position;
             out.first[n] = shape.window ? std::max(0, position + 1 - shape.window) : 0;
         }
-        out.queries = {q,
-                       count,
-                       out.first,
-                       out.last,
-                       step.tables + item.sequence * step.table_width,
-                       shape.scale,
-                       shape.softcap,
-                       is_integer(program),
-                       nullptr,
-                       nullptr,
-                       nullptr};
+        out.queries = {
+            q,           count,         out.first,           out.last, step.tables + item.sequence * step.table_width,
+            shape.scale, shape.softcap, is_integer(program), nullptr,  nullptr,
+            nullptr};
     }
 
     void attend_some(Program& program, const Step& step, int thread, const Item& item, int head, int split, int from,
@@ -282,21 +276,22 @@ struct Attention : Instruction {
         }
         if (out.f32 && split < 0)
             for (int n = 0; n < count; n++)
-                ask_to_write(result_at(program, step, thread, place_of(item, head, from + n)), shape.value_dim * 4);
-        Looking looking;
-        look(program, step, item, from, count, q, looking);
+                prefetch_for_write(result_at(program, step, thread, place_of(item, head, from + n)),
+                                   shape.value_dim * 4);
+        QueryGroup gathered;
+        gather_queries(program, step, item, from, count, q, gathered);
         const KvView kv = program.kv().view(shape.layer, head);
-        program.kernels().prepare(kv, looking.queries, reinterpret_cast<int32_t*>(room));
+        program.kernels().prepare(kv, gathered.queries, reinterpret_cast<int32_t*>(room));
         if (split >= 0) {
-            program.kernels().attend(kv, looking.queries, split, scratch, part_at(item, head, split, from));
+            program.kernels().attend(kv, gathered.queries, split, scratch, part_at(item, head, split, from));
             return;
         }
-        int first = looking.first[0];
-        for (int n = 1; n < count; n++) first = std::min(first, looking.first[n]);
-        program.kernels().attend(kv, looking.queries, first / SPLIT, scratch, state);
+        int first = gathered.first[0];
+        for (int n = 1; n < count; n++) first = std::min(first, gathered.first[n]);
+        program.kernels().attend(kv, gathered.queries, first / SPLIT, scratch, state);
         for (int s = first / SPLIT + 1; s < item.splits; s++) {
-            program.kernels().attend(kv, looking.queries, s, scratch, part);
-            program.kernels().merge(looking.queries, s, padded(), part, state);
+            program.kernels().attend(kv, gathered.queries, s, scratch, part);
+            program.kernels().merge(gathered.queries, s, padded(), part, state);
         }
         put(program, step, thread, item, head, from, count, state);
     }
@@ -317,10 +312,10 @@ struct Attention : Instruction {
         float* state = reinterpret_cast<float*>(program.scratch(thread));
         for (int from = 0; from < queries; from += most) {
             const int count = std::min(most, queries - from);
-            Looking looking;
-            look(program, step, item, from, count, nullptr, looking);
+            QueryGroup gathered;
+            gather_queries(program, step, item, from, count, nullptr, gathered);
             for (int s = 0; s < item.splits; s++)
-                program.kernels().merge(looking.queries, s, padded(), part_at(item, head, s, from), state);
+                program.kernels().merge(gathered.queries, s, padded(), part_at(item, head, s, from), state);
             put(program, step, thread, item, head, from, count, state);
         }
     }
@@ -419,7 +414,7 @@ struct Store : Instruction {
         const int heads = attention->shape.num_kv_heads;
         for (int64_t i = begin; i < end; i++) {
             const int64_t row = program.row_at(attention->qkv, i / heads), head = i % heads;
-            if (head == 0 && row + 1 < step.rows) attention->ask_for_keys(program, step, thread, row + 1);
+            if (head == 0 && row + 1 < step.rows) attention->prefetch_keys(program, step, thread, row + 1);
             attention->store(program, step, thread, row, static_cast<int>(head));
         }
     }

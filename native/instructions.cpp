@@ -123,11 +123,10 @@ struct Norm : Instruction {
             float* rows = sink.f32 ? sink.f32 + first * width : sink.spare;
             for (int64_t r = 0; r < count; r++) {
                 const int64_t at = (first + r) * width, next = unit + r + 1;
-                if (next < end) ask_to_read(in + program.row_at(any(), next) * width, width * 4);
+                if (next < end) prefetch_for_read(in + program.row_at(any(), next) * width, width * 4);
                 const float* beside = add ? add + at : nullptr;
                 float* to = rows + r * width;
-                if (of.centered)
-                    program.kernels().layer_norm(in + at, of.weight, of.bias, beside, width, of.eps, to);
+                if (of.centered) program.kernels().layer_norm(in + at, of.weight, of.bias, beside, width, of.eps, to);
                 else program.kernels().norm(in + at, of.weight, beside, width, of.eps, to);
             }
             sink.put(rows, first, static_cast<int>(count));
@@ -168,7 +167,7 @@ struct Quantize : Instruction {
         for (int64_t unit = begin, count; unit < end; unit += count) {
             count = sink.together(out.q8, unit, end);
             const int64_t first = program.row_at(out.q8, unit), next = unit + count;
-            if (next < end) ask_to_read(in + program.row_at(out.q8, next) * width, count * width * 4);
+            if (next < end) prefetch_for_read(in + program.row_at(out.q8, next) * width, count * width * 4);
             sink.put(in + first * width, first, static_cast<int>(count));
         }
     }
@@ -306,7 +305,8 @@ struct Product : Instruction {
         if (panels.size[0] == count) {
             Program::Made& made = program.made(thread);
             if (made.by != this) made = {this, panel(program, step, thread, 0, static_cast<int>(count))};
-            for (int64_t unit = begin; unit < end; unit++) each(unit, 0, made.panel), program.asking(thread).go_on();
+            for (int64_t unit = begin; unit < end; unit++)
+                each(unit, 0, made.panel), program.prefetcher(thread).prefetch_next();
             return;
         }
         for (int64_t first = 0; first < count; first += panels.size[static_cast<size_t>(first)])
@@ -319,8 +319,8 @@ struct Product : Instruction {
         const bool is_made = gathers(program, step) && !weight->wants_f32();
         const int count = program.panels(x).size[static_cast<size_t>(first)];
         const Panel& p = is_made ? gathered(program, first) : made.emplace(panel(program, step, thread, first, count));
-        Asking& ahead = program.asking(thread);
-        for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), ahead.go_on();
+        Prefetcher& ahead = program.prefetcher(thread);
+        for (int64_t unit = begin; unit < end; unit++) each(unit, first, p), ahead.prefetch_next();
     }
 
     template <class Each>
@@ -331,7 +331,7 @@ struct Product : Instruction {
         const int64_t count = next[0] - next[-1], before = next[-1] * num_groups();
         for (int64_t unit = begin - before; unit < end - before;) {
             const int64_t group = unit / count, from = unit % count, to = std::min(count, from + end - before - unit);
-            ask_for(program, thread, group + 1, from, to, count);
+            prefetch_group(program, thread, group + 1, from, to, count);
             for (int64_t p = from; p < to; p++)
                 sweep_panel(program, step, thread, group_at(group), group_at(group + 1), firsts[p], each);
             unit += to - from;
@@ -340,8 +340,8 @@ struct Product : Instruction {
 
     // The next group's weights come while this one's are used, some with each of `count` panels: every part's threads
     // read all of them, from far away.
-    void ask_for(Program& program, int thread, int64_t group, int64_t from, int64_t to, int64_t count) const {
-        Asking& ahead = program.asking(thread);
+    void prefetch_group(Program& program, int thread, int64_t group, int64_t from, int64_t to, int64_t count) const {
+        Prefetcher& ahead = program.prefetcher(thread);
         ahead.clear();
         if (group == num_groups()) return;
         const int64_t first = group_at(group), size = group_at(group + 1) - first;
@@ -401,9 +401,9 @@ struct Linear : Product {
             const TileRef& tile = tiles[static_cast<size_t>(unit)];
             alignas(64) float part[MOST_ROWS * TILE];
             const int64_t at = first * width + tile.column;
-            for (int r = 0; r < p.rows; r++) ask_to_write(rows + at + r * width, TILE * 4);
+            for (int r = 0; r < p.rows; r++) prefetch_for_write(rows + at + r * width, TILE * 4);
             if (add && add != rows)
-                for (int r = 0; r < p.rows; r++) ask_to_read(add + at + r * width, TILE * 4);
+                for (int r = 0; r < p.rows; r++) prefetch_for_read(add + at + r * width, TILE * 4);
             multiply(program, tile, p, part);
             const float* biases = bias ? bias + tile.column : nullptr;
             if (after.activation != NO_ACTIVATION || after.scale != 1.0f || (biases && after.softcap != 0.0f))
@@ -431,7 +431,7 @@ struct Gated : Product {
             const TileRef& tile = tiles[static_cast<size_t>(unit)];
             multiply(program, tile, p, gates);
             float* to = rows + first * width + tile.column;
-            for (int r = 0; r < p.rows; r++) ask_to_write(to + r * width, TILE * 4);
+            for (int r = 0; r < p.rows; r++) prefetch_for_write(to + r * width, TILE * 4);
             multiply(program, tiles[static_cast<size_t>(half_tiles + unit)], p, ups);
             if (bias) {
                 const float* biases = bias + tile.column;

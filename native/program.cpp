@@ -47,14 +47,14 @@ struct Turns : Instruction {
     }
 };
 
-bool Taking::by_halves(int64_t rows) {
+bool WorkSplitTuner::by_halves(int64_t rows) {
     if (rows != rows_ && step_ < TRIED) step_ = rows_ ? TRIED : 0;  // steps of different rows cannot be compared
     if (step_ == 0) best_[0] = best_[1] = INT64_MAX;
     rows_ = rows;
     return now_ = step_ < TRIED ? step_ % 2 == 1 : better_;
 }
 
-void Taking::took(int64_t nanoseconds) {
+void WorkSplitTuner::record(int64_t nanoseconds) {
     best_[now_] = std::min(best_[now_], nanoseconds);
     if (++step_ == TRIED) better_ = best_[1] < best_[0];
     if (step_ == TRIED + KEPT) step_ = 0;
@@ -156,9 +156,10 @@ std::string Program::check(const Step& s) const {
             if (s.tables[i] < 0 || s.tables[i] >= kv_->blocks)
                 return text("block", s.tables[i], " is outside the cache's ", kv_->blocks);
     if (kv_ && kv_->state_bytes() > 0) {
-        if (s.num_states != s.sequences) return text("a state for each of", s.sequences, " sequences is needed, not ",
-                                                        s.num_states);
-        if (s.num_saves != 0 && s.num_saves != s.rows) return text("saves of", s.num_saves, " rows; the step has ", s.rows);
+        if (s.num_states != s.sequences)
+            return text("a state for each of", s.sequences, " sequences is needed, not ", s.num_states);
+        if (s.num_saves != 0 && s.num_saves != s.rows)
+            return text("saves of", s.num_saves, " rows; the step has ", s.rows);
         for (int64_t i = 0; i < s.sequences; i++)
             if (s.states[i] < 0 || s.states[i] >= kv_->states)
                 return text("state", s.states[i], " is outside the cache's ", kv_->states);
@@ -340,9 +341,9 @@ void Program::work(int thread) {
         }
         Share& mine = share(i, thread);
         share(1 - set_, i, thread).renew(mine);
-        Asking& ahead = asking(thread);
+        Prefetcher& ahead = prefetcher(thread);
         ahead.clear();
-        if (i + 1 < num_shares_) share(i + 1, thread).instruction->foretell(*this, *step_, thread, ahead);
+        if (i + 1 < num_shares_) share(i + 1, thread).instruction->prefetch_hint(*this, *step_, thread, ahead);
         ahead.pace(mine.end - mine.begin);
         mine.done.store(take_part(i, thread, first), std::memory_order_release);
         Pool::await([&] { return is_over(i); });
@@ -379,7 +380,8 @@ const float* Program::run(const Step& step) {
     const ProcessLock::Hold turn(turn_);
     if (turn.was_abandoned()) is_broken_ = true;
     if (is_broken_)
-        throw std::runtime_error("this process was forked while the model computed a step; load the model after a fork");
+        throw std::runtime_error(
+            "this process was forked while the model computed a step; load the model after a fork");
     measure();
     return run_step(step);
 }
@@ -391,11 +393,11 @@ const float* Program::run_step(const Step& step) {
     step_ = &step;
     num_steps_++;
     made_.assign(static_cast<size_t>(pool_->threads()), {});
-    asking_.resize(static_cast<size_t>(pool_->threads()));
-    by_halves_ = taking_.by_halves(step.rows);
+    prefetchers_.resize(static_cast<size_t>(pool_->threads()));
+    by_halves_ = work_split_.by_halves(step.rows);
     const auto began = std::chrono::steady_clock::now();
     pool_->run([](void* self, int thread) { static_cast<Program*>(self)->work(thread); }, this);
-    taking_.took((std::chrono::steady_clock::now() - began) / std::chrono::nanoseconds(1));
+    work_split_.record((std::chrono::steady_clock::now() - began) / std::chrono::nanoseconds(1));
     return floats(output_, step, 0);
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "kernels.h"
 #include "kv.h"
 #include "matrix.h"
@@ -164,25 +164,26 @@ struct Instruction {
     virtual bool varies() const { return false; }
     virtual void prepare(Program&, const Step&) {}
     virtual int64_t units(const Program&, const Step&) const = 0;
-    virtual int64_t grain(const Program&, const Step&) const { return 1; }         // units taken at once, at least
-    virtual bool by_halves(const Program&, const Step&) const { return false; }    // of what is left of one's own share
+    virtual int64_t grain(const Program&, const Step&) const { return 1; }       // units taken at once, at least
+    virtual bool by_halves(const Program&, const Step&) const { return false; }  // of what is left of one's own share
     // At most, of one's own share, while there is much left of it; 0: the grain.
     virtual int64_t most(const Program&, const Step&) const { return 0; }
     virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // where a thread's share begins
     // Every thread does all units for itself, into copies of its own, and goes on at once.
     virtual bool copied(const Program&, const Step&) const { return false; }
     virtual void run(Program&, const Step&, int thread, int64_t begin, int64_t end) = 0;
-    // What a thread will likely read that nothing else makes this step: it is asked for during the product before.
-    virtual void foretell(const Program&, const Step&, int /*thread*/, Asking&) const {}
+    // Memory that a thread will likely read here and that no earlier instruction of this step writes. It is prefetched
+    // during the product before.
+    virtual void prefetch_hint(const Program&, const Step&, int /*thread*/, Prefetcher&) const {}
 };
 
-// Whether threads take their shares of a product of few rows whole or by halves. Every taking waits until all that was
-// written before has reached the other cores, so whole is best among equals; by halves, threads of different speed come
-// out even. Now and then both are tried in turn, and the faster is kept. The results are the same.
-class Taking {
+// Chooses how threads split a product of few rows: each takes its whole share at once, or halves of what is left. Each
+// take is a barrier for earlier writes, so whole shares are faster on equal cores; halves balance cores of different
+// speed. Both are timed in turn now and then, and the faster one is kept. The results are the same.
+class WorkSplitTuner {
 public:
     bool by_halves(int64_t rows);  // for a step of so many
-    void took(int64_t nanoseconds);
+    void record(int64_t nanoseconds);
 
 private:
     static constexpr int TRIED = 16, KEPT = 240;  // steps
@@ -268,7 +269,7 @@ public:
         Panel panel{};
     };
     Made& made(int thread) { return made_[static_cast<size_t>(thread)]; }
-    Asking& asking(int thread) { return asking_[static_cast<size_t>(thread)]; }
+    Prefetcher& prefetcher(int thread) { return prefetchers_[static_cast<size_t>(thread)]; }
     // Room for what a step with many rows gathers of a panel that begins at this row.
     uint8_t* gathered(int64_t row) const { return gathered_.data() + row * gathered_bytes_; }
     void want_gathered(int64_t bytes) { gathered_bytes_ = bytes > gathered_bytes_ ? bytes : gathered_bytes_; }
@@ -342,8 +343,8 @@ private:
     std::vector<Rope> ropes_;
     std::vector<const Matrix*> tables_;     // by token
     std::vector<const Matrix*> positions_;  // by position
-    std::vector<int> layers_;  // with attention
-    bool measures_ = false;    // the step under way is measure()'s
+    std::vector<int> layers_;               // with attention
+    bool measures_ = false;                 // the step under way is measure()'s
     Operand output_;
     int64_t output_width_ = 0;
 
@@ -362,9 +363,9 @@ private:
     ProcessLock turn_;
     bool is_broken_ = false;  // forked in the middle of a step
     std::vector<Made> made_;
-    std::vector<Asking> asking_;
+    std::vector<Prefetcher> prefetchers_;
     int64_t num_steps_ = 0;
-    Taking taking_;
+    WorkSplitTuner work_split_;
     bool by_halves_ = false;  // in the step under way
     std::vector<Instruction*> varying_;
     std::vector<int64_t> dealt_for_, now_;  // rows, wanted rows, units of what varies: of the shares, of this step

@@ -1,4 +1,4 @@
-// Asking for memory before it is read.
+// Prefetcher for memory before it is read.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -6,16 +6,16 @@
 namespace unspool {
 
 // Memory that will be read, or written, within a microsecond or so.
-inline void ask_to_read(const void* data, int64_t bytes) {
+inline void prefetch_for_read(const void* data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(data) + at, 0, 3);
 }
-inline void ask_to_write(const void* data, int64_t bytes) {
+inline void prefetch_for_write(const void* data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(data) + at, 1, 3);
 }
 
-// Stretches of memory that a thread will soon read, asked for a few lines at a time between pieces of other work: all
-// at once they would only stand in each other's way.
-class alignas(64) Asking {
+// Memory that a thread will soon read, prefetched a few cache lines at a time between pieces of other work: all
+// prefetches at once would compete for the same buffers.
+class alignas(64) Prefetcher {
 public:
     void clear() { stretches_.clear(), index_ = 0, at_ = 0, left_ = MOST; }
     void add(const uint8_t* data, int64_t bytes) {
@@ -23,10 +23,10 @@ public:
         stretches_.push_back({data, bytes < left_ ? bytes : left_});
         left_ -= bytes;
     }
-    // So that `times` calls of go_on ask for everything.
+    // So that `times` calls of prefetch_next cover everything.
     void pace(int64_t times) { lines_ = times > 0 ? (MOST - (left_ > 0 ? left_ : 0)) / 64 / times + 1 : 0; }
 
-    void go_on() {
+    void prefetch_next() {
         for (int64_t line = 0; line < lines_ && index_ < stretches_.size(); line++) {
             __builtin_prefetch(stretches_[index_].data + at_, 0, 2);
             at_ += 64;
