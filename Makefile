@@ -26,12 +26,16 @@ NOTHING :=
 SPACE   := $(NOTHING) $(NOTHING)
 TESTING := $(STAMPS)/requirements-$(subst $(SPACE),-,$(strip $(EXTRAS)))
 
+# Where `make eval-env` puts lm-eval.
+EVAL    := .venv-eval
+
 COMMA   := ,
 SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web web check-web lint native bench clean
+.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web test-eval eval-env web check-web lint \
+        native bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +47,8 @@ help:
 	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
 	@echo "make web            build the inspector's page, which \`unspool serve\` serves at / and \`unspool inspect\` opens"
 	@echo "make test-web       the inspector in a headless Chromium (Debian: apt install chromium)"
+	@echo "make eval-env       an environment of its own in $(EVAL), for \`unspool eval\`: lm-eval, transformers, torch"
+	@echo "make test-eval      the tests that need lm-eval, in that environment"
 	@echo "make native         build the native kernels again after a change in native/"
 	@echo "make bench          run benchmarks (BENCH=…; \`unspool bench\` lists them)"
 	@echo "make clean          remove what was built, the virtual environment too"
@@ -104,13 +110,25 @@ $(STAMPS)/requirements-web: $(TESTING)
 	$(PIP) install -r $@.txt
 	@touch $@
 
+# lm-eval brings much that nothing else here needs, so it is kept apart. transformers and torch are what it compares with.
+eval-env: $(EVAL)/installed
+
+$(EVAL)/installed: $(STAMPS)/venv
+	$(PYTHON) -m venv $(EVAL)
+	$(EVAL)/bin/python -m pip --disable-pip-version-check --quiet install '.[eval,server,plot]' 'lm-eval[hf,api]' gguf \
+	    pytest hypothesis jsonschema
+	@touch $@
+
+test-eval: $(EVAL)/installed
+	PYTHONPATH=. $(EVAL)/bin/python -m pytest -m "not gpu" tests/unit/test_harness.py tests/unit/test_evaluation.py $(PYTEST)
+
 native: $(STAMPS)/install
 
 bench: $(STAMPS)/install
 	@for name in $(BENCH); do $(BIN)/unspool bench $$name || exit; done
 
 clean:
-	rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

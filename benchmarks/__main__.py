@@ -13,6 +13,7 @@ NAMES = {
     "sampling": "choosing a token beside llama.cpp and transformers",
     "attacks": "how long /health takes while the server is attacked",
     "bits": "token ids and logprob bits of two checkouts",
+    "evaluation": "lm-eval's scores through our adapter, our server and transformers",
     "extract": "facts extracted from sentences: freely, by a schema, by a tool",
 }
 
@@ -20,7 +21,7 @@ NAMES = {
 def main(argv: list[str]) -> int:
     if not argv or argv[0] not in NAMES:
         print("python -m benchmarks NAME [options]\n")
-        print("\n".join(f"  {name:<9} {what}" for name, what in NAMES.items()))
+        print("\n".join(f"  {name:<10} {what}" for name, what in NAMES.items()))
         return 0 if argv in ([], ["-h"], ["--help"]) else 2
     status: int | None = import_module(f"benchmarks.{argv[0]}").main(argv[1:])
     return status or 0

@@ -27,10 +27,11 @@ QUIET_CORES = 0.15
 
 # The last line ------------------------------------------------------------------------------------------------------
 def about(name: str, argv: Sequence[str], group: str = "bench") -> dict[str, Any]:
-    """Where a result comes from: `unspool GROUP NAME`."""
+    """Where a result comes from. `group` and `argv` are the command line behind `unspool`, without the name."""
+    words = ["eval"] if name == "lm-eval" else [group, name] if group else [name]
     return {
         "benchmark" if group == "bench" else "evaluation": name,
-        "command": shlex.join(["unspool", *([group] if group else []), name, *argv]),
+        "command": shlex.join(["unspool", *words, *argv]),
         "version": VERSION,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -74,14 +75,20 @@ class Run:
             with suppress(OSError):  # the system does not tell
                 self._watch = Watch()
 
-    def finish(self, result: Mapping[str, Any], *, interrupted: bool = False, failed: bool = False) -> int:
+    def record(self, result: Mapping[str, Any], *, interrupted: bool = False) -> dict[str, Any]:
+        """The result with where it comes from."""
         others = None if self._watch is None else round(self._watch.others(), 2)
+        told = {"took": round(time.perf_counter() - self._start, 3), "disturbed": others, "interrupted": interrupted}
+        return self._about | told | dict(result)
+
+    def finish(self, result: Mapping[str, Any], *, interrupted: bool = False, failed: bool = False) -> int:
+        record = self.record(result, interrupted=interrupted)
+        others = record["disturbed"]
         if others is not None and others > QUIET_CORES:
             print(f"other programs kept {others:.1f} cores busy meanwhile: times are longer than they need be")
         if self._plot is not None:
             print(f"plot: {self._plot}")
-        told = {"took": round(time.perf_counter() - self._start, 3), "disturbed": others, "interrupted": interrupted}
-        print(json.dumps(self._about | told | dict(result)), flush=True)
+        print(json.dumps(record), flush=True)
         return EXIT_INTERRUPT if interrupted else 1 if failed else 0
 
 

@@ -291,6 +291,22 @@ def test_the_list_of_tasks(own_cache: Path, capsys: Capture) -> None:
     assert cli(["eval", "tasks"]) == 0
 
 
+def test_what_to_install_for_lm_eval(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cli(["eval", "hellaswag"]) == 1
+    assert capsys.readouterr().err == (
+        "unspool: lm-eval is not here: pip install 'unspool[eval]' (eval sampling, eval drift and tune do without it)\n"
+    )
+    monkeypatch.undo()
+    task = write_task(tmp_path / "mine.jsonl", {"prompt": "def f():\n", "tests": "f()", "stop": ["\n\n"]})
+    assert cli(["eval", str(task), "--write", str(tmp_path / "tasks")]) == 0, "task files need no lm-eval"
+    written = (tmp_path / "tasks" / "mine.yaml").read_text()
+    assert "process_results: !function unspool_scoring.process_results" in written
+    assert json.dumps({"until": ["\n\n"], "max_gen_toks": 256, "do_sample": False}) in written
+
+
 # Greedy against sampling --------------------------------------------------------------------------------------------
 def test_settings() -> None:
     assert setting("greedy,rep=1.2").params == {

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=_count, metavar="N", help="the first N items of each task alone")
-    parser.add_argument("--seeds", type=_count, default=3, metavar="K", help="answers to an item where one samples (3)")
-    parser.add_argument("--max-tokens", type=_count, metavar="N", help="of an answer (the task's own)")
+    parser.add_argument("--limit", type=count_of, metavar="N", help="the first N items of each task alone")
+    parser.add_argument("--seeds", type=count_of, default=3, metavar="K", help="answers to an item, sampled (3)")
+    parser.add_argument("--max-tokens", type=count_of, metavar="N", help="of an answer (the task's own)")
 
 
-def _count(text: str) -> int:
+def count_of(text: str) -> int:
     value = int(text) if text.isascii() and text.isdigit() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
