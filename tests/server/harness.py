@@ -16,6 +16,7 @@ from unspool.llm import LLM
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
+from unspool.server.host import ModelHost
 from unspool.server.run import Server, uvicorn_config
 from unspool.server.service import Service
 
@@ -122,10 +123,11 @@ async def idle(service: Service) -> None:
 class Live:
     """A server on 127.0.0.1, in a thread."""
 
-    def __init__(self, config: ServerConfig, llm: LLM) -> None:
+    def __init__(self, config: ServerConfig, llm: LLM | None = None, *, host: ModelHost | None = None) -> None:
+        """Serves a model, or the models of a host."""
         self.service: Service
         self._ready = threading.Event()
-        self._config, self._llm = config, llm
+        self._config, self._llm, self._host = config, llm, host
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(30), "the server did not start"
@@ -137,9 +139,12 @@ class Live:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        self.service = Service(self._llm, self._config)
-        config: uvicorn.Config = uvicorn_config(build(self.service), self._config)
-        self.server = Server(config, self.service)
+        if self._host is None:
+            assert self._llm is not None
+            self.service = Service(self._llm, self._config)
+        served = self._host or self.service
+        config: uvicorn.Config = uvicorn_config(build(served), self._config)
+        self.server = Server(config, served)
         serving = asyncio.create_task(self.server.serve())
         while not self.server.started:
             await asyncio.sleep(0.01)
@@ -147,6 +152,7 @@ class Live:
         await serving
 
     def wait_idle(self) -> None:
+        assert self._llm is not None
         for _ in range(3000):
             if not self._llm.engine.has_work:
                 break

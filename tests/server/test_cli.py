@@ -129,7 +129,12 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(host: str) -> None:
         (["--cors-origin", "example.org/x"], "cors_origin is 'example.org/x'; allowed: * or an origin"),
         (["--otel-endpoint", "localhost"], "otel_endpoint is 'localhost'; allowed: a URL"),
         (["--port", "1", "--port", "2"], "argument --port: given twice; it takes one value"),
-        (["-m", "a", "--model", "b"], "argument -m/--model: given twice; it takes one value"),
+        (["-m", "a.gguf", "--model", "b.gguf"], "a.gguf does not exist; a model is 'smollm2', a GGUF file"),
+        (["-m", "smollm2", "--random", "tiny"], "--random and -m both say what is served; give one"),
+        (["--random", "tiny", "--memory", "lots"], "argument --memory: 'lots' is not a size, as in 141GiB or 80GB"),
+        (["--random", "tiny", "--memory", "1kB"], "more than the 0.0 MB that --memory allows; a smaller --kv-tokens"),
+        (["--random", "tiny", "--memory", "1GB", "--replicas", "2"], "--replicas is for one model, without --memory"),
+        (["--random", "tiny", "--memory-wait", "0"], "memory_wait is 0.0; it must be above 0"),
     ],
 )
 def test_wrong_usage_of_serve_is_told_by_name(

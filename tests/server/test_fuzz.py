@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import Client, Live, in_process, make_llm
+from unspool.server.endpoints import BATCHED
 from unspool.server.kinds import Schema
 from unspool.server.openapi import document
 
@@ -72,7 +73,7 @@ def body_for(rng: random.Random, schema: Schema) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.parametrize("path", [path for path, methods in document()["paths"].items() if "post" in methods])
+@pytest.mark.parametrize("path", BATCHED)
 def test_random_bodies(path: str) -> None:
     schema = document()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
 

@@ -12,6 +12,7 @@ import pytest
 
 from unspool.cli import COMMANDS, main, serve
 from unspool.cli.bench import benchmarks
+from unspool.cli.served import model_specs
 from unspool.cli.terminal import ProgressBar, harmless, human_bytes, human_number, human_seconds
 from unspool.errors import EngineError
 from unspool.version import VERSION
@@ -97,15 +98,16 @@ def test_too_little_memory_is_no_defect(
     ("arguments", "names"),
     [
         ([], ("smollm2",)),
-        (["--random", "tiny"], ()),
-        (["-m", "/"], ()),
+        (["--random", "tiny"], ("random-tiny-bf16",)),
         (["-m", "org/name"], ("org/name",)),
-        (["--random", "tiny", "--name", "a", "--name", "b"], ("a", "b")),
+        (["-m", "org/name", "--name", "a"], ("a", "org/name")),
+        (["--random", "tiny", "--name", "a", "--name", "b"], ("a", "b", "random-tiny-bf16")),
     ],
 )
 def test_a_served_model_has_the_name_that_was_asked_for(arguments: list[str], names: tuple[str, ...]) -> None:
     """Random weights were asked for by no model's name, least of all the default's."""
-    assert serve.served_names(serve.make_parser().parse_args(arguments)) == names
+    [spec] = model_specs(serve.make_parser().parse_args(arguments), {})
+    assert spec.names == names
 
 
 def test_ctrl_c_before_anything_is_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

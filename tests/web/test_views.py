@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ import pytest
 
 from tests.server.harness import Live
 from tests.web.conftest import current, done, drawn, run, settle, wait
+from unspool.models.random import SHAPES, write_random_gguf
+from unspool.server.config import ServerConfig
+from unspool.server.host import ModelHost
+from unspool.server.hosted import HostedModel, ModelSpec
 
 STORY = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.9, "seed": 3}
 
@@ -320,3 +325,40 @@ def test_a_conversation_is_kept_in_the_browser(page: Any) -> None:
     go(page, "Chat")
     page.click("[aria-label^='Delete']")
     page.wait_for_selector(".turns .hint")
+
+
+# Several models -----------------------------------------------------------------------------------------------------
+def test_the_page_shows_one_of_several_models(
+    open_page: Callable[..., Any], tmp_path: Path, smollm2_path: Path
+) -> None:
+    config = ServerConfig(port=0, log_format="off", drain=0.0)
+    other = tmp_path / "noise.gguf"
+    write_random_gguf(other, replace(SHAPES["tiny"], context_length=512))
+    options = {"kv_tokens": 2048}
+    specs = [ModelSpec(("smollm2",), smollm2_path, options=options), ModelSpec(("noise",), other, options=options)]
+    live = Live(config, host=ModelHost([HostedModel(spec, config) for spec in specs], config, 1 << 40))
+    try:
+        page = open_page(live)
+        wait(page, "unspool.app.caps?.model === 'smollm2'")
+        assert page.locator("#model option").all_inner_texts() == ["smollm2", "noise (unloaded)"]
+        run(page, "The sea is", **STORY)
+        page.select_option("#model", "noise")
+        wait(page, "unspool.app.caps.model === 'noise' && unspool.app.loading === null")
+        settle(page)
+        assert page.evaluate("unspool.app.tree.list().length") == 0, "the other model's tokens are forgotten"
+        assert page.locator("#model option").all_inner_texts() == ["smollm2", "noise"]
+        run(page, "The sea is", **STORY)
+        assert current(page)["receipt"]["model"] == page.evaluate("unspool.app.caps.receipt.model")
+        go(page, "Engine")
+        page.select_option("#model", "smollm2")
+        wait(page, "unspool.app.caps.model === 'smollm2' && unspool.app.loading === null")
+        go(page, "Chat")
+        page.click("#new-chat")
+        page.click("details.settings summary")
+        assert page.locator("#chat-model").input_value() == "smollm2"
+        page.fill("#say", "Name a planet.")
+        page.click("#send")
+        all_done(page)
+        assert page.locator(".turn.assistant p").inner_text().strip()
+    finally:
+        live.stop()

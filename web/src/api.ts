@@ -1,7 +1,7 @@
 // The server's public API. The key, where one is needed, is kept in this module's memory and nowhere else.
 
 import { EventParser } from "./sse.js";
-import type { CacheMap, Capabilities, ForkEvent, ForkRequest, Machine, Replay, Steps, WhatIf } from "./types.js";
+import type { CacheMap, Capabilities, ForkEvent, ForkRequest, Machine, Replay, ServedModel, Steps, WhatIf } from "./types.js";
 
 export class ApiError extends Error {
   constructor(message: string, readonly status: number, readonly param: string | null = null) {
@@ -69,11 +69,13 @@ async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
   return (await answer.json()) as T;
 }
 
-async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
+const withModel = <T extends object>(body: T): T => (model === null ? body : { model, ...body });
+
+async function post<T>(path: string, body: object, signal?: AbortSignal): Promise<T> {
   const answer = await request(path, {
     method: "POST",
     headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
+    body: JSON.stringify(withModel(body)),
     ...(signal ? { signal } : {}),
   });
   return (await answer.json()) as T;
@@ -101,11 +103,17 @@ async function* events(answer: Response): AsyncGenerator<string> {
   }
 }
 
-export const capabilities = (): Promise<Capabilities> => get("/v1/capabilities");
-export const machine = (): Promise<Machine> => get("/v1/machine");
-export const cache = (signal?: AbortSignal): Promise<CacheMap> => get("/v1/engine/cache", signal);
-export const stepsSince = (since: number): Promise<Steps> => get(`/v1/engine/steps?since=${since}`);
-export const models = (): Promise<{ data: { id: string }[] }> => get("/v1/models");
+/** The model that is asked for where a request names none. */
+let model: string | null = null;
+export function useModel(name: string): void { model = name; }
+const named = (path: string): string => (model === null ? path : `${path}${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(model)}`);
+
+export const capabilities = (): Promise<Capabilities> => get(named("/v1/capabilities"));
+export const machine = (): Promise<Machine> => get(named("/v1/machine"));
+export const cache = (signal?: AbortSignal): Promise<CacheMap> => get(named("/v1/engine/cache"), signal);
+export const stepsSince = (since: number): Promise<Steps> => get(named(`/v1/engine/steps?since=${since}`));
+export const models = async (): Promise<ServedModel[]> => (await get<{ data: ServedModel[] }>("/v1/models")).data;
+export const loadModel = (name: string): Promise<unknown> => post("/models/load", { model: name });
 
 export const whatIf = (body: ForkRequest, signal?: AbortSignal): Promise<WhatIf> => post("/v1/whatif", body, signal);
 export const replay = (body: ForkRequest): Promise<Replay> => post("/v1/replay", body);
@@ -124,7 +132,7 @@ export async function* fork(body: ForkRequest, signal: AbortSignal): AsyncGenera
   const answer = await request("/v1/fork", {
     method: "POST",
     headers: { "content-type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true }),
+    body: JSON.stringify(withModel({ ...body, stream: true })),
     signal,
   });
   let isWhole = false;
@@ -140,7 +148,7 @@ export async function* fork(body: ForkRequest, signal: AbortSignal): AsyncGenera
 
 /** The engine's steps as they come, until the signal. */
 export async function* steps(since: number, signal: AbortSignal): AsyncGenerator<Steps> {
-  const answer = await request(`/v1/engine/steps?follow=1&since=${since}`, { signal });
+  const answer = await request(named(`/v1/engine/steps?follow=1&since=${since}`), { signal });
   for await (const data of events(answer)) yield JSON.parse(data) as Steps;
 }
 

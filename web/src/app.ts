@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { Tree, type Asked, type Branch } from "./branches.js";
 import type { TintMode } from "./tint.js";
-import type { Capabilities, ForkEvent, ForkRequest, Machine, Params, Token } from "./types.js";
+import type { Capabilities, ForkEvent, ForkRequest, Machine, Params, ServedModel, Token } from "./types.js";
 
 export type View = "write" | "branches" | "engine" | "verify" | "learn" | "chat";
 export const VIEWS: { view: View; name: string }[] = [
@@ -17,6 +17,7 @@ export const VIEWS: { view: View; name: string }[] = [
 export const MORE_TOKENS = 48; // that a branch gets beyond the place where it leaves
 const DEFAULTS: Params = { max_tokens: 128, temperature: 0.8, top_p: 0.95 };
 const ALTERNATIVES = 8;
+const LOOK_MILLISECONDS = 300; // between looks at a model that is being loaded
 
 type TokenListener = (branch: Branch) => void;
 
@@ -33,6 +34,8 @@ export interface RunOptions {
 class App {
   caps: Capabilities | null = null;
   machine: Machine | null = null;
+  models: ServedModel[] = []; // of the server; the page shows one of them
+  loading: string | null = null; // a model that is being loaded, and how far that is
   view: View = "write";
   isUp = true;
   notice: { text: string; kind: "info" | "error" } | null = null;
@@ -47,6 +50,7 @@ class App {
   record = true; // ask for every step's trace
 
   private readonly listeners = new Set<TokenListener>();
+  private modelListener: () => void = () => undefined;
   private readonly running = new Map<number, AbortController>();
   private draw: () => void = () => undefined;
   private isDrawing = false;
@@ -63,6 +67,11 @@ class App {
       this.isDrawing = false;
       this.draw();
     });
+  }
+
+  /** Called when another model is shown. */
+  onModel(listener: () => void): void {
+    this.modelListener = listener;
   }
 
   onTokens(listener: TokenListener): void {
@@ -83,12 +92,59 @@ class App {
     this.tell(error instanceof Error ? error.message : String(error), "error");
   }
 
-  async load(): Promise<void> {
+  /** Learn of the server again; `name`: and show this model of it. */
+  async load(name: string | undefined = this.caps?.model): Promise<void> {
+    this.models = await api.models();
+    const here = this.models.find((one) => one.id === name) ?? this.models.find((one) => one.state === "loaded") ?? this.models[0];
+    if (here) await this.bring(here.id);
     this.caps = await api.capabilities();
     this.machine = await api.machine().catch(() => null); // an engine in another process tells nothing of itself
-    if (this.caps.has_template) this.asked = { ...this.asked, mode: this.asked.mode };
     this.isUp = true;
     this.changed();
+  }
+
+  /** Show another model. Answers of the one before are forgotten: their tokens mean nothing to it. */
+  async useModel(name: string): Promise<boolean> {
+    if (name === this.caps?.model) return true;
+    const before = this.caps?.model;
+    try {
+      await this.load(name);
+      for (const root of this.tree.roots()) this.tree.remove(root);
+      this.current = null;
+      this.cursor = null;
+      this.modelListener();
+      this.changed();
+      return true;
+    } catch (error) {
+      if (before !== undefined) api.useModel(before);
+      this.fail(error);
+      return false;
+    }
+  }
+
+  /** Have a model loaded, and ask it from now on. */
+  private async bring(name: string): Promise<void> {
+    let isAsked = false;
+    try {
+      for (;;) {
+        const found = this.models.find((one) => one.id === name);
+        if (!found) throw new Error(`The server has no model ${name} any more.`);
+        if (found.state === "loaded") break;
+        if (found.state === "failed" && isAsked) throw new Error(found.error ?? `${name} could not be loaded.`);
+        if (found.state !== "loading" && found.state !== "unloading") {
+          await api.loadModel(name);
+          isAsked = true;
+        }
+        this.loading = `${name} ${Math.round(100 * (found.progress ?? 0))}%`;
+        this.changed();
+        await new Promise((go) => setTimeout(go, LOOK_MILLISECONDS));
+        this.models = await api.models();
+      }
+    } finally {
+      this.loading = null;
+      this.changed();
+    }
+    api.useModel(name);
   }
 
   go(view: View): void {

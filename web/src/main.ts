@@ -8,7 +8,7 @@ import { html, nothing, render, type TemplateResult } from "./dom.js";
 import { decodeLink } from "./export.js";
 import { branchesView, walk } from "./views/branches.js";
 import { chatView } from "./views/chat.js";
-import { draftedOf, engineView, follow, refreshMachine } from "./views/engine.js";
+import { draftedOf, engineView, follow, followAnew, refreshMachine } from "./views/engine.js";
 import { learnView } from "./views/learn.js";
 import { open as openLink, verifyView } from "./views/verify.js";
 import { answerView, writeView } from "./views/write.js";
@@ -60,6 +60,15 @@ function setTheme(next: Theme): void {
   app.changed();
 }
 
+/** The model that is shown, and the others of the server. */
+function modelChoice(): TemplateResult {
+  const title = `context of ${app.caps?.context_length ?? "?"} tokens`;
+  if (app.loading !== null) return html`<span class="model" role="status">loading ${app.loading}</span>`;
+  if (app.models.length < 2) return html`<span class="model" title=${title}>${app.caps?.model ?? ""}</span>`;
+  return html`<label class="model"><span class="offscreen">Model</span><select id="model" title=${title} @change=${(event: Event) => void app.useModel((event.target as HTMLSelectElement).value)}>
+    ${app.models.map(({ id, state }) => html`<option value=${id} ?selected=${id === app.caps?.model}>${id}${state === "loaded" ? "" : ` (${state})`}</option>`)}</select></label>`;
+}
+
 function page(): TemplateResult {
   return html`
     <a class="skip" href="#main" @click=${(event: Event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>To the content</a>
@@ -68,7 +77,7 @@ function page(): TemplateResult {
       <nav aria-label="Views"><ul>${VIEWS.map(({ view, name }) => html`<li><a href="#${view}" aria-current=${app.view === view ? "page" : nothing}
         @click=${(event: Event) => { event.preventDefault(); app.go(view); }}>${name}</a></li>`)}</ul></nav>
       <div class="right">
-        <span class="model" title="context of ${app.caps?.context_length ?? "?"} tokens">${app.caps?.model ?? ""}</span>
+        ${modelChoice()}
         <span class="link ${app.isUp ? "up" : "down"}" role="status">${app.isUp ? "connected" : "no server"}</span>
         <button type="button" class="quiet" aria-label="Theme: ${theme}" title="Theme: ${theme}" @click=${() => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length] ?? "auto")}>${{ auto: "◐", light: "☀", dark: "☾" }[theme]}</button>
         <a class="quiet" href="/docs" target="_blank" rel="noreferrer">API</a>
@@ -78,7 +87,7 @@ function page(): TemplateResult {
       <button type="button" class="quiet" aria-label="Dismiss" @click=${() => { app.notice = null; app.changed(); }}>×</button></div>` : nothing}
     <main id="main" tabindex="-1" class="view-${app.view}">
       <h1 class="offscreen">unspool inspector: ${VIEWS.find((one) => one.view === app.view)?.name}</h1>
-      ${app.caps ? SHOWN[app.view]() : html`<p class="loading">${problem ?? "Loading …"}</p>`}
+      ${app.caps ? SHOWN[app.view]() : html`<p class="loading">${problem ?? `Loading ${app.loading ?? "…"}`}</p>`}
     </main>
     ${giveKey ? signIn() : nothing}
   `;
@@ -132,5 +141,6 @@ try {
 }
 // For tests and for the curious: what the page shows, as data.
 Object.assign(globalThis, { unspool: { app, drafted: draftedOf, frames: () => answerView.frames } });
+app.onModel(followAnew);
 route();
 void begin();

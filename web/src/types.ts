@@ -92,6 +92,12 @@ export interface Parameter {
   value: unknown;
   origin: string;
 }
+export interface ServedModel {
+  id: string;
+  state: "unloaded" | "loading" | "loaded" | "unloading" | "failed";
+  progress?: number; // of a load, 0 to 1
+  error?: string;
+}
 export interface Capabilities {
   version: string;
   model: string;

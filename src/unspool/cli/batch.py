@@ -68,7 +68,7 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
     import asyncio
 
     from unspool.cli.loading import load
-    from unspool.cli.serve import served_names
+    from unspool.cli.served import names_of
     from unspool.cli.terminal import note
     from unspool.server.batch import run_batch
     from unspool.server.config import ServerConfig
@@ -81,7 +81,8 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
         return EXIT_REFUSALS if refused else 0
     setattr(namespace, "engine.max_waiting", 1 << 30)  # the file is the queue here: nothing is ever turned away
     llm, _ = load(namespace)
-    config = ServerConfig(names=served_names(namespace), lenient=namespace.lenient)
+    names = namespace.name or ([] if namespace.random is not None else names_of(namespace.model))
+    config = ServerConfig(names=tuple(names), lenient=namespace.lenient)
 
     async def run() -> int:
         service = Service(llm, config)

@@ -289,13 +289,23 @@ ENGINE_FLAGS = (
 )
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False) -> None:
+MODEL_HELP = "a GGUF file, a Hugging Face directory, a hub id (org/name[:file or quant]), smollm2, or a name of " \
+    "`unspool config`"  # fmt: skip
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False, several: bool = False) -> None:
+    """`several`: -m may be given again, and is a list."""
     group = parser.add_argument_group("model and engine")
-    group.add_argument(
-        "-m", "--model", metavar="MODEL", default=default_model(),
-        help="a GGUF file, a Hugging Face directory, a hub id (org/name[:file or quant]), smollm2, or a name of "
-        "`unspool config` (%(default)s)",
-    )  # fmt: skip
+    if several:
+        group.add_argument(
+            "-m", "--model", metavar="MODEL", action="append",
+            help=f"{MODEL_HELP} ({default_model()}); repeatable, or a directory of models: each is then loaded when it "
+            "is asked for",
+        )  # fmt: skip
+    else:
+        group.add_argument(
+            "-m", "--model", metavar="MODEL", default=default_model(), help=f"{MODEL_HELP} (%(default)s)"
+        )
     group.add_argument(
         "--random", metavar="SHAPE[:FORMAT]",
         help="instead of a model, random weights of a shape (llama-8b, llama-1b, qwen3-0.6b, …) in a format (bf16): it "

@@ -5,15 +5,19 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser, UsageError
+from unspool.cli.plan import size
+from unspool.cli.served import make_host, model_specs
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.server.config import ServerConfig
+    from unspool.server.hosted import ModelSpec
 
 DESCRIPTION = """\
 Serve a model with OpenAI's API (chat completions, completions, responses), Anthropic's messages, scoring,
@@ -22,6 +26,7 @@ EPILOG = """\
 examples:
   unspool serve
   unspool serve -m model.gguf --port 9000 --api-key-file keys.txt --host 0.0.0.0
+  unspool serve -m coder -m chat --memory 12GB      two models, each loaded when it is asked for
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
@@ -44,6 +49,15 @@ def make_parser(
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     group.add_argument("--port", type=int, default=port, help=f"port ({port}); 0 picks a free one")
     group.add_argument("--name", action="append", default=[], metavar="NAME", help="a name that the model answers to")
+    group.add_argument(
+        "--memory", type=size, metavar="SIZE",
+        help="what all loaded models may take, as in 12GB: beyond it the least recently used ones are unloaded; "
+        "without it, 90%% of what is free at the start",
+    )  # fmt: skip
+    group.add_argument(
+        "--memory-wait", type=float, default=60.0, metavar="S",
+        help="how long a model that is to be loaded waits for memory that others are using (60)",
+    )  # fmt: skip
     group.add_argument(
         "--replicas", metavar="N|numa[:N]",
         help="N processes with an engine each, on a local Ray (the cluster extra); numa: one on each NUMA node, "
@@ -78,7 +92,7 @@ def make_parser(
     group.add_argument("--log", metavar="FORMAT", default=log, help=f"access log on stderr: text, json or off ({log})")
     group.add_argument("--metrics-prefix", default="unspool:", metavar="P", help="of the metrics' names (unspool:)")
     group.add_argument("--otel-endpoint", metavar="URL", help="send spans there by OTLP over HTTP (the otel extra)")
-    flags.add_engine_flags(parser, serving=True)
+    flags.add_engine_flags(parser, serving=True, several=True)
     parser.add_common()
     return parser
 
@@ -105,7 +119,6 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
         host=namespace.host,
         port=namespace.port,
         api_keys=tuple(keys),
-        names=served_names(namespace),
         cors_origins=tuple(namespace.cors_origin),
         allowed_hosts=tuple(host.lower() for host in namespace.allow_host),
         lenient=namespace.lenient,
@@ -119,7 +132,13 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
         log_format=namespace.log,
         metrics_prefix=namespace.metrics_prefix,
         otel_endpoint=namespace.otel_endpoint,
+        memory_wait=namespace.memory_wait,
     )
+    specs = model_specs(namespace, flags.engine_options(namespace))
+    if len(specs) > 1 or namespace.memory is not None:
+        return _serve_several(namespace, specs, config, on_start)
+    config = replace(config, names=specs[0].names)
+    namespace.model = str(specs[0].source)
     if namespace.replicas is not None:
         return _serve_replicas(namespace, config)
     sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
@@ -127,6 +146,25 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
     llm, _ = load(namespace)
     with _published_events(llm, namespace):
         serve(llm, config, sockets, on_start)
+    return 0
+
+
+def _serve_several(
+    namespace: Namespace, specs: list[ModelSpec], config: ServerConfig, on_start: Callable[[str], None] | None
+) -> int:
+    """Serve models that are loaded when they are asked for; a single one at once."""
+    for flag, value in (("--replicas", namespace.replicas), ("--kv-events", namespace.kv_events)):
+        if value is not None:
+            raise UsageError(f"{flag} is for one model, without --memory")
+    from unspool.chat.template import start_renderer
+    from unspool.server.listener import bind
+    from unspool.server.run import run, set_up_logging
+
+    set_up_logging()
+    sockets = bind(config.host, config.port)
+    start_renderer()
+    host = make_host(specs, config, namespace.memory)
+    run(host, sockets, on_start=on_start)
     return 0
 
 
@@ -181,9 +219,3 @@ def _published_events(llm: LLM, namespace: Namespace) -> Iterator[None]:
         publisher.close()
 
 
-def served_names(namespace: Namespace) -> tuple[str, ...]:
-    """The names that --name gives. Without them the name that was asked for, unless it is a path or the weights are
-    random: then the model's own name is enough."""
-    if namespace.name or namespace.random is not None or Path(namespace.model).expanduser().exists():
-        return tuple(namespace.name)
-    return (namespace.model,)

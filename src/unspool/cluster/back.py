@@ -15,7 +15,7 @@ from unspool.cluster.models import ModelSource, load_model, open_source
 from unspool.cluster.replica import Pages, Replica
 from unspool.llm import LLM
 from unspool.server.config import ServerConfig
-from unspool.server.endpoints import PAGES
+from unspool.server.endpoints import PAGES, EnginePage
 from unspool.server.faults import fault_of
 from unspool.server.metrics import EngineCollector
 from unspool.server.service import Service
@@ -56,6 +56,7 @@ def engine_pages(llm: LLM, service: Service) -> Pages:
         if asked.path == "/metrics":
             return wire.PageAnswer(200, "text/plain", generate_latest(registry).decode())
         page = PAGES[asked.path]
+        assert isinstance(page, EnginePage)
         query = urlencode(dict(asked.query)).encode()
         scope = {"type": "http", "method": "GET", "path": asked.path, "headers": [], "query_string": query}
         try:

@@ -24,6 +24,7 @@ from unspool.results import Receipt
 from unspool.server.config import ServerConfig
 from unspool.server.engine_view import POLL_SECONDS
 from unspool.server.faults import HTTPFault
+from unspool.server.host import host_of
 from unspool.server.service import Service
 from unspool.server.sse import EventStream, Write, frame
 
@@ -142,7 +143,7 @@ class PooledService(Service):
 
     def counters(self) -> str:
         """What this server has counted."""
-        return self.metrics.page().decode()
+        return host_of(self).metrics.page().decode()
 
     async def _ask_peers(self) -> list[str]:
         if self._peers is not None:

@@ -104,7 +104,7 @@ def _open_file(path: Path) -> Checkpoint:
 
     return Checkpoint(
         path=path,
-        name=re.sub(r"-\d{5}-of-\d{5}$", "", path.stem),
+        name=model_name(path),
         config=config,
         weights=gguf_weights(file, config),
         tokenizer=tokenizer,
@@ -164,7 +164,7 @@ def _open_directory(path: Path) -> Checkpoint:
     templates = _directory_templates(path)
     return Checkpoint(
         path=path,
-        name=_directory_name(path),
+        name=model_name(path),
         config=config,
         weights=canonical_weights(own_scales(open_safetensors_directory(path)), config),
         tokenizer=tokenizer,
@@ -176,8 +176,10 @@ def _open_directory(path: Path) -> Checkpoint:
     )
 
 
-def _directory_name(path: Path) -> str:
-    """The directory's name, or the hub's own where it is a snapshot: models--org--name/snapshots/revision."""
+def model_name(path: Path) -> str:
+    """A file's or a directory's name, or the hub's own where it is a snapshot: models--org--name/snapshots/revision."""
+    if not path.is_dir():
+        return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
     resolved = path.resolve()
     if resolved.parent.name == "snapshots" and resolved.parent.parent.name.startswith("models--"):
         return resolved.parent.parent.name.removeprefix("models--").replace("--", "/")

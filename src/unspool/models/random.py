@@ -75,6 +75,11 @@ def stand_in(spec: str) -> Checkpoint:
     return shared_checkpoint(config, format, name=name)
 
 
+def stand_in_name(spec: str) -> str:
+    """What the model is called that `--random` names."""
+    return _parse(spec)[2]
+
+
 def _parse(spec: str) -> tuple[ModelConfig, str, str]:
     """A shape's config, the format, and the name of the model."""
     shape, _, format = spec.partition(":")

@@ -57,7 +57,8 @@ class MessageWriter(Writer):
         yield self._event("message_delta", delta=delta, usage=self._usage(), unspool=self._report())
         yield self._event("message_stop")
 
-    def fail(self, fault: Fault) -> Iterable[bytes]:
+    @classmethod
+    def refuse(cls, fault: Fault) -> Iterable[bytes]:
         yield frame(fault.anthropic(), "error")
 
     def body(self) -> Body:

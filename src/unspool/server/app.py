@@ -6,17 +6,19 @@ from typing import Any
 
 from starlette.routing import Router
 
+from unspool.server.host import ModelHost, host_of
 from unspool.server.http import Guard
 from unspool.server.routes import Routes
 from unspool.server.service import Service
 from unspool.server.tracing import Tracer, make_tracer
 
 
-def build(service: Service, tracer: Tracer | None = None) -> Any:
-    """Everything between a socket and the service."""
-    config = service.config
-    tracer = tracer or make_tracer(config.otel_endpoint, service.name)
-    app: Any = Guard(Router(Routes(service, tracer).table(), redirect_slashes=False), service)
+def build(served: Service | ModelHost, tracer: Tracer | None = None) -> Any:
+    """Everything between a socket and the models."""
+    host = host_of(served)
+    config = host.config
+    tracer = tracer or make_tracer(config.otel_endpoint, host.default.name)
+    app: Any = Guard(Router(Routes(host, tracer).table(), redirect_slashes=False), host)
     if config.cors_origins:
         from starlette.middleware.cors import CORSMiddleware
 

@@ -33,7 +33,7 @@ LINE = record(
     {
         "custom_id": string(minLength=1, maxLength=512),
         "method": word("POST"),
-        "url": word(*endpoints.ENDPOINTS),
+        "url": word(*endpoints.BATCHED),
         "body": mapping(),
     },
     required=("custom_id", "method", "url", "body"),

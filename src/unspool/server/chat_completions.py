@@ -26,7 +26,6 @@ from unspool.server.dialect import (
     traces,
     usage,
 )  # fmt: skip
-from unspool.server.faults import Fault
 from unspool.server.job import Job
 from unspool.server.service import Service
 from unspool.server.sse import DONE, ChunkTemplate, frame
@@ -76,10 +75,6 @@ class ChatWriter(Writer):
     def end(self) -> Iterable[bytes]:
         if self._wants_usage:
             yield frame(self._head("chat.completion.chunk") | {"choices": [], "usage": usage(self.run)})
-        yield DONE
-
-    def fail(self, fault: Fault) -> Iterable[bytes]:
-        yield frame(fault.openai())
         yield DONE
 
     def body(self) -> Body:

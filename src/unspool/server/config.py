@@ -14,7 +14,7 @@ from unspool.errors import RequestError
 
 POSITIVE = (
     "max_connections", "max_header", "header_timeout", "idle_timeout", "max_body", "max_bodies", "read_timeout",
-    "stall_timeout", "ping_interval",
+    "stall_timeout", "ping_interval", "memory_wait", "max_loading",
 )  # fmt: skip
 LOG_FORMATS = ("text", "json", "off")
 
@@ -38,6 +38,8 @@ class ServerConfig:
     read_timeout: float = 30.0  # seconds for a body to arrive
     stall_timeout: float = 60.0  # seconds that a reader may take nothing
     ping_interval: float = 15.0  # seconds of silence before a stream says that it lives
+    memory_wait: float = 60.0  # seconds that a model waits for memory that others are using
+    max_loading: int = 1024  # requests that wait for one model to be loaded
     log_format: str = "text"  # text | json | off
     metrics_prefix: str = "unspool:"
     otel_endpoint: str | None = None

@@ -18,6 +18,7 @@ from unspool.results import Choice, Delta
 from unspool.server.fields import MAX_PROMPTS, MAX_STRING_CHARS, SAMPLING
 from unspool.server.job import Job, Run
 from unspool.server.service import Service
+from unspool.server.sse import DONE, frame
 
 if TYPE_CHECKING:
     from unspool.server.faults import Fault
@@ -41,6 +42,11 @@ class WholeWriter:
     def body(self) -> Body:
         raise NotImplementedError
 
+    @classmethod
+    def refuse(cls, fault: Fault) -> Iterable[bytes]:
+        """An error before the answer has begun, in a stream that has."""
+        yield frame(fault.openai())
+        yield DONE
 
     def prompt_of(self, choice: Choice) -> int:
         """Which prompt a choice answers."""
@@ -65,8 +71,8 @@ class Writer(WholeWriter):
         return ()
 
     def fail(self, fault: Fault) -> Iterable[bytes]:
-        """An error after the stream has begun."""
-        raise NotImplementedError
+        """An error after the answer has begun."""
+        return self.refuse(fault)
 
 
 # From a body to a job -----------------------------------------------------------------------------------------------

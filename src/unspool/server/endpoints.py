@@ -24,6 +24,7 @@ from unspool.server import (
 )
 from unspool.server.dialect import Body, WholeWriter
 from unspool.server.engines import translate
+from unspool.server.host import ModelHost
 from unspool.server.job import Job
 from unspool.server.kinds import Checker, Schema
 from unspool.server.service import Service
@@ -42,6 +43,13 @@ Direct = Callable[[Service, Body], Body]  # an endpoint that answers at once
 
 
 @dataclass(frozen=True)
+class OfHost:
+    """An endpoint that changes which models are loaded; it waits for none."""
+
+    answer: Callable[[ModelHost, Body], Body]
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """A path that takes a body."""
 
@@ -49,8 +57,9 @@ class Endpoint:
     id: str  # of the operation in /openapi.json
     summary: str
     schema: Schema
-    answers: Generation | Direct
+    answers: Generation | Direct | OfHost
     example: Body
+    also: tuple[str, ...] = ()  # other paths of the same
 
     @property
     def has_aliases(self) -> bool:
@@ -69,11 +78,25 @@ class Page:
     path: str
     id: str
     summary: str
-    answer: Callable[[Service, Request], Awaitable[Any]]
+    answer: Callable[[ModelHost, Request], Awaitable[Any]]
     media_type: str = "application/json"
     statuses: tuple[int, ...] = ()
     parameters: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of the query: type and description
-    of_engine: bool = False  # tells of the engine itself: asked of the process that has it
+    also: tuple[str, ...] = ()  # other paths of the same
+
+
+@dataclass(frozen=True)
+class EnginePage:
+    """A path that tells of an engine: of the loaded model that `?model=` names, asked of the process that has it."""
+
+    path: str
+    id: str
+    summary: str
+    answer: Callable[[Service, Request], Awaitable[Any]]
+    statuses: tuple[int, ...] = ()
+    parameters: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    media_type: str = "application/json"
+    also: tuple[str, ...] = ()
 
 
 _HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -87,6 +110,7 @@ ENDPOINTS: dict[str, Endpoint] = {
             schema.CHAT,
             Generation(chat_completions.prepare, chat_completions.ChatWriter, "chat"),
             {"messages": _HELLO, "max_completion_tokens": 64},
+            also=("/chat/completions",),
         ),
         Endpoint(
             "/v1/completions",
@@ -103,6 +127,7 @@ ENDPOINTS: dict[str, Endpoint] = {
             schema.RESPONSES,
             Generation(responses.prepare, responses.ResponseWriter, "chat"),
             {"input": "Why is the sky blue?", "max_output_tokens": 64},
+            also=("/responses",),
         ),
         Endpoint(
             "/v1/messages",
@@ -176,21 +201,38 @@ ENDPOINTS: dict[str, Endpoint] = {
             tokens.detokenize,
             {"tokens": [1, 2, 3]},
         ),
+        Endpoint(
+            "/models/load",
+            "loadModel",
+            "Begin to load a model; /v1/models tells how far that is.",
+            schema.NAMED_MODEL,
+            OfHost(pages.load),
+            {"model": "smollm2"},
+        ),
+        Endpoint(
+            "/models/unload",
+            "unloadModel",
+            "Unload a model that nobody uses.",
+            schema.NAMED_MODEL,
+            OfHost(pages.unload),
+            {"model": "smollm2"},
+        ),
     )
 }
-PAGES: dict[str, Page] = {
+PAGES: dict[str, Page | EnginePage] = {
     page.path: page
     for page in (
-        Page("/v1/models", "listModels", "The models served.", pages.models),
-        Page("/v1/models/{name}", "getModel", "One model.", pages.model, statuses=(404,)),
         Page(
+            "/v1/models", "listModels", "The models served, their states and sizes.", pages.models, also=("/models",)
+        ),
+        Page("/v1/models/{name}", "getModel", "One model.", pages.model, statuses=(404,)),
+        EnginePage(
             "/v1/capabilities",
             "getCapabilities",
             "The model, every parameter with its range and its value in force, the receipt.",
             engine_view.capabilities,
-            of_engine=True,
         ),
-        Page(
+        EnginePage(
             "/v1/engine/steps",
             "listSteps",
             "The engine's latest steps: how many tokens of which request, when, how long. Never a token.",
@@ -200,24 +242,19 @@ PAGES: dict[str, Page] = {
                 "since": ("integer", "Only steps after this number."),
                 "follow": ("boolean", "With 1 or true: server-sent events, as the steps come."),
             },
-            of_engine=True,
         ),
-        Page(
+        EnginePage(
             "/v1/engine/cache",
             "getCache",
             "The state of every cache block, and which blocks each request holds. Never a token.",
             engine_view.cache,
-            of_engine=True,
         ),
-        Page(
-            "/v1/machine", "getMachine", "The machine, and its measured ceilings.", engine_view.machine, of_engine=True
-        ),
-        Page(
+        EnginePage("/v1/machine", "getMachine", "The machine, and its measured ceilings.", engine_view.machine),
+        EnginePage(
             "/tokenizer_info",
             "getTokenizerInfo",
             "Control tokens and the chat template, by the names of tokenizer_config.json, as vLLM's server tells them.",
             tokens.tokenizer_info,
-            of_engine=True,
         ),
         Page("/", "inspector", "The inspector, a web page.", pages.inspector, "text/html", statuses=(503,)),
         Page(
@@ -228,7 +265,14 @@ PAGES: dict[str, Page] = {
             "application/octet-stream",
             statuses=(404,),
         ),
-        Page("/health", "health", "Whether the process lives and its engine runs.", pages.health, statuses=(503,)),
+        Page(
+            "/health",
+            "health",
+            "Whether the process lives and its engines run.",
+            pages.health,
+            statuses=(503,),
+            also=("/v1/health",),
+        ),
         Page("/ready", "ready", "Whether requests are taken.", pages.ready, statuses=(503,)),
         Page("/metrics", "metrics", "Prometheus metrics.", pages.metrics, "text/plain"),
         Page("/openapi.json", "openapi", "This document.", pages.openapi),
@@ -237,31 +281,62 @@ PAGES: dict[str, Page] = {
 }
 
 
-def prepare(service: Service, endpoint: Endpoint, body: Body) -> Job | Body:
-    """All of a request that needs no engine: the job that it asks for, or the whole answer. It may take long, for
-    large bodies; raises a RequestError for the first thing wrong."""
-    checker = Checker(lenient=service.config.lenient)
+@dataclass(frozen=True)
+class Checked:
+    """A body whose fields are right and have our names. `sent`: the other engines' names by which they came."""
+
+    endpoint: Endpoint
+    body: Body
+    sent: Mapping[str, str]
+    warnings: list[str]
+
+    @property
+    def model(self) -> str | None:
+        name: str | None = self.body.get("model")
+        return name
+
+    @property
+    def streams(self) -> bool:
+        return self.endpoint.streams and bool(self.body.get("stream"))
+
+
+def check(endpoint: Endpoint, body: Body, *, lenient: bool) -> Checked:
+    """What can be said of a request without its model; raises a RequestError for the first thing wrong."""
+    checker = Checker(lenient=lenient)
     checker.check(endpoint.schema, body)
     sent = translate(body) if endpoint.has_aliases else {}
     if "stream_options" in body and not body.get("stream"):
         raise RequestError("stream_options needs stream: true", "stream_options")
-    service.check_model(body.get("model"))
+    return Checked(endpoint, body, sent, checker.warnings)
+
+
+# What batches can ask for.
+BATCHED = tuple(path for path, endpoint in ENDPOINTS.items() if not isinstance(endpoint.answers, OfHost))
+
+
+def prepare(service: Service, checked: Checked) -> Job | Body:
+    """All of a request that needs no engine: the job that it asks for, or the whole answer. It may take long, for
+    large bodies; raises a RequestError for the first thing wrong."""
+    endpoint, body = checked.endpoint, checked.body
+    assert not isinstance(endpoint.answers, OfHost), "it needs no model"
     if not isinstance(endpoint.answers, Generation):
-        warnings = {"unspool": {"warnings": checker.warnings}} if checker.warnings else {}
+        warnings = {"unspool": {"warnings": checked.warnings}} if checked.warnings else {}
         return endpoint.answers(service, body) | warnings
     try:
         job = endpoint.answers.prepare(service, body)
     except RequestError as error:
-        error.param = sent.get(error.param or "", error.param)
+        error.param = checked.sent.get(error.param or "", error.param)
         raise
-    job.sent = sent
-    job.warnings = [*checker.warnings, *job.warnings]
+    job.sent = dict(checked.sent)
+    job.warnings = [*checked.warnings, *job.warnings]
     return job
 
 
 async def answer(service: Service, endpoint: Endpoint, body: Body) -> Body:
     """The whole answer to a body."""
-    prepared = await service.offload(0, partial(prepare, service, endpoint, body))
+    checked = check(endpoint, body, lenient=service.config.lenient)
+    service.check_model(checked.model)
+    prepared = await service.offload(0, partial(prepare, service, checked))
     if not isinstance(prepared, Job):
         return prepared
     assert isinstance(endpoint.answers, Generation)

@@ -14,7 +14,6 @@ from unspool.params import MAX_SEED, SamplingParams
 from unspool.results import Choice, Delta
 from unspool.server.chat_completions import conversation
 from unspool.server.dialect import Body, WholeWriter, Writer, logprob, sampling_params, usage
-from unspool.server.faults import Fault
 from unspool.server.job import Job, Run
 from unspool.server.service import Service
 from unspool.server.sse import DONE, frame
@@ -185,10 +184,6 @@ class ForkWriter(Writer):
 
     def end(self) -> Iterable[bytes]:
         yield frame({"object": "fork.done", "usage": usage(self.run), "unspool": self.service.report(self.run)})
-        yield DONE
-
-    def fail(self, fault: Fault) -> Iterable[bytes]:
-        yield frame(fault.openai())
         yield DONE
 
     def body(self) -> Body:

@@ -26,10 +26,10 @@ from unspool.server.sse import Receive, Scope, Send, dumps
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from unspool.server.service import Service
+    from unspool.server.host import Lease, ModelHost
 
 access = logging.getLogger("unspool.access")
-OPEN_ROUTES = frozenset({"/health", "/ready", "/"})
+OPEN_ROUTES = frozenset({"/health", "/v1/health", "/ready", "/"})
 OPEN_FILES = "/assets/"  # of the page at /, which asks for a key and holds nothing secret
 # A parser holds up every other thread for 0.2 s for so many; a prompt of token ids has as many as the context.
 MAX_VALUES = 1_000_000
@@ -130,9 +130,9 @@ def fault_body(scope: Scope, fault: Fault) -> bytes:
 class Guard:
     """The outermost layer: request ids, keys, hosts, the last net under every error, metrics and the access log."""
 
-    def __init__(self, app: Any, service: Service) -> None:
-        self._app, self._service, self._config = app, service, service.config
-        self._keys = Keys(service.config.api_keys)
+    def __init__(self, app: Any, host: ModelHost) -> None:
+        self._app, self._host, self._config = app, host, host.config
+        self._keys = Keys(host.config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -163,6 +163,9 @@ class Guard:
                 headers = [(name.encode(), value.encode()) for name, value in fault.headers]
                 await respond(send_on, fault.status, fault_body(scope, fault), headers)
         finally:
+            lease: Lease | None = scope.get("unspool.lease")
+            if lease is not None:
+                lease.release()
             self._log(scope, status, time.perf_counter() - started)
 
     def _fault(self, scope: Scope, error: BaseException) -> Fault:
@@ -171,7 +174,8 @@ class Guard:
             told = {404: f"there is nothing at {path}", 405: f"{scope['method']} is not for {path}"}
             message = told.get(error.status_code, error.detail)
             error = HTTPFault(error.status_code, message, headers=dict(error.headers or {}))
-        return fault_of(error, retry_after=self._service.retry_after)
+        lease: Lease | None = scope.get("unspool.lease")
+        return fault_of(error, retry_after=self._host.retry_after(lease.model if lease is not None else None))
 
     def _request_id(self, scope: Scope) -> bytes:
         given = header(scope, b"x-request-id")
@@ -201,7 +205,7 @@ class Guard:
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         route = scope.get("unspool.route", "other")
-        self._service.metrics.on_response(route, status)
+        self._host.metrics.on_response(route, status)
         if self._config.log_format == "off":
             return
         client = scope.get("client") or ("-", 0)
@@ -213,16 +217,24 @@ class Guard:
             "path": scope["path"],
             "status": status,
             "seconds": round(seconds, 4),
+            **self._model_of(scope),
             **scope.get("unspool.facts", {}),
         }
         if self._config.log_format == "json":
             access.info(json.dumps(about, ensure_ascii=True))
         else:
-            facts = " ".join(f"{name}={value}" for name, value in scope.get("unspool.facts", {}).items())
+            told = {**self._model_of(scope), **scope.get("unspool.facts", {})}
+            facts = " ".join(f"{name}={value}" for name, value in told.items())
             line = (
                 f"{about['client']} {about['method']} {about['path']!r} {status} {seconds:.3f}s {about['id']} {facts}"
             )
             access.info(line.rstrip())
+
+
+    def _model_of(self, scope: Scope) -> dict[str, str]:
+        """The model that a request used, where there are several."""
+        lease: Lease | None = scope.get("unspool.lease")
+        return {"model": lease.model.name} if lease is not None and len(self._host.models) > 1 else {}
 
 
 def _offered(scope: Scope) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import get_args
 
@@ -45,19 +45,14 @@ class Tally:
 
 
 class Metrics:
-    def __init__(self, prefix: str, model: str, statistics: Collector | None) -> None:
-        self.registry = CollectorRegistry()
+    """What the answers of one model came to."""
+
+    def __init__(self) -> None:
         self.first_token, self.gap, self.total = Tally(LATENCIES), Tally(GAPS), Tally(LATENCIES)
         self.queue, self.prefill, self.decode = Tally(LATENCIES), Tally(LATENCIES), Tally(LATENCIES)
         self.prompt_size, self.answer_size = Tally(COUNTS), Tally(COUNTS)
         self.num_prompt_tokens = self.num_tokens = 0
-        self._http = Counter(
-            prefix + "http_requests", "Responses by route and status.", ("route", "status"), registry=self.registry
-        )
         self._wait = 1.0  # a moving mean of whole requests, for Retry-After
-        self.registry.register(AnswerCollector(prefix, model, self))
-        if statistics is not None:
-            self.registry.register(statistics)
 
     def on_text(self, num_tokens: int, last: float | None) -> float:
         """Text of so many tokens came; `last`: when text of the same choice came before. Returns the time."""
@@ -81,14 +76,67 @@ class Metrics:
         self.total.add(timings.total)
         self._wait += 0.1 * (timings.total - self._wait)
 
-    def on_response(self, route: str, status: int) -> None:
-        self._http.labels(route, str(status)).inc()
-
     def typical_wait(self) -> int:
         return max(1, min(60, round(self._wait)))
 
+
+class ServerMetrics:
+    """Everything that /metrics tells. `collectors` are asked for those of the models there are then."""
+
+    def __init__(self, prefix: str, collectors: Callable[[], Iterable[Collector]]) -> None:
+        self.registry = CollectorRegistry()
+        self._http = Counter(
+            prefix + "http_requests", "Responses by route and status.", ("route", "status"), registry=self.registry
+        )
+        self.registry.register(Joined(collectors))
+
+    def on_response(self, route: str, status: int) -> None:
+        self._http.labels(route, str(status)).inc()
+
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class Joined(Collector):
+    """Collectors that have the same metrics with other labels, as Prometheus wants them: each name once."""
+
+    def __init__(self, collectors: Callable[[], Iterable[Collector]]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        joined: dict[str, Metric] = {}
+        for collector in self._collectors():
+            for metric in collector.collect():
+                if joined.setdefault(metric.name, metric) is not metric:
+                    joined[metric.name].samples += metric.samples
+        return iter(joined.values())
+
+
+class Continued(Collector):
+    """A collector whose source may go and come again: counters go on from where they were."""
+
+    def __init__(self) -> None:
+        self._source: Collector | None = None
+        self._past: dict[str, Metric] = {}  # counters when the last source went
+
+    def attach(self, source: Collector | None) -> None:
+        """Take another source; None: there is none for now."""
+        self._past = {metric.name: metric for metric in self.collect() if metric.type == "counter"}
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        if self._source is None:
+            yield from self._past.values()
+            return
+        for metric in self._source.collect():
+            past = self._past.get(metric.name)
+            if past is not None:
+                before = {(one.name, *sorted(one.labels.items())): one.value for one in past.samples}
+                metric.samples = [
+                    one._replace(value=one.value + before.get((one.name, *sorted(one.labels.items())), 0.0))
+                    for one in metric.samples
+                ]
+            yield metric
 
 
 class Families(Collector):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unspool.server.endpoints import ENDPOINTS, PAGES, Endpoint, Page
+from unspool.server.endpoints import ENDPOINTS, PAGES, Endpoint, EnginePage, Page
 from unspool.server.kinds import Schema, published
 from unspool.version import VERSION
 
@@ -40,7 +40,8 @@ ERROR: Schema = {
 
 def document() -> dict[str, Any]:
     paths: dict[str, Any] = {path: {"post": _post(endpoint)} for path, endpoint in ENDPOINTS.items()}
-    paths |= {path: {"get": _get(page)} for path, page in PAGES.items()}
+    for path, page in PAGES.items():
+        paths.setdefault(path, {})["get"] = _get(page)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -73,7 +74,7 @@ def _post(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def _get(page: Page) -> dict[str, Any]:
+def _get(page: Page | EnginePage) -> dict[str, Any]:
     kind = {"type": "object"} if page.media_type == "application/json" else {"type": "string"}
     described: dict[str, Any] = {
         "operationId": page.id,

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unspool.server.faults import HTTPFault
-from unspool.server.service import Service
+from unspool.server.host import ModelHost
 from unspool.server.sse import dumps
 
 
@@ -16,51 +16,50 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(dumps(value), status, media_type="application/json")
 
 
-async def models(service: Service, request: Request) -> Response:
-    return json_response({"object": "list", "data": [_entry(service, service.name)]})
+async def models(host: ModelHost, request: Request) -> Response:
+    return json_response({"object": "list", "data": [model.as_dict() for model in host.models]})
 
 
-async def model(service: Service, request: Request) -> Response:
+async def model(host: ModelHost, request: Request) -> Response:
     name = request.path_params["name"]
-    service.check_model(name)
-    return json_response(_entry(service, name))
+    found = host.find(name)
+    told = found.as_dict()
+    others = [other for other in (told["id"], *told["aliases"]) if other != name]
+    return json_response(told | {"id": name, "aliases": others})
 
 
-def _entry(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "unspool",
-        "root": service.llm.checkpoint.name,
-        "aliases": [other for other in service.names if other != name],
-        "max_model_len": service.llm.engine.context_length,
-    }
+def load(host: ModelHost, body: dict[str, Any]) -> dict[str, Any]:
+    host.load(host.find(body["model"]))
+    return {"success": True}
 
 
-async def health(service: Service, request: Request) -> Response:
-    failure = service.engine.failure
-    if failure is not None:
-        return json_response({"status": "failed", "message": str(failure)}, 503)
+def unload(host: ModelHost, body: dict[str, Any]) -> dict[str, Any]:
+    host.unload(host.find(body["model"]))
+    return {"success": True}
+
+
+async def health(host: ModelHost, request: Request) -> Response:
+    if host.failure is not None:
+        return json_response({"status": "failed", "message": str(host.failure)}, 503)
     return json_response({"status": "ok"})
 
 
-async def ready(service: Service, request: Request) -> Response:
-    state = service.state
+async def ready(host: ModelHost, request: Request) -> Response:
+    state = host.state
     return json_response({"status": state}, 200 if state == "ready" else 503)
 
 
-async def metrics(service: Service, request: Request) -> Response:
-    return Response(await service.metrics_page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(host: ModelHost, request: Request) -> Response:
+    return Response(await host.metrics_page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def openapi(service: Service, request: Request) -> Response:
+async def openapi(host: ModelHost, request: Request) -> Response:
     from unspool.server.openapi import document
 
     return json_response(document())
 
 
-async def docs(service: Service, request: Request) -> Response:
+async def docs(host: ModelHost, request: Request) -> Response:
     from unspool.web import docs_page, docs_policy
 
     return Response(docs_page(), media_type="text/html", headers=_page_headers(docs_policy()))
@@ -72,14 +71,14 @@ INSPECTOR_POLICY = (
 )
 
 
-async def inspector(service: Service, request: Request) -> Response:
+async def inspector(host: ModelHost, request: Request) -> Response:
     from unspool.web import inspector_page
 
     page, is_built = inspector_page()
     return Response(page, 200 if is_built else 503, media_type="text/html", headers=_page_headers(INSPECTOR_POLICY))
 
 
-async def asset(service: Service, request: Request) -> Response:
+async def asset(host: ModelHost, request: Request) -> Response:
     from unspool.web import find_asset
 
     found = find_asset(request.path_params["name"])

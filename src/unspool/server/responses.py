@@ -103,6 +103,11 @@ class ResponseWriter(Writer):
         kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
         yield self._event(kind, response=response)
 
+    @classmethod
+    def refuse(cls, fault: Fault) -> Iterable[bytes]:
+        told = {"code": fault.code or "server_error", "message": fault.message, "param": fault.param}
+        yield frame({"type": "error", **told, "sequence_number": 0}, "error")
+
     def fail(self, fault: Fault) -> Iterable[bytes]:
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": fault.message}

@@ -11,9 +11,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from unspool.server.dialect import Body, Writer
-from unspool.server.endpoints import ENDPOINTS, PAGES, Endpoint, Generation, Page, prepare
-from unspool.server.faults import fault_of
+from unspool.server.dialect import WholeWriter, Writer
+from unspool.server.endpoints import (
+    ENDPOINTS,
+    PAGES,
+    Checked,
+    Endpoint,
+    EnginePage,
+    Generation,
+    OfHost,
+    Page,
+    check,
+    prepare,
+)
+from unspool.server.faults import HTTPFault, fault_of
+from unspool.server.host import Lease, ModelHost
 from unspool.server.http import BodyReader, parse_object
 from unspool.server.job import Job, Run
 from unspool.server.pages import json_response
@@ -25,25 +37,33 @@ Handler = Callable[[Request], Awaitable[Any]]
 
 
 class Routes:
-    def __init__(self, service: Service, tracer: Tracer) -> None:
-        self.service, self.tracer = service, tracer
-        self.reader = BodyReader(service.config)
+    def __init__(self, host: ModelHost, tracer: Tracer) -> None:
+        self.host, self.tracer = host, tracer
+        self.reader = BodyReader(host.config)
 
     def table(self) -> list[Route]:
-        posts = [Route(path, self._endpoint(endpoint), methods=["POST"]) for path, endpoint in ENDPOINTS.items()]
+        posts = [
+            Route(path, self._endpoint(endpoint), methods=["POST"])
+            for endpoint in ENDPOINTS.values()
+            for path in (endpoint.path, *endpoint.also)
+        ]
         # A model's name may hold slashes.
         gets = [
             Route(path.replace("{name}", "{name:path}"), self._page(page), methods=["GET"])
-            for path, page in PAGES.items()
+            for page in PAGES.values()
+            for path in (page.path, *page.also)
         ]
         return [*posts, *gets]
 
-    def _page(self, page: Page) -> Handler:
+    def _page(self, page: Page | EnginePage) -> Handler:
         async def handle(request: Request) -> Any:
             request.scope["unspool.route"] = page.path
-            if page.of_engine and self.service.local is None:
-                return await self.service.ask_engine(request)
-            return await page.answer(self.service, request)
+            if isinstance(page, Page):
+                return await page.answer(self.host, request)
+            service = self.host.loaded(request.query_params.get("model"))
+            if service.local is None:
+                return await service.ask_engine(request)
+            return await page.answer(service, request)
 
         return handle
 
@@ -51,48 +71,117 @@ class Routes:
         async def handle(request: Request) -> Any:
             request.scope["unspool.route"] = endpoint.path  # for metrics and logs
             async with self.reader.read(request) as data:
-                prepare = partial(self._prepare, endpoint, data)
-                body, prepared = await self.service.offload(len(data), prepare)
-            if isinstance(prepared, Response):
-                return prepared
-            assert isinstance(endpoint.answers, Generation)
-            return await self._generate(request, endpoint.answers, body, prepared)
+                checked = await self.host.workers.offload(len(data), partial(self._check, endpoint, data))
+                if isinstance(endpoint.answers, OfHost):
+                    return json_response(endpoint.answers.answer(self.host, checked.body))
+                model = self.host.find(checked.model)
+                lease = request.scope["unspool.lease"] = Lease(self.host, model)  # the guard releases it
+                service = lease.service or await self._load(request, lease, streams=checked.streams)
+                if service is not None:
+                    return await self._answer(request, checked, service, len(data))
+            return self._stream_late(request, checked, lease, len(data))
 
         return handle
 
-    def _prepare(self, endpoint: Endpoint, data: bytes) -> tuple[Body, Job | Response]:
-        """In another thread: the body, and the job that it asks for or the answer to it."""
-        body = parse_object(data)
-        prepared = prepare(self.service, endpoint, body)
-        return body, prepared if isinstance(prepared, Job) else json_response(prepared)
+    def _check(self, endpoint: Endpoint, data: bytes) -> Checked:
+        """In another thread: the body."""
+        return check(endpoint, parse_object(data), lenient=self.host.config.lenient)
 
-    async def _generate(self, request: Request, generation: Generation, body: Body, job: Job) -> Any:
-        span = self.tracer.begin(generation.operation, request, job)
-        job.traceparent = span.traceparent
+    async def _load(self, request: Request, lease: Lease, *, streams: bool) -> Service | None:
+        """The model once it is loaded, if the client stays. None: its stream has to show now that it lives."""
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(lease.wait()),
+            asyncio.create_task(until_gone(request.receive)),
+        ]
+        loading, leaving = tasks
         try:
-            run = await self.service.start(job)
-        except BaseException as error:
-            span.fail(error)
-            raise
-        span.start(run)
-        writer = generation.writer(self.service, run, body)
-        if job.stream and isinstance(writer, Writer):
-            feed = partial(self._feed, request, run, writer, span)
-            return EventStream(feed, run.abort, ping_interval=self.service.config.ping_interval)
+            limit = self.host.config.ping_interval if streams else None
+            await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                return lease.service if loading.exception() is None else loading.result()
+            if leaving.done():
+                raise HTTPFault(400, "the client left before the model was loaded", code="client_disconnected")
+            return None
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _answer(self, request: Request, checked: Checked, service: Service, size: int) -> Any:
+        prepared = await service.offload(size, partial(self._prepare, service, checked))
+        if isinstance(prepared, Response):
+            return prepared
+        run, writer, span = await self._start(request, service, checked, prepared)
+        if prepared.stream and isinstance(writer, Writer):
+            feed = partial(self._feed, request, service, run, writer, span)
+            return EventStream(feed, run.abort, ping_interval=service.config.ping_interval)
         try:
-            await self._finish(request, run)
+            await self._finish(request, service, run)
         finally:
             span.end(run)
         if run.size <= LARGE:
             return json_response(writer.body())
-        return await self.service.offload(run.size, lambda: json_response(writer.body()))
+        return await service.offload(run.size, lambda: json_response(writer.body()))
 
-    async def _feed(self, request: Request, run: Run, writer: Writer, span: Span, write: Write) -> None:
+    def _prepare(self, service: Service, checked: Checked) -> Job | Response:
+        """In another thread: the job that a body asks for, or the answer to it."""
+        prepared = prepare(service, checked)
+        return prepared if isinstance(prepared, Job) else json_response(prepared)
+
+    async def _start(
+        self, request: Request, service: Service, checked: Checked, job: Job
+    ) -> tuple[Run, WholeWriter, Span]:
+        generation = checked.endpoint.answers
+        assert isinstance(generation, Generation)
+        span = self.tracer.begin(generation.operation, request, job, service.name)
+        job.traceparent = span.traceparent
+        try:
+            run = await service.start(job)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.start(run)
+        return run, generation.writer(service, run, checked.body), span
+
+    def _stream_late(self, request: Request, checked: Checked, lease: Lease, size: int) -> EventStream:
+        """A stream whose model is still being loaded: comments tell how far that is."""
+        generation, runs, model = checked.endpoint.answers, list[Run](), lease.model
+        assert isinstance(generation, Generation)
+        tasks: list[asyncio.Task[Service]] = []
+
+        def abort() -> None:
+            for task in tasks:
+                task.cancel()
+            for run in runs:
+                run.abort()
+
+        async def feed(write: Write) -> None:
+            loading = asyncio.create_task(lease.wait())
+            tasks.append(loading)
+            try:
+                while not loading.done():
+                    write(b": loading %d%%\n\n" % int(100 * model.progress))
+                    await asyncio.wait([loading], timeout=self.host.config.ping_interval)
+                service = loading.result()
+                job = await service.offload(size, partial(self._prepare, service, checked))
+                assert isinstance(job, Job)
+                run, writer, span = await self._start(request, service, checked, job)
+            except Exception as error:
+                write(b"".join(generation.writer.refuse(fault_of(error, retry_after=self.host.retry_after(model)))))
+                return
+            runs.append(run)
+            assert isinstance(writer, Writer)
+            await self._feed(request, service, run, writer, span, write)
+
+        return EventStream(feed, abort, ping_interval=self.host.config.ping_interval)
+
+    async def _feed(
+        self, request: Request, service: Service, run: Run, writer: Writer, span: Span, write: Write
+    ) -> None:
         """Write an answer's events. What one of the engine's events gives goes out in one write."""
         try:
             write(b"".join(writer.begin()))
             run.listen(lambda delta: write(b"".join(writer.write(delta))))
-            await self.service.finish(run)
+            await service.finish(run)
             write(b"".join(writer.end()))
         except Exception as error:
             write(b"".join(writer.fail(fault_of(error))))
@@ -100,12 +189,12 @@ class Routes:
             request.scope["unspool.facts"] = _facts(run)
             span.end(run)
 
-    async def _finish(self, request: Request, run: Run) -> None:
+    async def _finish(self, request: Request, service: Service, run: Run) -> None:
         """Run to the end, or until nobody waits for it."""
         watcher = asyncio.create_task(until_gone(request.receive))
         watcher.add_done_callback(lambda task: run.abort() if not task.cancelled() else None)
         try:
-            await self.service.finish(run)
+            await service.finish(run)
         finally:
             watcher.cancel()
             request.scope["unspool.facts"] = _facts(run)

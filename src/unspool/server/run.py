@@ -18,6 +18,7 @@ from unspool.llm import LLM
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
 from unspool.server.connection import Connection
+from unspool.server.host import ModelHost, host_of
 from unspool.server.listener import Gate, Listener, bind, fit_descriptors
 from unspool.server.service import Service
 
@@ -31,10 +32,10 @@ class Server(uvicorn.Server):
     servers: list[Any]  # uvicorn closes whatever is in it
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, on_start: Callable[[str], None] | None = None
+        self, config: uvicorn.Config, served: Service | ModelHost, on_start: Callable[[str], None] | None = None
     ) -> None:
         super().__init__(config)
-        self._service, self._on_start = service, on_start
+        self._host, self._on_start = host_of(served), on_start
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,7 +53,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Listen with limits of our own: asyncio's way of accepting loops when descriptors run out."""
         await self.lifespan.startup()
-        config = self._service.config
+        config = self._host.config
         gate = Gate(config, fit_descriptors(config.max_connections))
 
         def make() -> Connection:
@@ -62,28 +63,31 @@ class Server(uvicorn.Server):
         self.servers = [Listener(bound, gate, make)]
         self.started = True
         port = bound[0].getsockname()[1]
-        announce(self._service, port)
+        announce(self._host, port)
         if self._on_start is not None:
             self._on_start(address_here(config.host, port))
+        if len(self._host.models) == 1:
+            self._host.load(self._host.default)
         # Beside the first requests, so that starting stays quick.
         self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
 
     def _prepare(self) -> None:
-        if self._service.meter is not None:
-            self._service.meter.measure()
-        self._service.warm_up()
+        for service in self._host.services:
+            if service.meter is not None:
+                service.meter.measure()
+            service.warm_up()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Drain, then close. While answers finish, probes and new requests still connect and are told why not."""
-        engine, drain = self._service.engine, self._service.config.drain
-        if engine.num_open:
-            log.info("stopping: %d answers have %g s to finish; Ctrl-C again ends them", engine.num_open, drain)
+        host, drain = self._host, self._host.config.drain
+        if host.num_open:
+            log.info("stopping: %d answers have %g s to finish; Ctrl-C again ends them", host.num_open, drain)
         else:
             log.info("stopping")
-        drained = asyncio.create_task(engine.shutdown(drain))
+        drained = asyncio.create_task(host.shutdown(drain))
         while not drained.done():
             if self.force_exit:  # told to stop a second time
-                await engine.shutdown(0.0)
+                await host.shutdown()
             await asyncio.wait([drained], timeout=0.1)
         await super().shutdown(sockets)
         await drained
@@ -99,16 +103,16 @@ def serve(
 
 
 def run(
-    service: Service,
+    served: Service | ModelHost,
     sockets: list[socket.socket],
     app: Any = None,
     on_start: Callable[[str], None] | None = None,
 ) -> None:
-    """Run a service's application (by default the one of all endpoints) on bound sockets until a signal ends it."""
-    config = service.config
-    Server(uvicorn_config(app or build(service), config), service, on_start).run(sockets)
-    if service.engine.failure is not None:
-        raise service.engine.failure
+    """Run an application (by default the one of all endpoints) on bound sockets until a signal ends it."""
+    host = host_of(served)
+    Server(uvicorn_config(app or build(host), host.config), host, on_start).run(sockets)
+    if host.failure is not None:
+        raise host.failure
 
 
 def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Config:
@@ -147,21 +151,25 @@ def address_here(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def announce(service: Service, port: int) -> None:
-    config = service.config
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    engine = service.llm.engine
-    log.info("unspool serves %s at http://%s:%d/v1 (inspector: /, docs: /docs)", service.name, host, port)
-    log.info(
-        "context %s tokens, KV cache %s tokens, kernels %s",
-        f"{engine.context_length:,}",
-        f"{engine.config.kv_tokens:,}",
-        service.llm.receipt(0).kernels,
-    )
+def announce(host: ModelHost, port: int) -> None:
+    config = host.config
+    address = f"[{config.host}]" if ":" in config.host else config.host
+    names = ", ".join(model.name for model in host.models)
+    log.info("unspool serves %s at http://%s:%d/v1 (inspector: /, docs: /docs)", names, address, port)
+    for service in host.services:
+        engine = service.llm.engine
+        log.info(
+            "context %s tokens, KV cache %s tokens, kernels %s",
+            f"{engine.context_length:,}",
+            f"{engine.config.kv_tokens:,}",
+            service.llm.receipt(0).kernels,
+        )
+    if host.budget is not None:
+        log.info("a model is loaded when it is asked for; all together may take %.1f GB", host.budget / 1e9)
     if not config.api_keys and not config.is_loopback:
         log.warning(
             "\n" + "!" * 79 + "\n"
             "WARNING: %s is reachable from other machines and no --api-key is set:\n"
             "anyone who can connect can use it.\n" + "!" * 79,
-            f"{host}:{port}",
+            f"{address}:{port}",
         )

@@ -178,6 +178,8 @@ COMPLETIONS = record(
     required=("prompt",),
 )
 
+NAMED_MODEL = record({"model": string(description="The name or an alias of a served model.")}, required=("model",))
+
 # Responses ----------------------------------------------------------------------------------------------------------
 # Clients send items back with every field that they were given.
 _ITEM = {"id": inert(string()), "status": inert(string())}

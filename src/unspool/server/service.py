@@ -34,13 +34,36 @@ from unspool.server.model import ServedModel
 
 LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
 SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
+MOST_NAMES = 20  # of models in an error
 T = TypeVar("T")
+
+
+class Workers:
+    """Threads beside the event loop."""
+
+    def __init__(self) -> None:
+        self._small = ThreadPoolExecutor(SMALL_WORKERS, "unspool-small")
+        self._large = ThreadPoolExecutor(LARGE_WORKERS, "unspool-large")
+
+    async def offload(self, size: int, act: Callable[[], T]) -> T:
+        """Run what takes time in another thread, so that the event loop goes on. What is large waits for what is
+        large, and leaves threads to the others."""
+        return await asyncio.get_running_loop().run_in_executor(self._large if size > LARGE else self._small, act)
 
 
 class Service:
     """One model, which may be computed elsewhere: then `local` is None and `statistics` has what metrics tell of it."""
 
-    def __init__(self, llm: ServedModel, config: ServerConfig, statistics: Collector | None = None) -> None:
+    def __init__(
+        self,
+        llm: ServedModel,
+        config: ServerConfig,
+        statistics: Collector | None = None,
+        *,
+        metrics: Metrics | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        """`metrics` and `workers` are those of a server that has had this model before, or has others beside it."""
         self.llm, self.config, self.chat = llm, config, llm.model_chat
         self.local = llm if isinstance(llm, LLM) else None
         self.chat.prepare()  # before anything is started: a template that goes over a limit ends the start
@@ -49,11 +72,12 @@ class Service:
         self.name = config.names[0] if config.names else llm.checkpoint.name
         self.names = tuple(dict.fromkeys([self.name, *config.names, llm.checkpoint.name]))
         self.created = int(time.time())
-        self._small = ThreadPoolExecutor(SMALL_WORKERS, "unspool-small")
-        self._large = ThreadPoolExecutor(LARGE_WORKERS, "unspool-large")
+        self.workers = workers or Workers()
         if self.local is not None and self.meter is not None:
             statistics = EngineCollector(config.metrics_prefix, self.name, self.local.driver, self.meter)
-        self.metrics = Metrics(config.metrics_prefix, self.name, statistics)
+        self.statistics = statistics
+        self.metrics = metrics or Metrics()
+        self.host: Any = None  # of a server with this one model: see host.host_of
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
         self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"
@@ -70,8 +94,10 @@ class Service:
         raise HTTPFault(501, "the engine is in another process", code="not_here")
 
     async def metrics_page(self) -> bytes:
-        """What /metrics answers."""
-        return self.metrics.page()
+        """What /metrics answers where this is the only model."""
+        from unspool.server.host import host_of
+
+        return host_of(self).metrics.page()
 
     @property
     def state(self) -> str:
@@ -82,14 +108,12 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
-            known = ", ".join(self.names)
-            raise HTTPFault(404, f"the model {name!r:.80} is not served here; known: {known}", code="model_not_found")
+            raise unknown_model(name, self.names)
 
     # Prompts --------------------------------------------------------------------------------------------------------
     async def offload(self, size: int, act: Callable[[], T]) -> T:
-        """Run what takes time in another thread, so that the event loop goes on. What is large waits for what is
-        large, and leaves threads to the others."""
-        return await asyncio.get_running_loop().run_in_executor(self._large if size > LARGE else self._small, act)
+        """See Workers.offload."""
+        return await self.workers.offload(size, act)
 
     @cached_property
     def longest_token(self) -> int:
@@ -168,11 +192,6 @@ class Service:
 
         compile_constraint(Constraint("json_object"), self.llm.tokenizer)
 
-    @property
-    def retry_after(self) -> int:
-        """Seconds after which the queue has likely moved on."""
-        return self.metrics.typical_wait()
-
     # What every answer tells ----------------------------------------------------------------------------------------
     def report(self, run: Run) -> dict[str, Any]:
         """The `unspool` object of a response."""
@@ -200,6 +219,18 @@ class Service:
             "choices": about,
             "warnings": list(dict.fromkeys(warnings)),
         }
+
+
+def unknown_model(name: str, known: Sequence[str]) -> HTTPFault:
+    """The refusal of a model that is not served; it names the nearest one."""
+    from difflib import get_close_matches
+
+    lowered = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower()[:200], lowered, n=1)
+    hint = f"did you mean {lowered[close[0]]!r}? " if close else ""
+    told = ", ".join(known[:MOST_NAMES]) + (f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else "")
+    message = f"the model {name!r:.80} is not served here; {hint}known: {told}"
+    return HTTPFault(404, message, code="model_not_found")
 
 
 def _timings(end: Finished) -> dict[str, Any]:

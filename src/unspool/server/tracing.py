@@ -56,7 +56,7 @@ class NoReplicaSpan:
 class Tracer:
     """Without an endpoint: does nothing."""
 
-    def begin(self, operation: str, request: Request, job: Job) -> Span:
+    def begin(self, operation: str, request: Request, job: Job, model: str) -> Span:
         return NoSpan()
 
     def begin_attempt(self, replica: str, request: str, traceparent: str | None) -> ReplicaSpan:
@@ -133,14 +133,14 @@ class OtelTracer(Tracer):
         self._tracer = provider.get_tracer("unspool")
         self._kinds, self._model = trace.SpanKind, model
 
-    def begin(self, operation: str, request: Request, job: Job) -> OtelSpan:
+    def begin(self, operation: str, request: Request, job: Job, model: str) -> OtelSpan:
         attributes = {
             "gen_ai.operation.name": operation,
-            "gen_ai.request.model": self._model,
+            "gen_ai.request.model": model,
             "gen_ai.usage.input_tokens": sum(len(ids) for ids, _ in job.prompts),
             "http.request.id": request.scope.get("unspool.id", ""),
         }
-        name, context = f"{operation} {self._model}", _context(dict(request.headers))
+        name, context = f"{operation} {model}", _context(dict(request.headers))
         return OtelSpan(self._tracer.start_span(name, context, self._kinds.SERVER, attributes=attributes))
 
     def begin_attempt(self, replica: str, request: str, traceparent: str | None) -> OtelReplicaSpan:

@@ -37,6 +37,11 @@ def resolve(name: str | Path, *, progress: Progress | None = None) -> Path:
     return _find(name) or pull(name, progress=progress)
 
 
+def find(name: str | Path) -> Path | None:
+    """The path of a model if it is already here; a ModelError for a name that nothing can be fetched by."""
+    return _find(_configured(name))
+
+
 def pull(name: str | Path, *, progress: Progress | None) -> Path:
     """Fetches a model if it is not here (a hub repository is asked for newer files), and returns its path."""
     name = _configured(name)

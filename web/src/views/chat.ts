@@ -1,6 +1,5 @@
 // Chat: conversations that stay in this browser.
 
-import * as api from "../api.js";
 import { app } from "../app.js";
 import { textOf, type Branch } from "../branches.js";
 import { visible } from "../display.js";
@@ -18,7 +17,6 @@ let conversations: Conversation[] = load();
 let open: string | null = conversations[0]?.id ?? null;
 let draft = "";
 let answering: Branch | null = null;
-let names: string[] = [];
 
 function load(): Conversation[] {
   try {
@@ -53,10 +51,6 @@ const current = (): Conversation | null => conversations.find((one) => one.id ==
 export function chatView(): TemplateResult {
   const caps = app.caps;
   if (caps && !caps.has_template) return html`<section class="panel"><h2>Chat</h2><p>This model has no chat template: it continues texts. Use Write.</p></section>`;
-  if (!names.length && caps) {
-    names = [caps.model];
-    api.models().then((told) => { names = told.data.map((one) => one.id); app.changed(); }, () => undefined);
-  }
   const here = current();
   return html`
     <div class="chat">
@@ -91,8 +85,8 @@ function header(here: Conversation): TemplateResult {
     @change=${(event: Event) => { const value = (event.target as HTMLInputElement).value; if (value === "") delete here.params[name]; else here.params[name] = Number(value); save(); }} /></label>`;
   return html`<details class="settings"><summary>${here.title}</summary>
     <label class="field"><span>System prompt</span><textarea rows="2" id="chat-system" .value=${live(here.system)} @change=${(event: Event) => { here.system = (event.target as HTMLTextAreaElement).value; save(); }}></textarea></label>
-    <div class="inline"><label>Model <select @change=${(event: Event) => { here.params["model"] = (event.target as HTMLSelectElement).value; save(); }}>
-      ${names.map((name) => html`<option value=${name} ?selected=${name === (here.params["model"] ?? app.caps?.model)}>${name}</option>`)}</select></label>
+    <div class="inline"><label>Model <select id="chat-model" @change=${(event: Event) => { here.params["model"] = (event.target as HTMLSelectElement).value; save(); void app.useModel(String(here.params["model"])); }}>
+      ${app.models.map(({ id, state }) => html`<option value=${id} ?selected=${id === modelOf(here)}>${id}${state === "loaded" ? "" : ` (${state})`}</option>`)}</select></label>
       ${number("temperature", "Temperature")} ${number("top_p", "top_p")} ${number("max_tokens", "Length")}</div>
     <div class="inline"><button type="button" id="export-markdown" @click=${() => download(`${slug(here.title)}.md`, asMarkdown(messages(here), here.title), "text/markdown")}>Markdown</button>
       <button type="button" id="export-json" @click=${() => download(`${slug(here.title)}.json`, JSON.stringify(here, null, 2), "application/json")}>JSON</button>
@@ -137,23 +131,32 @@ function forget(one: Conversation): void {
   app.changed();
 }
 
+/** The model that a conversation is with: the one that was chosen for it, if the server still has it. */
+function modelOf(here: Conversation): string | undefined {
+  const chosen = here.params["model"];
+  return app.models.find((one) => one.id === chosen)?.id ?? app.caps?.model;
+}
+
 function say(): void {
   const text = draft.trim();
-  if (!text || (answering && app.isRunning(answering))) return;
+  if (!text || app.loading !== null || (answering && app.isRunning(answering))) return;
   const here = current() ?? start();
   if (!here.turns.length) here.title = text.length > 48 ? text.slice(0, 47) + "…" : text;
   here.turns.push({ role: "user", content: text });
   draft = "";
-  answer(here);
+  void answer(here);
 }
 
 function regenerate(here: Conversation): void {
   if (here.turns.at(-1)?.role === "assistant") here.turns.pop();
-  answer(here);
+  void answer(here);
 }
 
-function answer(here: Conversation): void {
-  const asked = { mode: "chat" as const, prompt: here.turns.at(-1)?.content ?? "", messages: messages(here), params: { ...here.params } };
+async function answer(here: Conversation): Promise<void> {
+  const model = modelOf(here);
+  if (model !== undefined && !(await app.useModel(model))) return;
+  const { model: _, ...params } = here.params;
+  const asked = { mode: "chat" as const, prompt: here.turns.at(-1)?.content ?? "", messages: messages(here), params };
   const branch = (answering = app.run(asked, { quiet: true }));
   const turn: Turn = { role: "assistant", content: "", branch: branch.id };
   here.turns.push(turn);

@@ -49,6 +49,7 @@ export function follow(): void {
         return;
       }
     }
+    if (following !== abort) return; // another model is followed now
     following = null;
     if (!abort.signal.aborted) setTimeout(() => { if (app.isUp) follow(); else setTimeout(follow, 3000); }, 1500);
   })();
@@ -56,6 +57,16 @@ export function follow(): void {
 
 export function restart(): void {
   log = [];
+}
+
+/** Follow the engine of the model that is shown now. */
+export function followAnew(): void {
+  following?.abort();
+  following = null;
+  log = [];
+  map = null;
+  void refreshMachine();
+  follow();
 }
 
 let isLooking = false;
