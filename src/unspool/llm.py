@@ -223,7 +223,7 @@ class Model(TextModel):
         prompt = self._render(messages, toolbox, options)
         return Generation(
             tuple(prompt.ids),
-            chat.with_thinking(asked, prompt),
+            chat.with_thinking(asked, prompt, toolbox),
             is_chat=not prompt.is_continued,
             prompt_warnings=prompt.warnings,
             syntax=chat.syntax(toolbox, prompt.begins, keeps_marks=not asked.skip_special_tokens),

@@ -20,14 +20,40 @@ TEMPLATES = {
     "llama3": "{# <|python_tag|> #}",
     "mistral": "{# [TOOL_CALLS] #}",
     "mistral, newer": "{# [TOOL_CALLS] [ARGS] #}",
+    "qwen-xml": "{# <tool_call> <function= #}",
+    "glm": "{# <tool_call> <arg_key> #}",
+    "gemma": "{# <|tool_call> call: #}",
+    "deepseek": "{# <｜tool▁calls▁begin｜> #}",
+    "lfm2": "{# <|tool_call_start|> #}",
+    "harmony": "{# <|channel|> <|message|> to= #}",
 }
 BODY = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}>"
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "go")]
-PIECES = [
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "look", "go", "{}", "[", "]", ", ", ";",
-    '{"name": "look", "arguments": {"at": "}\\"]"}}', '{"name": "go", "parameters": {}}', '{"name": "x"', '"', "\n",
-    '[TOOL_CALLS]look[ARGS]{"at": "}"}', '<tool_call>\n{"name": "go"}\n</tool_call>', "é☃", "So.", " ",
-]  # fmt: skip
+COMMON = ["look", "go", "{}", "[", "]", ", ", ";", '"', "\n", "é☃", "So.", " "]
+HERMES = ["<tool_call>", "</tool_call>", '{"name": "look", "arguments": {"at": "}\\"]"}}', '{"name": "x"',
+          '<tool_call>\n{"name": "go"}\n</tool_call>']  # fmt: skip
+ARRAY = ["[TOOL_CALLS]", '[TOOL_CALLS][{"name": "go"}]', "[ARGS]",
+         '[TOOL_CALLS]look[ARGS]{"at": "}"}', '{"name": "go", "parameters": {}}', *HERMES]  # fmt: skip
+PIECES = {
+    "hermes": HERMES,
+    "llama3": ["<|python_tag|>", '{"name": "go", "parameters": {}}', *HERMES],
+    "mistral": ARRAY,
+    "mistral, newer": ARRAY,
+    "qwen-xml": ["<tool_call><function=look>", "<parameter=at>\nx\n</parameter>", "</function>", "</tool_call>",
+                 "<tool_call><function=go></function></tool_call>"],
+    "glm": ["<tool_call>go", "<arg_key>at</arg_key>", "<arg_value>1</arg_value>", "</tool_call>",
+            "<tool_call>look\n</tool_call>"],
+    "gemma": ['<|tool_call>call:look{at:<|"|>}', '<|"|>', "}<tool_call|>", "<|tool_call>call:go{}<tool_call|>"],
+    "deepseek": ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>look<｜tool▁sep｜>{", "}<｜tool▁call▁end｜>"],
+    "lfm2": ["<|tool_call_start|>[look(at='x'", ")]<|tool_call_end|>", "<|tool_call_start|>[go()]"],
+    "harmony": ["<|channel|>commentary to=functions.look<|message|>{}<|call|>", "<|start|>assistant",
+                "<|channel|>analysis<|message|>Hm.<|end|>", "<|channel|>final<|message|>"],
+}  # fmt: skip
+
+
+def random_text(rng: random.Random, name: str) -> str:
+    """Two thirds of its pieces are the format's own."""
+    return "".join(rng.choice(COMMON if rng.random() < 0.35 else PIECES[name]) for _ in range(rng.randrange(1, 12)))
 
 
 def summary(message: Message) -> Any:
@@ -41,8 +67,8 @@ def test_a_streams_message_is_the_wholes(tiny: Any, name: str) -> None:
     with LLM(checkpoint, device="cpu", threads=1, kv_tokens=8192) as llm:
         syntax = llm.model_chat.syntax(read_toolbox(TOOLS))
         streams = []
-        for _ in range(24):
-            text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 12)))
+        for _ in range(20):
+            text = random_text(rng, name)
             params = SamplingParams(constraint=Constraint("choice", [text]), max_tokens=400)
             streams.append((text, llm.stream([{"role": "user", "content": "hi"}], params, tools=TOOLS)))
         num_calls = 0
@@ -66,7 +92,7 @@ def test_where_one_call_ends_an_answer_does_not_depend_on_how_many_tokens_come_a
     with LLM(checkpoint, device="cpu", threads=1, kv_tokens=512) as llm:
         syntax = llm.model_chat.syntax(read_toolbox(TOOLS, parallel=False))
         for _ in range(60):
-            text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 12)))
+            text = random_text(rng, "hermes")
             tokens = [Token(id) for id in llm.encode(text)]
             pieces = TextAssembler(llm.tokenizer)
             ones = [pieces.push(token)[:2] for token in tokens] + [pieces.flush()[:2]]

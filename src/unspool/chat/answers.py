@@ -56,6 +56,7 @@ class AnswerSyntax:
     reasoning: ReasoningFormat | None = None
     begins: str = ""  # what the prompt has of the answer already
     shows_special: bool = False  # control tokens have text
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the functions' arguments
 
     def new_call_id(self) -> str:
         from unspool.chat.call_formats import GENERIC
@@ -65,7 +66,7 @@ class AnswerSyntax:
     def parser(self) -> AnswerParser | None:
         from unspool.chat.call_parser import CallParser
 
-        calls = None if self.format is None else CallParser(self.format, self.names)
+        calls = None if self.format is None else CallParser(self.format, self.names, self.schemas)
         return calls if self.reasoning is None else reasoning_parser(self.reasoning, calls, self.names, self.begins)
 
 

@@ -9,182 +9,25 @@ looks like a call but is not one (broken JSON, an unknown function) is content, 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from unspool.chat.call_formats import CallFormat
+from unspool.chat.call_formats import BareCall, CallFormat, NamedCall, ObjectCall, PythonCall
+from unspool.chat.call_python import PythonReader
+from unspool.chat.call_readers import SPACE, CallReader, NamedReader, ObjectReader
+from unspool.chat.call_tags import BareReader, TaggedReader, overlap
 from unspool.chat.parts import Arguments, Begin, Content, Part
-
-SPACE = " \t\r\n"
-
-
-class CallReader:
-    """One call's JSON object, character by character. `push` returns how many characters it took."""
-
-    def __init__(self, names: Collection[str], name_key: str = "name") -> None:
-        self.raw = ""
-        self.given = 0  # how much of it was there when arguments last came
-        self.name: str | None = None
-        self.is_done = self.is_wrong = False
-        self.arguments: list[str] = []  # pieces that are ready to go out
-        self._names = names
-        self._name_keys = ("name", name_key)
-        self._depth = 0
-        self._in_string = self._escaped = False
-        self._is_key = False  # the next value at depth 1 is a key
-        self._key: str | None = None
-        self._value = ""  # the value at depth 1 that is being read, from its first character
-        self._early = ""  # arguments that came before the name
-
-    def push(self, text: str) -> int:
-        for position, character in enumerate(text):
-            if self.is_done or self.is_wrong:
-                return position
-            self.raw += character
-            self._take(character)
-        return len(text)
-
-    def _take(self, character: str) -> None:
-        if self._in_string:
-            self._value += character
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._in_string = False
-                if self._depth == 1:
-                    self._end_value()
-            self._show(character)
-        elif character in SPACE:
-            if self._depth > 1:
-                self._value += character
-                self._show(character)
-        else:
-            self._take_sign(character)
-
-    def _take_sign(self, character: str) -> None:
-        if self._depth == 0:
-            self.is_wrong = character != "{"
-            self._depth, self._is_key = 1, True
-        elif character in "{[":
-            self.is_wrong = self._is_key
-            self._depth += 1
-            self._value += character
-            self._show(character)
-        elif character in "}]" and self._depth > 1:
-            self._depth -= 1
-            self._value += character
-            self._show(character)
-            if self._depth == 1:
-                self._end_value()
-        elif self._depth > 1 or character not in ',:}"':
-            self.is_wrong = self._is_key
-            self._in_string = character == '"'
-            self._value += character
-            self._show(character)
-        else:
-            self._take_framing(character)
-
-    def _take_framing(self, character: str) -> None:
-        """A comma, colon, brace or quote of the call's own object."""
-        if character == '"':
-            self.is_wrong = bool(self._value)
-            self._in_string = True
-            self._value = character
-            self._show(character)
-        elif character == ":":
-            self.is_wrong = self._key is None or self._is_key
-        else:
-            if self._value:
-                self._end_value()
-            self._is_key = character == ","
-            if character == "}":
-                self._finish()
-
-    def _show(self, character: str) -> None:
-        """Arguments that are an object go out as they come."""
-        if self._key in ("arguments", "parameters") and self._value.startswith("{"):
-            if self.name is None:
-                self._early += character
-            else:
-                self._give(character)
-
-    def _give(self, text: str) -> None:
-        self.arguments.append(text)
-        self.given = len(self.raw)
-
-    def _end_value(self) -> None:
-        value, self._value = self._value, ""
-        if self._is_key:
-            self._key, self._is_key = _text(value), False
-            self.is_wrong = self._key is None
-            return
-        key, self._key = self._key, None
-        if key in self._name_keys:
-            self.name = _text(value)
-            self.is_wrong = self.name not in self._names
-            if self._early and not self.is_wrong:
-                self._give(self._early)
-        elif key in ("arguments", "parameters") and not value.startswith("{"):
-            inner = _text(value)  # some models write the object as a string
-            if inner is not None and self.name is not None:
-                self._give(inner)
-            else:
-                self.is_wrong = value != "null"
-
-    def _finish(self) -> None:
-        self.is_wrong = self.name is None
-        self.is_done = not self.is_wrong
-
-
-class NamedReader(CallReader):
-    """A call that is a name, a mark and an object of arguments."""
-
-    def __init__(self, names: Collection[str], mark: str) -> None:
-        super().__init__(names)
-        self._mark, self._head = mark, ""
-
-    def _take(self, character: str) -> None:
-        if self.name is None:
-            self._head += character
-            if self._head.endswith(self._mark):
-                name = self._head.removesuffix(self._mark).strip()
-                self.name = name if name in self._names else None
-                self.is_wrong = self.name is None
-            else:
-                head = self._head.lstrip()
-                self.is_wrong = not any(f"{name}{self._mark}".startswith(head) for name in self._names)
-        elif self._depth or character not in SPACE:
-            self._give(character)
-            self._count(character)
-
-    def _count(self, character: str) -> None:
-        """How deep we are in the object; it ends where it began."""
-        if self._in_string:
-            self._in_string = self._escaped or character != '"'
-            self._escaped = character == "\\" and not self._escaped
-        elif character == '"':
-            self._in_string = True
-        else:
-            self._depth += (character in "{[") - (character in "}]")
-        self.is_done = self._depth == 0
-
-
-def _text(value: str) -> str | None:
-    try:
-        found = json.loads(value)
-    except ValueError:
-        return None
-    return found if isinstance(found, str) else None
 
 
 class CallParser:
     """Parses one answer. The parts of its pieces, joined, are the parts of the whole text, however it is cut."""
 
-    def __init__(self, format: CallFormat, names: Collection[str]) -> None:
+    def __init__(
+        self, format: CallFormat, names: Collection[str], schemas: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         self.num_calls = 0
         self._format, self._names = format, names
+        self._schemas = schemas or {}
         self._pending = ""  # seen, not yet understood
         self._space = ""  # whitespace that goes out if content follows
         self._framing = ""  # marks and joins since the last part: content, if no call follows
@@ -262,22 +105,37 @@ class CallParser:
             self._framing += first
             self._pending = self._pending[1:]
             return True
-        argues = self._format.argues
-        if (first == "{" and not argues) or (argues and self._framing):
-            named = self._format.name_key
-            self._reader = NamedReader(self._names, argues) if argues else CallReader(self._names, named)
+        begins = self._format.call.begins
+        follows = self._framing.startswith(self._format.opens) or (self.num_calls > 0 and "," in self._framing)
+        if self._pending.startswith(begins) if begins else follows:
+            self._reader = self._new_reader()
             self._began = self._gave = False
             return True
         closes = self._format.closes
         if closes and self._pending.startswith(closes) and self.num_calls:
             self._pending, self._framing, self._state = self._pending[len(closes) :], "", "text"
             return True
-        if closes and closes.startswith(self._pending) and self.num_calls:
+        if (closes and closes.startswith(self._pending) and self.num_calls) or (
+            begins and begins.startswith(self._pending)
+        ):
             return False
-        if not self.num_calls or self._framing.startswith(self._format.opens):
+        is_space = not closes and not self._framing.strip(SPACE)
+        if not self.num_calls or self._framing.startswith(self._format.opens) or is_space:
             self._emit(parts, self._framing)
         self._framing, self._state = "", "text"
         return True
+
+    def _new_reader(self) -> CallReader:
+        call = self._format.call
+        if isinstance(call, ObjectCall):
+            return ObjectReader(self._names, call)
+        if isinstance(call, NamedCall):
+            return NamedReader(self._names, call)
+        if isinstance(call, BareCall):
+            return BareReader(self._names, call)
+        if isinstance(call, PythonCall):
+            return PythonReader(self._names)
+        return TaggedReader(self._names, call, self._schemas)
 
     def _advance_call(self, reader: CallReader, parts: list[Part]) -> bool:
         taken = reader.push(self._pending)
@@ -309,11 +167,3 @@ class CallParser:
         self._space = text[len(shown) :]
         if shown:
             parts.append(Content(shown))
-
-
-def overlap(text: str, mark: str) -> int:
-    """Length of the longest suffix of `text` that is a proper beginning of `mark`."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-length:]):
-            return length
-    return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.chat.answers import AnswerSyntax, Message, reasoning_parser
 from unspool.chat.call_formats import GENERIC, CallFormat, format_of
 from unspool.chat.call_grammar import constraint_for
-from unspool.chat.reasoning import ReasoningFormat, reasoning_format_of
+from unspool.chat.reasoning import HARMONY, ReasoningFormat, reasoning_format_of
 from unspool.chat.tools import Toolbox, with_description
 from unspool.errors import RequestError
 from unspool.params import Constraint, SamplingParams
@@ -155,10 +155,18 @@ class ModelChat:
         """What an answer is held to: its tools' calls, or `answer`, or both."""
         return constraint_for(toolbox, self.call_format, answer, self.tokenizer)
 
-    def with_thinking(self, params: SamplingParams, prompt: RenderedPrompt) -> SamplingParams:
+    def with_thinking(
+        self, params: SamplingParams, prompt: RenderedPrompt, toolbox: Toolbox = NO_TOOLS
+    ) -> SamplingParams:
         """The parameters, told how thinking is known from the answer where they need to know: what the answer is held
         to begins after it, and it may be limited."""
         format, budget = self.reasoning_format, params.thinking_budget
+        if format is HARMONY and toolbox.callable and params.constraint is not None:  # which has the thinking in it
+            if budget is not None:
+                raise RequestError(
+                    "thinking_budget: it cannot be had with tools that bind the answer", "thinking_budget"
+                )
+            return params
         if budget is not None and format is None:
             raise RequestError(f"thinking_budget: {self._name} does not think before it answers", "thinking_budget")
         if format is None or (budget is None and params.constraint is None):
@@ -180,9 +188,10 @@ class ModelChat:
             ids = self.tokenizer.encode(mark, add_special=False, parse_special=True)
             if len(ids) == 1 and ids[0] in self.tokenizer.special_ids and not keeps_marks:
                 marks[ids[0]] = mark
-        names = frozenset(tool.name for tool in toolbox.callable)
+        schemas = {tool.name: tool.parameters or {} for tool in toolbox.callable}
         format = self.call_format if has_calls else None
-        return AnswerSyntax(format, names, toolbox.parallel, marks, reasoning, begins, keeps_marks)
+        names = frozenset(schemas)
+        return AnswerSyntax(format, names, toolbox.parallel, marks, reasoning, begins, keeps_marks, schemas)
 
     def message(self, toolbox: Toolbox) -> Message:
         """An answer to be filled."""

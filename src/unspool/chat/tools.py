@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unspool.chat.call_formats import GENERIC
+from unspool.chat.call_formats import GENERIC, GENERIC_CALL
 from unspool.errors import RequestError
 
 MAX_SCHEMA_BYTES = 64 * 1024  # of a JSON schema, grammar or expression, as text
@@ -141,10 +141,11 @@ def _inside(value: Any) -> Iterable[Any]:
 def describe(tools: Sequence[Tool]) -> str:
     """What a message says of the tools."""
     listed = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
+    call = f'{{"{GENERIC_CALL.name_key}": <name>, "{GENERIC_CALL.arguments_key}": <arguments>}}'
     return (
         f"You may call functions. These are available:\n<tools>\n{listed}\n</tools>\n"
         "To call one, write its name and arguments as a JSON object within <tool_call></tool_call>:\n"
-        f'{GENERIC.opens}\n{{"{GENERIC.name_key}": <name>, "{GENERIC.key}": <arguments>}}\n{GENERIC.closes}'
+        f"{GENERIC.opens}\n{call}\n{GENERIC.closes}"
     )
 
 
@@ -171,5 +172,5 @@ def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _written(function: Mapping[str, Any]) -> str:
-    call = {GENERIC.name_key: function["name"], GENERIC.key: function["arguments"]}
+    call = {GENERIC_CALL.name_key: function["name"], GENERIC_CALL.arguments_key: function["arguments"]}
     return json.dumps(call, ensure_ascii=False)

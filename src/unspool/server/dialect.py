@@ -144,7 +144,7 @@ def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
     prompt = service.render(request.messages, toolbox, options, param=request.prompt_field, how=request.how)
     echoes = body.get("echo") and prompt.is_continued
     return Job(
-        [(truncated(service, prompt.ids, body), chat.with_thinking(params, prompt))],
+        [(truncated(service, prompt.ids, body), chat.with_thinking(params, prompt, toolbox))],
         stream=bool(body.get("stream")),
         is_chat=not prompt.is_continued,
         syntax=chat.syntax(toolbox, prompt.begins, keeps_marks=not params.skip_special_tokens),
