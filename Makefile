@@ -34,7 +34,7 @@ SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web test-eval eval-env web check-web lint \
+.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web test-eval eval-env test-clients web check-web lint \
         native bench clean
 .DELETE_ON_ERROR:
 
@@ -49,6 +49,7 @@ help:
 	@echo "make test-web       the inspector in a headless Chromium (Debian: apt install chromium)"
 	@echo "make eval-env       an environment of its own in $(EVAL), for \`unspool eval\`: lm-eval, transformers, torch"
 	@echo "make test-eval      the tests that need lm-eval, in that environment"
+	@echo "make test-clients   real clients against the server, each in its own environment (CLIENTS=\"openai langchain\")"
 	@echo "make native         build the native kernels again after a change in native/"
 	@echo "make bench          run benchmarks (BENCH=…; \`unspool bench\` lists them)"
 	@echo "make clean          remove what was built, the virtual environment too"
@@ -104,6 +105,11 @@ check-web: $(STAMPS)/node
 test-web: $(STAMPS)/requirements-web $(STAMPS)/install web
 	$(BIN)/unspool pull
 	$(BIN)/python -m pytest tests/web --chromium "$(CHROMIUM)" $(PYTEST)
+
+# openai, AI SDK, anthropic, litellm, llm, instructor, LangChain, lm-eval, aider and pyright, as they are published now.
+test-clients: $(TESTING) $(STAMPS)/install $(STAMPS)/node
+	$(BIN)/unspool pull
+	$(BIN)/python tests/clients/run.py --build build/clients $(CLIENTS)
 
 $(STAMPS)/requirements-web: $(TESTING)
 	@$(BIN)/python scripts/requirements.py web > $@.txt

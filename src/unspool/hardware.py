@@ -7,10 +7,10 @@ programs reach 70 to 95% of a bandwidth and less of a compute figure, so what a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from unspool.errors import RequestError
+from unspool.suggest import nearest
 
 GB, TB, TFLOPS = 1e9, 1e12, 1e12
 
@@ -92,7 +92,6 @@ def find_hardware(name: str) -> Hardware:
         key = key.removeprefix(prefix)
     key = ALIASES.get(key, key)
     if key not in HARDWARE:
-        close = get_close_matches(key, HARDWARE, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise RequestError(f"{name!r} is not known hardware; {hint}known: {', '.join(HARDWARE)}", "on")
+        hint = nearest(key, HARDWARE, f"known: {', '.join(HARDWARE)}")
+        raise RequestError(f"{name!r} is not known hardware{hint}", "on")
     return HARDWARE[key]

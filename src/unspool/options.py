@@ -14,6 +14,7 @@ from unspool.drafter import Drafter
 from unspool.errors import RequestError
 from unspool.params import SamplingParams
 from unspool.params.declared import SamplingOptions
+from unspool.suggest import nearest
 
 Prompt = str | Sequence[int]
 Batch = list[str] | list[Prompt] | tuple[Prompt, ...] | Sequence[Sequence[int]]  # a str is a Sequence[str] as well
@@ -91,8 +92,5 @@ def check_names(given: Mapping[str, Any], known: Collection[str], what: str) -> 
     """Refuse a name that does not exist, and suggest the nearest one that does."""
     for name in given:
         if name not in known:
-            from difflib import get_close_matches
-
-            close = get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise RequestError(f"unknown {what} {name!r}; {hint}", str(name))
+            hint = nearest(str(name), known, f"known: {', '.join(sorted(known))}")
+            raise RequestError(f"unknown {what} {name!r}{hint}", str(name))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unspool.errors import ModelError, RequestError
+from unspool.suggest import nearest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}", re.ASCII)
 MAX_BYTES = 1 << 20
@@ -123,12 +124,9 @@ def _check_name(path: Path, key: str, name: str) -> None:
 
 
 def _check_keys(path: Path, prefix: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
-    from difflib import get_close_matches
-
     for key in table.keys() - set(known):
-        close = get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-        _fail(path, f"{prefix}{key}", f"this key is not known; {hint}")
+        hint = nearest(key, known, f"known: {', '.join(known)}")
+        _fail(path, f"{prefix}{key}", f"this key is not known{hint}")
 
 
 def _fail(path: Path, key: str, reason: str) -> NoReturn:

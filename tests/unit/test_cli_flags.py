@@ -87,7 +87,7 @@ def test_no_flags_are_the_defaults() -> None:
         (["--regex", r"\d+"], "constraint", Constraint("regex", r"\d+")),
         (["--choice", "yes", "--choice", "no"], "constraint", Constraint("choice", ["yes", "no"])),
         (["--seed", "9007199254740991"], "seed", 2**53 - 1),
-        (["--n", "3"], "n", 3),
+        (["--answers", "3"], "n", 3),
         (["--best-of", "4"], "best_of", 4),
         (["--beam", "4", "--length-penalty", "0.5", "--early-stopping", "yes"], "beam", BeamParams(4, 0.5, True)),
         (["--logprobs", "5"], "logprobs", 5),
@@ -131,9 +131,9 @@ def test_what_is_no_escape_is_refused(typed: str) -> None:
         (["--length-penalty", "2"], "a beam search needs its width"),
         (["--json-object", "--regex", "a"], "--json-object and --regex are both given"),
         (["--beam", "2", "--early-stopping", "x"], "'x' is none of yes, no, never"),
-        (["--top", "3"], "unrecognized arguments: --top 3"),
-        (["--seed", "1", "--seed", "2"], "argument --seed: given twice; it takes one value"),
-        (["-n", "1", "--max-tokens", "1"], "argument -n/--max-tokens: given twice"),
+        (["--top", "3"], "--top is not an option"),
+        (["--seed", "1", "--seed", "2"], "--seed: given twice; it takes one value"),
+        (["-n", "1", "--max-tokens", "1"], "-n/--max-tokens: given twice"),
     ],
 )
 def test_nonsense_is_refused_by_name(arguments: list[str], message: str) -> None:

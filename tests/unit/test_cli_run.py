@@ -80,12 +80,12 @@ def test_the_same_seed_gives_the_same_answer(chat_model: str, capsys: Capture) -
 
 
 def test_several_answers(chat_model: str, capsys: Capture) -> None:
-    told = answer(chat_model, capsys, "hello", "-n", "8", "--n", "3", *LETTERS)
+    told = answer(chat_model, capsys, "hello", "-n", "8", "--answers", "3", *LETTERS)
     texts = [choice["text"] for choice in told["choices"]]
     assert len(texts) == 3
     assert told["text"] == texts[0]
     assert told["usage"]["completion_tokens"] == 24
-    assert main(command(chat_model, "hello", "-n", "8", "--n", "3", *LETTERS)) == 0
+    assert main(command(chat_model, "hello", "-n", "8", "--answers", "3", *LETTERS)) == 0
     printed = capsys.readouterr().out
     ended = [text if text.endswith("\n") else text + "\n" for text in texts]
     assert printed == "".join(f"[{number}]\n{text}" for number, text in enumerate(ended, 1))
@@ -135,7 +135,7 @@ def test_the_summary_names_the_stop(chat_model: str, capsys: Capture) -> None:
 
 def test_a_beam_search_counts_cached_tokens_once(chat_model: str, capsys: Capture) -> None:
     """A beam that another one was forked into has computed its prompt, not found it."""
-    told = answer(chat_model, capsys, "hello", "-n", "8", "--beam", "4", "--n", "4")
+    told = answer(chat_model, capsys, "hello", "-n", "8", "--beam", "4", "--answers", "4")
     assert told["usage"]["cached_tokens"] == 0
 
 
@@ -183,13 +183,21 @@ def test_bad_input(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hi", "--frobnicate"], "unspool: unrecognized arguments: --frobnicate (see unspool run --help)\n"),
-        (["hi", "there"], "unrecognized arguments: there"),
+        (["hi", "--frobnicate"], "unspool: --frobnicate is not an option (see unspool run --help)\n"),
+        (["hi", "there"], "'there' is one argument too many; the prompt is one, in quotes"),
+        (["hi", "--tempature", "1"], "--tempature is not an option; did you mean --temperature? (see"),
+        (["hi", "--top=3"], "--top is not an option; did you mean --top-k, --top-p or --top-n-sigma?"),
+        (["hi", "-top-p", "0.5"], "-top-p has one dash; write --top-p"),
+        (["hi", "--n", "3"], "--n is not an option; --answers N is how many answers; -n N (--max-tokens) is how long"),
+        (["hi", "--temp", "3"], "--temp is not an option; it is --temperature here"),
+        (["hi", "--max-tokens"], "-n/--max-tokens needs a value"),
+        (["hi", "--isa", "avx521"], "did you mean 'avx512'?"),
+        (["hi", "--order", "vlm"], "order is 'vlm'; did you mean 'vllm'?"),
         (["hi", "--top-p", "1.5"], "unspool: top_p is 1.5; allowed: above 0"),
         (["hi", "--stop", ""], "stop[0] is an empty string"),
         (["hi", "--logit-bias", "5000=1"], "logit_bias names token 5000; the vocabulary has 320"),
         (["hi", "--threads", "0"], "threads is 0"),
-        (["hi", "-m", "./other.gguf"], "unspool: argument -m/--model: given twice; it takes one value"),
+        (["hi", "-m", "./other.gguf"], "unspool: -m/--model: given twice; it takes one value"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(

@@ -50,7 +50,7 @@ def test_names_and_aliases_stand_for_a_model(home: Path) -> None:
     assert read_config().names == ["coder", "code", "gpt-4o-mini", "v1.5"]
     for name in ("coder", "gpt-4o-mini"):
         assert resolve(name) == home / "model.gguf"
-    with pytest.raises(ModelError, match="did you mean coder"):
+    with pytest.raises(ModelError, match="did you mean 'coder"):
         resolve("codr")
 
 

@@ -96,15 +96,13 @@ usage: unspool COMMAND [options]
 
 
 def _unknown(command: str) -> Exception:
-    from difflib import get_close_matches
-
     from unspool.cli.parser import UsageError
+    from unspool.suggest import nearest
 
-    close = get_close_matches(command, COMMANDS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
+    hint = nearest(command, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
     if " " in command:
-        hint = "to answer a prompt: unspool run PROMPT"
-    return UsageError(f"{command!r} is not a command; {hint}")
+        hint = "; to answer a prompt: unspool run PROMPT"
+    return UsageError(f"{command!r} is not a command{hint}")
 
 
 def _report(error: Exception) -> int:

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from unspool.cli.parser import Parser, UsageError
+from unspool.cli.parser import Parser, UsageError, our_manners
+from unspool.suggest import nearest
 
 DESCRIPTION = "Run a benchmark. The last line it prints is JSON; `unspool bench NAME --help` tells its options."
 
@@ -22,10 +23,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     name, *rest = argv
     if name not in known:
-        raise UsageError(f"{name!r} is not a benchmark; they are {', '.join(known)}")
+        hint = nearest(name, known, f"they are {', '.join(known)}")
+        raise UsageError(f"{name!r} is not a benchmark{hint}")
     from importlib import import_module
 
-    status: int | None = import_module(f"unspool.bench.{name.replace('-', '_')}").main(rest)
+    with our_manners():
+        status: int | None = import_module(f"unspool.bench.{name.replace('-', '_')}").main(rest)
     return status or 0
 
 

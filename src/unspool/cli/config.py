@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unspool.cli.parser import Parser, UsageError
+from unspool.suggest import nearest
 
 if TYPE_CHECKING:
     from unspool.user_config import UserConfig
@@ -61,7 +62,8 @@ def _check(action: str | None, values: list[str], aliases: list[str]) -> None:
     if action is None:
         return
     if action not in ACTIONS:
-        raise UsageError(f"{action!r} is no action of config; the actions are {', '.join(ACTIONS)}")
+        hint = nearest(action, ACTIONS, f"the actions are {', '.join(ACTIONS)}")
+        raise UsageError(f"{action!r} is no action of config{hint}")
     if len(values) != ACTIONS[action]:
         wanted = {0: "no argument", 1: "NAME", 2: "NAME MODEL"}[ACTIONS[action]]
         raise UsageError(f"config {action} takes {wanted} (see unspool config --help)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from unspool.cli.parser import Parser
+from unspool.cli.parser import Parser, our_manners
 
 DESCRIPTION = """\
 Evaluate a model. Tasks are local files; known ones come from packages, fetched once.
@@ -27,5 +27,6 @@ def main(argv: Sequence[str]) -> int:
         return 0
     module = COMMANDS.get(argv[0])
     rest = argv if module is None else argv[1:]
-    status: int = import_module(f"unspool.evaluation.{module or 'harness_run'}").main(rest)
+    with our_manners():
+        status: int = import_module(f"unspool.evaluation.{module or 'harness_run'}").main(rest)
     return status

@@ -15,6 +15,7 @@ from unspool.config import EngineConfig
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams, kinds, registry
 from unspool.params.kinds import Bias, Integer, Number, Order, Text, Texts, TokenIds, Word
 from unspool.params.registry import BY_NAME, PARAMETERS, Parameter
+from unspool.suggest import nearest
 from unspool.user_config import default_model
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.|$)", re.DOTALL)
@@ -169,8 +170,10 @@ def flags_of(parameter: Parameter) -> tuple[Flag, ...]:
     about = about if about[1].isupper() else about[0].lower() + about[1:]  # DRY, XTC
     if many:
         about += r"; repeatable, with the escapes \n \t \\ \xHH \uHHHH" if parse is text else "; repeatable"
-    short, is_interactive = parameter.short or None, parameter.is_interactive
-    flag = Flag(parameter.name, parse, parameter.metavar, about, many, short, is_interactive=is_interactive)
+    flag = Flag(
+        parameter.name, parse, parameter.metavar, about, many, short=parameter.short or None,
+        name=parameter.flag or None, is_interactive=parameter.is_interactive,
+    )  # fmt: skip
     return (flag,)
 
 
@@ -331,7 +334,8 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
     given = {field: value for field, value in values.items() if value is not None}
     for field, allowed in _words().items():
         if given.get(field, allowed[0]) not in allowed:
-            raise UsageError(f"--{field.replace('_', '-')} is {given[field]!r}; allowed: {', '.join(allowed)}")
+            hint = nearest(str(given[field]), allowed)
+            raise UsageError(f"--{field.replace('_', '-')} is {given[field]!r}; allowed: {', '.join(allowed)}{hint}")
     return given
 
 

@@ -1,11 +1,13 @@
-"""argparse, with our manners: whole flag names only, one-line errors, help that keeps its layout."""
+"""argparse, with our manners: whole flag names only, one-line errors with what to do, help that keeps its layout."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from unspool.cli.terminal import width
@@ -39,6 +41,18 @@ def number(value: str) -> float:
     return parsed
 
 
+# What other programs call our options.
+ELSEWHERE = {
+    "--n": "--answers N is how many answers; -n N (--max-tokens) is how long one may be",
+    "--temp": "it is --temperature here",
+    "--repeat-penalty": "it is --repetition-penalty here",
+    "--max-new-tokens": "it is --max-tokens (-n) here",
+    "--n-predict": "it is --max-tokens (-n) here",
+    "--num-predict": "it is --max-tokens (-n) here",
+    "--ctx-size": "the context is the model's; --kv-tokens N makes the cache smaller",
+    "--prompt": "the prompt is an argument, in quotes",
+    "--verbose": "--debug shows the traceback of a failure",
+}
 NUMBERS: dict[Callable[[str], Any], Callable[[str], Any]] = {int: whole_number, float: number}
 
 
@@ -82,5 +96,72 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("-h", "--help", action="help", help="show this and leave")
         group.add_argument("--debug", action="store_true", help="show the traceback of a failure")
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        given = sys.argv[1:] if args is None else list(args)
+        names = self._option_string_actions
+        for argument in given:  # `-top-p 0.9` would be `-t op-p`
+            if re.fullmatch(r"-[a-z][a-z-]+(=.*)?", argument) and f"-{argument}".partition("=")[0] in names:
+                self.error(f"{argument.partition('=')[0]} has one dash; write -{argument}")
+        parsed, left = self.parse_known_args(given, namespace)
+        if left:
+            self.error(self._unknown(left))
+        return parsed
+
+    def _unknown(self, left: Sequence[str]) -> str:
+        """What is wrong with arguments that nothing took."""
+        name = left[0].partition("=")[0]
+        if not re.match("-.*[A-Za-z]", name):
+            if any(action.dest == "prompt" for action in self._actions):
+                return f"{name!r} is one argument too many; the prompt is one, in quotes"
+            return f"{name!r} is one argument too many"
+        if name in ELSEWHERE:
+            return f"{name} is not an option; {ELSEWHERE[name]}"
+        options = [one for one, action in self._option_string_actions.items() if action.help is not argparse.SUPPRESS]
+        return f"{name} is not an option{_like(name, options)}"
+
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        raise UsageError(f"{_plain(message)} (see {self.prog} --help)")
+
+
+def _like(name: str, options: Iterable[str]) -> str:
+    """The options that begin like this one, else the nearest."""
+    bodies = {option.lstrip("-"): option for option in options if option.startswith("--")}
+    begun = [option for body, option in bodies.items() if body.startswith(name.lstrip("-"))][:4]
+    if begun:
+        return f"; did you mean {', '.join(begun[:-1])}{' or ' if len(begun) > 1 else ''}{begun[-1]}?"
+    from difflib import get_close_matches
+
+    close = get_close_matches(name.lstrip("-"), bodies, n=1, cutoff=0.7)
+    return f"; did you mean {bodies[close[0]]}?" if close else ""
+
+
+def _plain(message: str) -> str:
+    """argparse's own words, as one would say them."""
+    message = re.sub(r"^argument (\S+): expected one argument$", r"\1 needs a value", message)
+    message = re.sub(r"^the following arguments are required: (.*)$", r"\1 is missing", message)
+    return message.removeprefix("argument ")
+
+
+@contextmanager
+def our_manners() -> Iterator[None]:
+    """Parsers of other packages, made by argparse itself, fail as ours do, and their help fits the terminal."""
+
+    def error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (-[^\s=]+)", message)
+        if unknown is not None:
+            message = f"{unknown[1]} is not an option{_like(unknown[1], parser._option_string_actions)}"
+        raise UsageError(f"{_plain(message)} (see {parser.prog} --help)")
+
+    error_before, help_before = argparse.ArgumentParser.error, argparse.ArgumentParser.format_help
+
+    def folded(parser: argparse.ArgumentParser) -> str:
+        text = help_before(parser)
+        return fold_columns(text, width() - 1) if sys.stdout.isatty() else text
+
+    argparse.ArgumentParser.error = error  # type: ignore[method-assign,assignment]
+    argparse.ArgumentParser.format_help = folded  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.error = error_before  # type: ignore[method-assign]
+        argparse.ArgumentParser.format_help = help_before  # type: ignore[method-assign]

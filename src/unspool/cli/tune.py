@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unspool.cli.parser import our_manners
+
 
 def main(argv: Sequence[str]) -> int:
     from unspool.evaluation import tune
 
-    return tune.main(argv)
+    with our_manners():
+        return tune.main(argv)

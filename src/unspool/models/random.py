@@ -16,6 +16,7 @@ from unspool.errors import ModelError
 from unspool.models.checkpoint import Checkpoint
 from unspool.models.registry import metadata_of, tensor_shapes, tensors_of
 from unspool.models.shapes import SHAPES
+from unspool.suggest import nearest
 from unspool.weights.formats import FORMATS
 from unspool.weights.gguf_writer import write_gguf
 from unspool.weights.weight import Weight, encode_weight
@@ -85,9 +86,10 @@ def _parse(spec: str) -> tuple[ModelConfig, str, str]:
     shape, _, format = spec.partition(":")
     format = format or "bf16"
     if shape not in SHAPES:
-        raise ModelError(f"there is no shape {shape!r}; there are {', '.join(SHAPES)}")
+        known = [name for name in SHAPES if not name.startswith("tiny-")]
+        raise ModelError(f"there is no shape {shape!r}{nearest(shape, SHAPES, 'there are ' + ', '.join(known))}")
     if format not in FORMATS:
-        raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+        raise ModelError(f"unknown format {format!r}{nearest(format, FORMATS, 'known: ' + ', '.join(FORMATS))}")
     return SHAPES[shape], format, f"random-{shape}-{format}"
 
 

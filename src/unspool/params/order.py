@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from unspool.errors import RequestError
 from unspool.params.registry import PARAMETERS
+from unspool.suggest import nearest
 
 if TYPE_CHECKING:
     from unspool.params.rules import Stage
@@ -86,8 +87,9 @@ def check_order(order: object) -> str | tuple[Stage, ...] | None:
     if order is None:
         return None
     if isinstance(order, str):
+        known = ", ".join(PRESETS)
         if order not in PRESETS:
-            raise RequestError(f"order is {order!r}; the presets are {', '.join(PRESETS)}", "order")
+            raise RequestError(f"order is {order!r}{nearest(order, PRESETS, f'the presets are {known}')}", "order")
         return order
     if not isinstance(order, Sequence):
         raise RequestError(f"order is {order!r}; it must be a preset's name or a list of stages", "order")
@@ -96,7 +98,8 @@ def check_order(order: object) -> str | tuple[Stage, ...] | None:
         if not isinstance(stage, str) and not callable(stage):
             raise RequestError(f"order holds {stage!r}; a stage is a name or a function (row, state) -> row", "order")
         if isinstance(stage, str) and stage not in STAGES:
-            raise RequestError(f"order holds {stage!r}, which is no stage; they are {', '.join(STAGES)}", "order")
+            hint = nearest(stage, STAGES, f"they are {', '.join(STAGES)}")
+            raise RequestError(f"order holds {stage!r}, which is no stage{hint}", "order")
         if isinstance(stage, str) and names.count(stage) > 1:
             raise RequestError(f"order holds {stage!r} {names.count(stage)} times; a stage comes once", "order")
     if "top_k" in names and "top_k_ties" in names:

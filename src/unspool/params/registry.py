@@ -60,6 +60,7 @@ class Parameter:
     stages: tuple[StageSpec, ...] = ()
     metavar: str = ""
     short: str = ""
+    flag: str = ""  # the command line's name for it, where it is not this one
     no_flag: str = ""  # why the command line has no flag for it
     is_local: bool = False  # takes Python objects, so that only the library has it
     is_interactive: bool = True  # makes sense in a chat as well, where an answer is one text on a terminal
@@ -279,7 +280,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="n", kind=Integer(1, 1024), group=COUNT, default=1, is_set=True, metavar="N", is_interactive=False,
-        help="How many answers.",
+        flag="--answers", help="How many answers.",
     ),
     Parameter(
         name="best_of", kind=Integer(1, 1024), group=COUNT, derived="n", metavar="N",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unspool.errors import RequestError
+from unspool.suggest import nearest
 
 Schema = dict[str, Any]
 
@@ -218,7 +219,8 @@ class Checker:
             where = _join(path, name)
             field = properties.get(name)
             if field is None and extra is False:
-                self._drop(value, name, RequestError(f"{where} is not a known field", where, "unknown_parameter"))
+                hint = "" if self.lenient else nearest(name, properties)
+                self._drop(value, name, RequestError(f"{where} is not a known field{hint}", where, "unknown_parameter"))
             elif field is None:
                 if isinstance(extra, dict):
                     self.check(extra, value[name], where)

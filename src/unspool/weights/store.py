@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from unspool.errors import ModelError
+from unspool.suggest import nearest
 from unspool.user_config import BUILT_IN, model_of, read_config
 from unspool.weights import hub, packaged
 from unspool.weights.packaged import Progress
@@ -66,19 +67,15 @@ def _find(name: str | Path) -> Path | None:
         return hub.find(*repository)
     path = Path(name).expanduser()
     if not _exists(path):
-        raise ModelError(f"{name} does not exist; {_hint(path)}")
+        raise ModelError(f"{name} does not exist{_hint(path)}")
     return path
 
 
 def _hint(path: Path) -> str:
     """A name that is nearly the one that was mistyped, else what a model may be."""
-    from difflib import get_close_matches
-
     beside = [str(path.with_name(each.name)) for each in path.parent.glob("*.gguf")] if path.parent.is_dir() else []
-    close = get_close_matches(str(path), [DEFAULT, *read_config().names, *beside], n=1, cutoff=0.75)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"a model is {DEFAULT!r}, a GGUF file, a directory, a hub id, or a name of `unspool config`"
+    what = f"a model is {DEFAULT!r}, a GGUF file, a directory, a hub id, or a name of `unspool config`"
+    return nearest(str(path), [DEFAULT, *read_config().names, *beside], what, cutoff=0.75)
 
 
 def _hub_id(name: str | Path) -> tuple[str, str | None] | None:
