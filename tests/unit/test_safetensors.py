@@ -39,7 +39,7 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     theirs = load_file(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(theirs["a"], VALUES)
     np.testing.assert_array_equal(theirs["b"], VALUES.astype(np.float16))
-    with pytest.raises(ModelError, match="tensor 'c': safetensors files hold F32, F16, BF16, F8_E4M3, not q8_0"):
+    with pytest.raises(ModelError, match="tensor 'c': safetensors files hold F32, F16, BF16, F8_E4M3, U8, not q8_0"):
         write_safetensors(tmp_path / "x", {"c": encode_weight("c", np.zeros((1, 32), np.float32), "q8_0")})
 
 
@@ -91,7 +91,7 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
         (b"[]", "header is not a JSON object"),
         (b'{"a": {}, "a": {}}', "the key 'a' comes twice"),
         ({"a": 3}, "tensor 'a': dtype, shape and data_offsets were expected"),
-        ({"a": ENTRY | {"dtype": "I64"}}, "tensor 'a': type I64 cannot be read; F32, F16, BF16, F8_E4M3 can"),
+        ({"a": ENTRY | {"dtype": "I64"}}, "tensor 'a': type I64 cannot be read; F32, F16, BF16, F8_E4M3, U8 can"),
         ({"a": ENTRY | {"dtype": ["F32"]}}, "tensor 'a': type"),
         ({"a": ENTRY | {"shape": []}}, r"F32 of shape \[1\] takes 4 bytes; its offsets span 16"),
         ({"a": ENTRY | {"shape": [0, 2]}}, "is not 1 to 6 positive numbers"),

@@ -143,6 +143,7 @@ def _bounded(path: Path, template: str | None) -> str | None:
 
 def _open_directory(path: Path) -> Checkpoint:
     from unspool.weights.fp8_scales import own_scales
+    from unspool.weights.mxfp4_blocks import join_blocks
     from unspool.weights.safetensors import open_safetensors_directory
 
     if not (path / "config.json").is_file():
@@ -166,7 +167,7 @@ def _open_directory(path: Path) -> Checkpoint:
         path=path,
         name=model_name(path),
         config=config,
-        weights=canonical_weights(own_scales(open_safetensors_directory(path)), config),
+        weights=canonical_weights(join_blocks(own_scales(open_safetensors_directory(path))), config),
         tokenizer=tokenizer,
         chat_template=_bounded(path, templates.get("default")),
         tool_template=_bounded(path, templates.get("tool_use")),

@@ -1,6 +1,7 @@
 """gpt-oss: experts with a clamped gate, attention with sinks, every second layer sliding, biases everywhere.
 
-Hugging Face stores an expert's gates and up projections in turn, as [in, out]; GGUF stores them apart.
+Hugging Face stores an expert's gates and up projections in turn, floats as [in, out], MXFP4 as [out, in]; GGUF stores
+them apart.
 """
 
 from __future__ import annotations
@@ -77,9 +78,6 @@ class GptOss(Family):
     }
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
-        quantized = fields.get("quantization_config")
-        if isinstance(quantized, dict) and quantized.get("quant_method") == "mxfp4":
-            fields.fail("quantization_config", "MXFP4 experts are read from GGUF files; directories of floats are, too")
         for key, expected in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
             if fields.number(key, expected, low=0, high=1e6) != expected:
                 fields.fail(key, f"only {expected} is supported")
@@ -110,7 +108,7 @@ class GptOss(Family):
         found = super().canonical_weights(name, weight, config)
         if name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
             return [part for each in found for part in _parted(each)]
-        if name.endswith("experts.down_proj"):
+        if name.endswith("experts.down_proj") and weight.format != "mxfp4":
             return [encode_weight(each.name, each.dequantize().swapaxes(1, 2), each.format) for each in found]
         return found
 
@@ -127,7 +125,10 @@ class GptOss(Family):
 
 
 def _parted(both: Weight) -> Iterator[Weight]:
-    """Gates and up projections, which take turns in the last dimension."""
+    """Gates and up projections, which take turns in the last dimension, or as rows of MXFP4."""
+    if both.format == "mxfp4":
+        yield from _parted_rows(both)
+        return
     values = both.dequantize()
     if values.shape[-1] % 2:
         raise ModelError(f"tensor {both.name} has shape {list(both.shape)}; gates and up projections were expected")
@@ -136,6 +137,16 @@ def _parted(both: Weight) -> Iterator[Weight]:
         if values.ndim == 3:
             taken = taken.swapaxes(1, 2)
         yield encode_weight(both.name.replace("gate_up", part), np.ascontiguousarray(taken), both.format)
+
+
+def _parted_rows(both: Weight) -> Iterator[Weight]:
+    experts, rows, width = both.shape
+    if rows % 2:
+        raise ModelError(f"tensor {both.name} has shape {list(both.shape)}; gates and up projections were expected")
+    stored = both.data.reshape(experts, rows // 2, 2, -1)
+    for index, part in enumerate(("gate", "up")):
+        raw = np.ascontiguousarray(stored[:, :, index]).reshape(-1).data
+        yield Weight(both.name.replace("gate_up", part), both.format, (experts, rows // 2, width), raw)
 
 
 FAMILY = GptOss()

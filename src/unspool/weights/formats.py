@@ -216,3 +216,11 @@ FORMATS: dict[str, Format] = {
         Format("q6_k", 256, 210, kquants.unpack_q6_k, kquants.pack_q6_k),
     )
 }
+
+
+def _no_values(blocks: Blocks) -> Blocks:
+    raise ModelError("u8: bytes are parts of packed weights and have no values by themselves")
+
+
+# What files may store besides, until `mxfp4_blocks` has joined it.
+STORED: dict[str, Format] = {**FORMATS, "u8": Format("u8", 1, 1, _no_values, _no_values)}

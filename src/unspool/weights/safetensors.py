@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 from unspool import strict_json
 from unspool.errors import ModelError
 from unspool.weights.fields import Fields, is_text, read_json
-from unspool.weights.formats import FORMATS
+from unspool.weights.formats import STORED
 from unspool.weights.gguf import MAX_NAME, MAX_TENSORS
 from unspool.weights.gguf_writer import replacing
 from unspool.weights.mapping import map_file
 from unspool.weights.weight import Weight
 
 MAX_DIMS = 6  # what is not text may be a convolution over time, too
-DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f8_e4m3"}
+DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f8_e4m3", "U8": "u8"}
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # the format's own bound
 
@@ -125,7 +125,7 @@ def _span(path: Path, name: str, entry: Any, size: int) -> tuple[str, tuple[int,
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(n) for n in offsets):
         fail(f"data_offsets {str(offsets)[:60]} are not two positions")
     begin, end = offsets
-    wanted = FORMATS[DTYPES[dtype]].nbytes(math.prod(shape))
+    wanted = STORED[DTYPES[dtype]].nbytes(math.prod(shape))
     if end - begin != wanted:
         fail(f"{dtype} of shape {shape} takes {wanted} bytes; its offsets span {end - begin}")
     if end > size:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from unspool.errors import ModelError
 from unspool.lazy import np
-from unspool.weights.formats import FORMATS
+from unspool.weights.formats import FORMATS, STORED
 from unspool.weights.mapping import require_whole
 
 
@@ -28,12 +28,12 @@ class Weight:
     raw: memoryview  # of bytes, read-only; made of any contiguous row of them
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
+        if self.format not in STORED:
             raise ModelError(f"{self.name}: unknown format {self.format!r}; known: {', '.join(FORMATS)}")
         raw = memoryview(self.raw)
         if raw.format != "B" or raw.ndim != 1 or not raw.c_contiguous:
             raise ModelError(f"{self.name}: data must be a contiguous row of bytes")
-        format = FORMATS[self.format]
+        format = STORED[self.format]
         if not self.shape or self.shape[-1] % format.block:
             raise ModelError(
                 f"{self.name}: shape {self.shape} does not fit {self.format}, which has {format.block} values a block"
@@ -57,7 +57,7 @@ class Weight:
 
     def dequantize(self) -> np.ndarray:
         """The values, float32 of `shape`: the specification of what the bytes mean."""
-        return FORMATS[self.format].decode(self.data).reshape(self.shape)
+        return STORED[self.format].decode(self.data).reshape(self.shape)
 
     def dequantize_rows(self, rows: np.ndarray) -> np.ndarray:
         """The rows of a matrix that `rows` names, float32 (len(rows), in_features)."""
