@@ -187,7 +187,7 @@ def test_readers_of_screens_find_no_serious_fault(open_page: Callable[..., Any],
     assert not found, json.dumps(found, indent=1, ensure_ascii=False)
 
 
-@pytest.mark.parametrize("width", [360, 768, 1024, 3840])
+@pytest.mark.parametrize("width", [360, 768, 1024, 1280, 3840])
 def test_nothing_overflows_on_any_screen(open_page: Callable[..., Any], server: Live, width: int) -> None:
     page = open_page(server, "/", viewport={"width": width, "height": 800})
     run(page, "The sea is", max_tokens=16, temperature=0.9, top_p=0.9, seed=3)
@@ -224,6 +224,8 @@ def test_the_documents_page_works_under_its_own_policy(browser: Any, server: Liv
     watched.page.goto(server.url + "/docs")
     watched.page.wait_for_selector("details")
     assert watched.page.locator("details").count() > 10
+    watched.page.set_viewport_size({"width": 390, "height": 844})
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390, "it fits a phone"
     watched.check()
 
 

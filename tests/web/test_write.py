@@ -47,7 +47,7 @@ def test_parameters_show_their_values_and_who_set_them(page: Any) -> None:
     assert page.locator(".param:has(#p-top_k) .origin").inner_text() == "default"
     assert page.input_value("#p-top_k") == "0"
     set_param(page, "top_k", 7)
-    assert page.locator(".param:has(#p-top_k) .origin").inner_text() == "request"
+    page.locator(".param:has(#p-top_k) .origin:text-is('request')").wait_for()
     page.click("[aria-label='Clear top_k']")
     wait(page, "document.querySelector('#p-top_k').value === '0'")
     run(page, "One", max_tokens=2)
@@ -184,14 +184,14 @@ def test_typed_text_becomes_a_branch(page: Any) -> None:
 def test_the_answer_is_walked_by_keys(page: Any) -> None:
     run(page, "The sea is", **STORY)
     page.focus(".tokens")
-    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+    for key, cursor in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
         page.keyboard.press(key)
-    assert page.evaluate("unspool.app.cursor") == 1
+        wait(page, f"unspool.app.cursor === {cursor}")
     settle(page)
     active = page.get_attribute(".tokens", "aria-activedescendant")
     assert page.get_attribute(f"#{active}", "aria-selected") == "true"
     page.keyboard.press("End")
-    assert page.evaluate("unspool.app.cursor") == 23
+    wait(page, "unspool.app.cursor === 23")
     page.keyboard.press("Escape")
     page.wait_for_selector(".step.empty")
 

@@ -163,7 +163,7 @@ export class Chart {
         width,
         height: this.height,
         scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, 1e-3)] } },
-        axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => `${tick.toFixed(1)} s`) }, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => `${+tick.toPrecision(3)}${this.unit}`) }],
+        axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => `${tick.toFixed(1)} s`) }, { ...axis, size: 68, values: (_, ticks) => ticks.map((tick) => `${+tick.toPrecision(3)}${this.unit}`) }],
         series: [{}, ...lines.map((line) => ({ label: line.name, stroke: colour(line.colour), width: 1.5, points: { show: false } }))],
         legend: { show: false },
         cursor: { show: false },
