@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from unspool.cli.status import Status, work_of
 from unspool.cli.terminal import hide_control_keys
 from unspool.events import Text
 from unspool.results import Result
@@ -65,12 +66,23 @@ class Interrupt:
 
 
 def respond(
-    llm: LLM, prompt: Prompt | Messages, params: SamplingParams, show: Callable[[int, str], None] | None = None
+    llm: LLM,
+    prompt: Prompt | Messages,
+    params: SamplingParams,
+    show: Callable[[int, str], None] | None = None,
+    *,
+    wants_status: bool | None = None,
 ) -> Answer:
-    """Answers a prompt; `show` gets each choice's text as it comes. Ctrl-C ends the answer where it is."""
-    with Interrupt() as interrupt, llm.stream(prompt, params) as stream:
+    """Answers a prompt; `show` gets each choice's text as it comes. Ctrl-C ends the answer where it is. Until there is
+    something to show, a line tells how much of the prompt is read, if `wants_status`: see Status."""
+    with (
+        Interrupt() as interrupt,
+        Status(lambda: work_of(llm.engine), wants_status) as status,
+        llm.stream(prompt, params) as stream,
+    ):
         interrupt.watch(stream)
         for event in stream:
             if show is not None and isinstance(event, Text) and event.text:
+                status.end()
                 show(event.choice, event.text)
         return Answer(stream.result(), interrupt.count > 0)

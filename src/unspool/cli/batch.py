@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser, UsageError
+from unspool.cli.status import LINE_INTERVAL, Status, work_of
 
 if TYPE_CHECKING:
+    from unspool.engine.engine import Engine
     from unspool.server.batch import Line, Progress, Results
 
 DESCRIPTION = """\
@@ -26,6 +28,7 @@ example:
 exit status: 0 every request has an answer; 3 every request has a result, and some are refusals, of this run or an
 earlier one; 2 wrong usage, or a file that cannot be used; 1 failure; 130 stopped with Ctrl-C"""
 EXIT_REFUSALS = 3
+LOG_INTERVAL = 10.0  # seconds between two lines where there is no terminal
 
 
 def make_parser() -> Parser:
@@ -87,47 +90,41 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
     async def run() -> int:
         service = Service(llm, config)
         concurrency = namespace.concurrency or llm.engine.config.max_running
-        bar = Bar(quiet=namespace.quiet)
+        told = BatchProgress(llm.engine)
         try:
-            progress = await run_batch(service, lines, results, concurrency=concurrency, tell=bar.show)
+            # Without a terminal too, but less often: who waits for a batch reads its log.
+            interval = LINE_INTERVAL if namespace.progress else LOG_INTERVAL
+            with Status(told.tell, not namespace.quiet, line_interval=interval):
+                progress = await run_batch(service, lines, results, concurrency=concurrency, tell=told.take)
         finally:
-            bar.close()
             await service.engine.shutdown()
+        if not namespace.quiet:
+            note(told.tell())
         return EXIT_REFUSALS if progress.failed else 0
 
     return asyncio.run(run())
 
 
-class Bar:
-    """Progress on stderr: a bar where somebody sees it, else a line now and then."""
+class BatchProgress:
+    """What is told of a batch while it runs, and at its end."""
 
-    INTERVAL = 10.0
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._progress: Progress | None = None
 
-    def __init__(self, *, quiet: bool) -> None:
-        import sys
+    def take(self, progress: Progress) -> None:
+        self._progress = progress
 
-        self._stream, self._quiet = sys.stderr, quiet
-        self._is_seen = self._stream.isatty()
-        self._last = 0.0
-
-    def show(self, progress: Progress) -> None:
+    def tell(self) -> str:
         import time
 
-        now = time.monotonic()
+        progress = self._progress
+        if progress is None:
+            return "preparing the requests"
         done = progress.done + progress.answered
-        if self._quiet or (now - self._last < (0.1 if self._is_seen else self.INTERVAL) and done < progress.total):
-            return
-        self._last = now
-        seconds = time.perf_counter() - progress.started
         text = f"{done:,} of {progress.total:,} done, {progress.failed:,} refused"
-        if progress.answered and seconds > 0:
-            left = (progress.total - done) * seconds / progress.answered
-            text += f", {progress.tokens / seconds:,.0f} tokens/s, {left:,.0f} s left"
-        if self._is_seen:
-            cells = 24 * done // max(1, progress.total)
-            text = f"\r\033[K{'━' * cells}{'╌' * (24 - cells)}  {text}"
-        print(text, file=self._stream, end="" if self._is_seen else "\n", flush=True)
-
-    def close(self) -> None:
-        if self._is_seen and not self._quiet:
-            print(file=self._stream)
+        seconds = time.perf_counter() - progress.started
+        if not progress.answered or seconds <= 0:
+            return f"{text}, {work_of(self._engine)}"
+        left = (progress.total - done) * seconds / progress.answered
+        return f"{text}, {progress.tokens / seconds:,.0f} tokens/s, {left:,.0f} s left"

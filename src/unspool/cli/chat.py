@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     from unspool.cli.conversation import Conversation
     from unspool.cli.loading import load
     from unspool.cli.reading import Reader
+    from unspool.cli.status import wanted
     from unspool.cli.talk import COMMANDS, Talk
     from unspool.errors import RequestError
     from unspool.weights.store import cache_dir
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
                 f"{llm.checkpoint.name} has no chat template, so it can only continue text; use `unspool run`", "model"
             )
         conversation = Conversation(system=namespace.system)
-        talk = Talk(llm, conversation, values, quiet=namespace.quiet)
+        talk = Talk(llm, conversation, values, quiet=namespace.quiet, wants_status=wanted(namespace))
         if namespace.load is not None:
             talk.load(namespace.load)
         words = [*(f"/{name}" for name in COMMANDS), *(flag.key for flag in talk.flags)]

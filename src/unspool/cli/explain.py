@@ -55,18 +55,20 @@ def main(argv: Sequence[str]) -> int:
     from unspool.cli.answer import respond
     from unspool.cli.loading import load
     from unspool.cli.report import say
+    from unspool.cli.status import wanted
     from unspool.cli.terminal import note
     from unspool.errors import ContextLengthError
 
     llm, seconds = load(namespace)
     with llm:
-        asked = as_asked(llm, prompt, namespace)
+        asked, status = as_asked(llm, prompt, namespace), wanted(namespace)
         try:
-            answer = respond(llm, asked, params)
+            answer = respond(llm, asked, params, wants_status=status)
         except ContextLengthError as error:
             if not is_cut or error.param != "max_tokens":
                 raise
-            answer = respond(llm, asked, replace(params, max_tokens=None))  # there is room for fewer than the default
+            # There is room for fewer than the default.
+            answer = respond(llm, asked, replace(params, max_tokens=None), wants_status=status)
         if namespace.json:
             import json
 

@@ -314,6 +314,10 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False, 
         help="instead of a model, random weights of a shape (llama-8b, llama-1b, qwen3-0.6b, …) in a format (bf16): it "
         "answers with noise, as fast as a real one would",
     )  # fmt: skip
+    group.add_argument(
+        "--progress", action="store_true",
+        help="tell how far a long load or prompt is, also where stderr is no terminal",
+    )  # fmt: skip
     for flag in ENGINE_FLAGS:
         if flag.serving and not serving:
             continue

@@ -7,16 +7,20 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unspool.cli.flags import engine_options
-from unspool.cli.terminal import ProgressBar
+from unspool.cli.status import Status, bar, wanted
+from unspool.cli.terminal import ProgressBar, human_bytes
 from unspool.lazy import limit_blas_threads
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.models.checkpoint import Checkpoint
+
+TOLD_BYTES = 1 << 29  # of weights; fewer are packed while the prompt is prepared, which asking for progress prevents
 
 
 def locate(model: str) -> Path:
@@ -38,9 +42,42 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
             limit_blas_threads()
         from unspool.llm import LLM
 
-        model = source_of(namespace)
-        start = time.perf_counter()
-        return LLM(model, **options), time.perf_counter() - start
+        path = None if namespace.random is not None else locate(namespace.model)
+        progress = LoadProgress(namespace.random or Path(namespace.model).name)
+        with Status(progress.tell, wanted(namespace)) as status:
+            start = time.perf_counter()
+            checkpoint = _opened(namespace, path)
+            progress.total = sum(weight.nbytes for weight in checkpoint.weights.values()) if status.is_wanted else 0
+            on_progress = progress.take if progress.total > TOLD_BYTES else None
+            return LLM(checkpoint, on_progress=on_progress, **options), time.perf_counter() - start
+
+
+@dataclass
+class LoadProgress:
+    """How far a model is loaded, as far as that is known."""
+
+    name: str
+    total: int = 0  # bytes of weights
+    share: float = 0.0
+
+    def take(self, share: float) -> None:
+        self.share = share
+
+    def tell(self) -> str:
+        if not self.share:
+            return f"loading {self.name}"
+        done, total = human_bytes(self.share * self.total), human_bytes(self.total)
+        return bar(f"loading {self.name}", self.share, f"{done} of {total}")
+
+
+def _opened(namespace: argparse.Namespace, path: Path | None) -> Checkpoint:
+    if path is None:
+        from unspool.models.random import stand_in
+
+        return stand_in(namespace.random)
+    from unspool.models.checkpoint import open_checkpoint
+
+    return open_checkpoint(path)
 
 
 def source_of(namespace: argparse.Namespace) -> Path | Checkpoint:

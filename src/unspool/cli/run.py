@@ -47,18 +47,19 @@ def main(argv: Sequence[str]) -> int:
     from unspool.cli.answer import respond
     from unspool.cli.loading import load
     from unspool.cli.report import as_object, say
+    from unspool.cli.status import wanted
 
     llm, seconds = load(namespace)
     with llm:
         asked = as_asked(llm, prompt, namespace)
         if namespace.json:
-            answer = respond(llm, asked, params)
+            answer = respond(llm, asked, params, wants_status=wanted(namespace))
             import json
 
             print(json.dumps(as_object(llm, answer.result, seconds), ensure_ascii=False))
         else:
             page = Page(params.n)
-            answer = respond(llm, asked, params, page.show)
+            answer = respond(llm, asked, params, page.show, wants_status=wanted(namespace))
             page.end()
             say(answer.result, quiet=namespace.quiet, used=None if namespace.quiet else llm.utilization(answer.result))
     return 130 if answer.interrupted else 0

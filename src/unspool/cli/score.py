@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     text = read_text(namespace.file)
 
     from unspool.cli.loading import load
-    from unspool.cli.terminal import ProgressBar
+    from unspool.cli.status import Status, bar, wanted
     from unspool.evaluation.scoring import Score, score_tokens
 
     llm, _ = load(namespace)
@@ -47,18 +47,21 @@ def main(argv: Sequence[str]) -> int:
         if len(tokens) < 2:
             few = f"{namespace.file} has {len(tokens)} tokens"
             raise UsageError(f"{few}; two are needed, for nothing predicts the first")
-        bar, score, interrupted = ProgressBar(), Score(len(tokens)), False
-        parts = score_tokens(
-            llm, tokens, window=namespace.window, stride=namespace.stride, top=namespace.top,
-            progress=None if namespace.quiet else lambda done, total: bar("scoring tokens", done, total),
-        )  # fmt: skip
-        try:
-            for part in parts:
-                score = part
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            bar.close()
+        score, interrupted = Score(len(tokens)), False
+        parts = score_tokens(llm, tokens, window=namespace.window, stride=namespace.stride, top=namespace.top)
+
+        def told() -> str:
+            """With what is computed of the windows that are not scored yet."""
+            read = sum(request.num_computed for request in list(llm.engine.scheduler.running))
+            done = min(len(tokens), len(score.tokens) + read)
+            return bar("scoring", done / len(tokens), f"{done:,} of {len(tokens):,} tokens")
+
+        with Status(told, wanted(namespace)):
+            try:
+                for part in parts:
+                    score = part
+            except KeyboardInterrupt:
+                interrupted = True
         tell(llm, score, namespace, interrupted=interrupted)
     return STOPPED if interrupted else 0
 

@@ -37,10 +37,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class Talk:
-    def __init__(self, llm: LLM, conversation: Conversation, values: dict[str, Any], *, quiet: bool) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        conversation: Conversation,
+        values: dict[str, Any],
+        *,
+        quiet: bool,
+        wants_status: bool | None = None,
+    ) -> None:
         self.llm, self.conversation = llm, conversation
         self.flags = tuple(flag for flag in flags.FLAGS if flag.is_interactive)
-        self._values, self._quiet = values, quiet
+        self._values, self._quiet, self._wants_status = values, quiet, wants_status
         self._shown_warnings: set[str] = set()
 
     def greet(self) -> None:
@@ -84,7 +92,9 @@ class Talk:
         self.conversation.say("user", content)
         try:
             messages, writer = self.conversation.messages(), AnswerWriter()
-            answer = respond(self.llm, messages, params, lambda choice, text: writer.write(text))
+            answer = respond(
+                self.llm, messages, params, lambda _, text: writer.write(text), wants_status=self._wants_status
+            )
         except ContextLengthError as error:
             self.conversation.take_back()
             note(f"unspool: {error}", "red")
