@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from unspool import overrides
 from unspool.drafter import Drafter
 from unspool.errors import RequestError
 from unspool.params import checks
@@ -104,16 +106,23 @@ class EngineConfig:
     prefix_cache: bool = True
     # "lookup", "model:PATH", "early-exit[:LAYERS]", "auto", or a drafter of the caller's. Answers do not depend on it.
     speculate: str | Drafter | None = None
+    # What holds instead of the model's own files.
+    chat_template: str | None = None  # a template, or the path of a file that holds one
+    rope_scaling: str | Mapping[str, Any] | None = None  # "yarn:4", "none", or Hugging Face's JSON object
+    rope_theta: float | None = None
+    max_model_len: int | None = None  # tokens of a prompt and its answer, at most the model's own context
+    override_kv: Sequence[str] | Mapping[str, Any] = ()  # GGUF's keys, as KEY=TYPE:VALUE
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
             checks.word(name, getattr(self, name), words)
         for name, (low, high) in _INTEGERS.items():
             value = getattr(self, name)
-            if value is not None or name not in ("threads", "kv_tokens", "state_bytes"):
+            if value is not None or name not in ("threads", "kv_tokens", "state_bytes", "max_model_len"):
                 object.__setattr__(self, name, checks.integer(name, value, low, high))
         checks.number("gpu_memory", self.gpu_memory, 0, 1, above=True)
         checks.flag("prefix_cache", self.prefix_cache)
+        self._check_overrides()
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise RequestError(
                 f"kv_tokens is {self.kv_tokens:,}; allowed: at least one block, which is {self.block_size:,} tokens "
@@ -124,6 +133,19 @@ class EngineConfig:
             _check_speculate(self.speculate)
         elif self.speculate is not None and not isinstance(self.speculate, Drafter):
             raise checks.refuse("speculate", self.speculate, f"{SPECULATE}, or an object with a drafter's methods")
+
+    def _check_overrides(self) -> None:
+        if self.rope_scaling is not None:
+            object.__setattr__(self, "rope_scaling", overrides.rope_scaling(self.rope_scaling))
+        if self.rope_theta is not None:
+            object.__setattr__(self, "rope_theta", checks.number("rope_theta", self.rope_theta, 1, 1e12))
+        object.__setattr__(self, "override_kv", overrides.kv_overrides(self.override_kv))
+        if self.chat_template is not None and (not isinstance(self.chat_template, str) or not self.chat_template):
+            raise checks.refuse("chat_template", self.chat_template, "a template, or the path of a file that holds one")
+
+    def context_of(self, model_context: int) -> int:
+        """The context of a model that holds so many tokens."""
+        return model_context if self.max_model_len is None else min(model_context, self.max_model_len)
 
     def with_device_defaults(self, backend: str) -> EngineConfig:
         """A copy in which the defaults of a backend of `ops` stand wherever the caller gave no value."""
@@ -149,6 +171,7 @@ _INTEGERS = {  # the least and the most, far above what any machine has
     "chunk_tokens": (0, 2**24),
     "max_running": (1, 2**20),
     "max_waiting": (1, 2**31 - 1),
+    "max_model_len": (2, 2**31 - 1),
 }
 
 

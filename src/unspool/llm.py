@@ -16,6 +16,7 @@ from unspool.engine.streams import Generation, Stream
 from unspool.errors import RequestError
 from unspool.events import Token
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.overridden import overridden
 from unspool.options import (
     Batch,
     ChatOptions,
@@ -29,6 +30,7 @@ from unspool.options import (
     SamplingOptions,
     ToolChoice,
     Tools,
+    configured_options,
     engine_config,
     sampling_params,
 )
@@ -132,8 +134,10 @@ class Model(TextModel):
         on_progress: Callable[[float], None] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        config = engine_config(options)
+        configured = configured_options(model) if isinstance(model, str) else {}
+        config = engine_config(cast("EngineOptions", {**configured, **options}))
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
+        checkpoint = overridden(checkpoint, config)  # its tokenizer, too
         self.engine = Engine(checkpoint, config, tokenizer=checkpoint.tokenizer, on_progress=on_progress)
         assert self.engine.tokenizer is not None  # it was just made
         super().__init__(self.engine.checkpoint, self.engine.tokenizer)  # quantized, if that was asked for

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, TypedDict
 
 from unspool.config import Device, EngineConfig, Isa, KVDtype, Quantize
 from unspool.drafter import Drafter
-from unspool.errors import RequestError
+from unspool.errors import ModelError, RequestError
 from unspool.params import SamplingParams
 from unspool.params.declared import SamplingOptions
 from unspool.suggest import nearest
@@ -42,6 +43,11 @@ class EngineOptions(TypedDict, total=False):
     max_waiting: int
     prefix_cache: bool
     speculate: str | Drafter | None
+    chat_template: str | None
+    rope_scaling: str | Mapping[str, Any] | None
+    rope_theta: float | None
+    max_model_len: int | None
+    override_kv: Sequence[str] | Mapping[str, Any]
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -67,6 +73,26 @@ def engine_config(options: EngineOptions) -> EngineConfig:
     """EngineConfig from keyword arguments; an unknown one is refused by name."""
     check_names(options, [field.name for field in fields(EngineConfig)], "option")
     return EngineConfig(**options)
+
+
+def configured_options(model: str) -> dict[str, Any]:
+    """The options that the user's configuration has for a model's name; what is wrong with them names the file."""
+    from unspool.user_config import read_config
+
+    config = read_config()
+    found = config.find(model)
+    if found is None or not found.options:
+        return {}
+    options = dict(found.options)
+    template = options.get("chat_template")
+    if isinstance(template, str) and "{" not in template:
+        options["chat_template"] = str(config.path.parent / Path(template).expanduser())
+    try:
+        check_names(options, [field.name for field in fields(EngineConfig)], "option")
+        EngineConfig(**options)
+    except RequestError as error:
+        raise ModelError(f"{config.path}: models.{found.name}.options: {error}") from error
+    return options
 
 
 def sampling_params(params: Params, options: SamplingOptions) -> SamplingParams:

@@ -117,7 +117,8 @@ class Planner:
         self._name, self._model, self._weights, self._target = name, model, weights, target
         self._engine = engine.with_device_defaults(target.kind)
         self._architecture = architecture_of(model)
-        self.request_tokens = min(request_tokens or EXAMPLE_TOKENS, model.context_length)
+        self._context = engine.context_of(model.context_length)
+        self.request_tokens = min(request_tokens or EXAMPLE_TOKENS, self._context)
         self._kv_bytes = kv_bytes_per_token(self._architecture.storage, self._engine.kv_dtype)
         self.costs: StepCosts = step_costs(model, weights.values(), self._kv_bytes, lambda w: self._held(w)[1])
 
@@ -135,7 +136,7 @@ class Planner:
             architecture=model.architecture,
             num_layers=model.num_layers,
             kv_layers=_kv_layers(self._architecture),
-            context_length=model.context_length,
+            context_length=self._context,
             parameters=sum(math.prod(weight.shape) for weight in self._weights.values()),
             weight_bytes=formats.total(),
             weight_formats=dict(formats.most_common()),
@@ -152,14 +153,14 @@ class Planner:
             request_tokens=self.request_tokens,
             requests={
                 length: min([num_blocks // -(-length // engine.block_size), *([num_slots] if num_slots else [])])
-                for length in sorted({self.request_tokens, model.context_length})
+                for length in sorted({self.request_tokens, self._context})
             },
             problem=problem,
         )
 
     def _blocks(self, weights: int) -> tuple[tuple[int, int], int, str | None]:
         """Blocks of the cache and slots for states, bytes of a step's workspace, and why there is no room, if so."""
-        storage, context, target = self._architecture.storage, self._model.context_length, self._target
+        storage, context, target = self._architecture.storage, self._context, self._target
         room, workspace = None, 0
         if target.kind == "cuda":
             from unspool.ops.cuda import memory

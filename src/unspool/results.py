@@ -103,9 +103,11 @@ class Receipt:
     version: str
     kernels: str
     seed: int
+    overrides: tuple[str, ...] = ()  # what was set instead of the model's own files, as option=value
 
     def as_dict(self) -> dict[str, Any]:
-        return {"model": self.model, "version": self.version, "kernels": self.kernels, "seed": self.seed}
+        told = {"model": self.model, "version": self.version, "kernels": self.kernels, "seed": self.seed}
+        return told | ({"overrides": list(self.overrides)} if self.overrides else {})
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,6 +6,10 @@
     model = "~/models/qwen2.5-coder-0.5b.gguf"    # whatever -m takes: a file, a directory, a hub id
     aliases = ["code", "gpt-4o-mini"]
 
+    [models.coder.options]                        # what LLM() takes: EngineConfig's fields
+    max_model_len = 4096
+    chat_template = "coder.jinja"                 # beside this file
+
 The file is `unspool/config.toml` in the configuration directory (XDG_CONFIG_HOME, ~/.config). A name or an alias stands
 wherever a model is named; `./coder` means the file of that name. The default is for the command line and the server:
 `LLM()` is the same model everywhere.
@@ -24,6 +28,9 @@ from unspool.errors import ModelError, RequestError
 from unspool.suggest import nearest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}", re.ASCII)
+HEADER = re.compile(  # of a model's table, or of one inside it
+    r"""\s*\[\s*models\s*\.\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(?:\.[^\]]*)?\]"""
+)
 MAX_BYTES = 1 << 20
 BUILT_IN = "smollm2"  # the default where the file names none
 
@@ -35,6 +42,7 @@ class NamedModel:
     name: str
     model: str
     aliases: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # EngineConfig's; checked where they are used
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,15 +115,17 @@ def _model(path: Path, name: str, table: Any) -> NamedModel:
     _check_name(path, key, name)
     if not isinstance(table, dict):
         _fail(path, key, f"a table was expected, as in [{key}]")
-    _check_keys(path, f"{key}.", table, ("model", "aliases"))
-    model, aliases = table.get("model"), table.get("aliases", [])
+    _check_keys(path, f"{key}.", table, ("model", "aliases", "options"))
+    model, aliases, options = table.get("model"), table.get("aliases", []), table.get("options", {})
+    if not isinstance(options, dict):
+        _fail(path, f"{key}.options", f"a table was expected, as in [{key}.options]")
     if not isinstance(model, str) or not model:
         _fail(path, f"{key}.model", "a file, a directory or a hub id was expected")
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         _fail(path, f"{key}.aliases", "a list of names was expected")
     for alias in aliases:
         _check_name(path, f"{key}.aliases", alias)
-    return NamedModel(name, model, tuple(aliases))
+    return NamedModel(name, model, tuple(aliases), options)
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
@@ -154,6 +164,9 @@ def with_model(config: UserConfig, text: str, new: NamedModel) -> str:
     lines = [f"[models.{key}]", f"model = {_quoted(new.model)}"]
     if new.aliases:
         lines.append(f"aliases = [{', '.join(map(_quoted, new.aliases))}]")
+    options = new.options or (config.models[new.name].options if new.name in config.models else {})
+    if options:
+        lines += ["", f"[models.{key}.options]", *(f"{name} = {_written(value)}" for name, value in options.items())]
     return f"{text.rstrip()}\n\n".lstrip() + "\n".join(lines) + "\n"
 
 
@@ -162,9 +175,9 @@ def without_model(config: UserConfig, text: str, name: str) -> str:
         raise RequestError(f"{config.path} has no model {name!r}", "name")
     kept, is_inside = [], False
     for line in text.splitlines(keepends=True):
-        header = re.match(r"\s*\[\s*models\s*\.\s*[\"']?([^\"'\]]*)[\"']?\s*\]", line)
+        header = HEADER.match(line)
         if re.match(r"\s*\[", line):
-            is_inside = header is not None and header[1].strip() == name
+            is_inside = header is not None and name in header.groups()
         if not is_inside:
             kept.append(line)
     return "".join(kept)
@@ -194,3 +207,14 @@ def _quoted(text: str) -> str:
     import json
 
     return json.dumps(text, ensure_ascii=False)  # JSON's strings are TOML's
+
+
+def _written(value: Any) -> str:
+    """A value of an options table: TOML's lists, numbers and truth values are JSON's, its tables are not."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_quoted(key)} = {_written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    import json
+
+    return json.dumps(value, ensure_ascii=False)

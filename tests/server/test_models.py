@@ -496,3 +496,39 @@ def test_the_budget_holds_what_is_really_taken(files: dict[str, Path]) -> None:
     finally:
         assert service.local is not None
         service.local.close()
+
+
+def test_options_of_one_model_are_not_for_several(files: dict[str, Path]) -> None:
+    from unspool.cli.parser import UsageError
+    from unspool.cli.serve import make_parser
+    from unspool.cli.served import model_specs
+
+    both = ["-m", str(files["ash"]), "-m", str(files["birch"])]
+    with pytest.raises(UsageError, match="--rope-theta is for one model; the configuration file has options for each"):
+        model_specs(make_parser().parse_args(both), {"rope_theta": 500.0})
+    assert [spec.options for spec in model_specs(make_parser().parse_args(both), {"max_model_len": 100})] == [
+        {"max_model_len": 100}
+    ] * 2
+
+
+def test_overrides_are_told(files: dict[str, Path]) -> None:
+    settings = ServerConfig(log_format="off")
+    options = {**OPTIONS, "rope_theta": 500.0, "max_model_len": 100}
+    spec = ModelSpec(("ash",), files["ash"], options=options)
+    host = ModelHost([HostedModel(spec, settings)], settings, 1 << 40)
+
+    async def test(client: Client) -> None:
+        answer = await client.ok("/v1/completions", ASK)
+        assert answer["unspool"]["receipt"]["overrides"] == ["rope_theta=500", "max_model_len=100"]
+        told = (await client.get("/v1/capabilities")).json()
+        assert told["context_length"] == 100
+        assert told["overrides"] == [
+            {"option": "rope_theta", "value": "500", "before": "10000"},
+            {"option": "max_model_len", "value": "100", "before": "512"},
+        ]
+        assert (await client.get("/v1/models/ash")).json()["max_model_len"] == 100
+        error = await client.refused("/v1/completions", {**ASK, "max_tokens": 200})
+        assert error["code"] == "context_length_exceeded"
+        assert "100 tokens" in error["message"]
+
+    run(host, test)

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "unspool"
 LAYERS = (
     ("errors", "version", "digest", "lazy", "events", "plan", "web", "progress", "suggest"),
     ("isolation", "strict_json", "machine", "quiet", "hardware", "params", "cache"),
-    ("user_config", "schemas", "notebook", "reporting", "openai_client"),
+    ("user_config", "overrides", "schemas", "notebook", "reporting", "openai_client"),
     ("text", "sampling"),
     ("weights", "drafter"),
     ("config",),

@@ -38,17 +38,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one object with all findings")
     parser.add_argument("--threads", dest="engine.threads", type=int, metavar="N", help="threads that --try uses")
     parser.add_argument("--device", dest="engine.device", metavar="DEVICE", help="where --try runs: auto, cpu or cuda")
+    flags.add_override_flags(parser)
     parser.add_common()
     namespace = parser.parse_args(argv)
 
-    from unspool.cli.loading import source_of
+    from unspool.cli.loading import all_options, source_of
     from unspool.cli.terminal import ProgressBar
     from unspool.doctor import examine, open_subject
     from unspool.doctor.finding import by_severity
 
-    options = flags.engine_options(namespace)
-    source = source_of(namespace)
-    subject = open_subject(source)
+    options = all_options(namespace)
+    subject = open_subject(source_of(namespace), options)
     bar = ProgressBar()
     progress: Callable[[int, int], None] = lambda done, total: bar("reading weights", done, total)  # noqa: E731
     try:

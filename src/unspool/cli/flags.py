@@ -271,8 +271,24 @@ class EngineFlag:
     metavar: str
     help: str
     serving: bool = False  # only where many share an engine
+    many: bool = False  # may be given again
 
 
+def template(path: str) -> str:
+    """The chat template in a file."""
+    source = _read(path)
+    if "{{" not in source and "{%" not in source:
+        raise argparse.ArgumentTypeError(f"{path} holds no template: it has neither {{{{ nor {{%")
+    return source
+
+
+OVERRIDE_FLAGS = (
+    EngineFlag("chat_template", template, "FILE", "a chat template (Jinja) instead of the model's own"),
+    EngineFlag("max_model_len", int, "N", "tokens of a prompt and its answer, instead of the model's context"),
+    EngineFlag("rope_scaling", str, "HOW", "instead of the model's: yarn:FACTOR[:ORIGINAL], linear:FACTOR, none, JSON"),
+    EngineFlag("rope_theta", float, "X", "the base of the rotary positions, instead of the model's"),
+    EngineFlag("override_kv", str, "KEY=TYPE:VALUE", "a key of a GGUF file; type: int, float, bool or str", many=True),
+)
 ENGINE_FLAGS = (
     EngineFlag("device", str, "DEVICE", "auto, cpu, cuda, or reference (numpy: slow, the specification)"),
     EngineFlag("threads", int, "N", "CPU threads; without it, the cores this process may use"),
@@ -289,6 +305,7 @@ ENGINE_FLAGS = (
     EngineFlag("max_waiting", int, "N", "requests that may wait", serving=True),
     EngineFlag("prefix_cache", None, "", "compute every prompt anew"),
     EngineFlag("speculate", str, "HOW", "lookup, model:PATH, early-exit[:LAYERS] or auto: faster, never different"),
+    *OVERRIDE_FLAGS,
 )
 
 
@@ -321,15 +338,27 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False, 
     for flag in ENGINE_FLAGS:
         if flag.serving and not serving:
             continue
-        dest, name = "engine." + flag.field, flag.field.replace("_", "-")
-        default = EngineConfig.__dataclass_fields__[flag.field].default
-        if flag.parse is None:
-            group.add_argument(f"--no-{name}", dest=dest, action="store_false", default=None, help=flag.help)
-        else:
-            told = "" if default is None else " (the device's default)" if default == 0 else f" ({default})"
-            group.add_argument(
-                f"--{name}", dest=dest, type=flag.parse, metavar=flag.metavar, help=flag.help + told
-            )
+        _add_engine_flag(group, flag)
+
+
+def add_override_flags(parser: argparse.ArgumentParser) -> None:
+    """What holds instead of the model's own files."""
+    group = parser.add_argument_group("instead of the model's own files")
+    for flag in OVERRIDE_FLAGS:
+        _add_engine_flag(group, flag)
+
+
+def _add_engine_flag(group: argparse._ArgumentGroup, flag: EngineFlag) -> None:
+    dest, name = "engine." + flag.field, flag.field.replace("_", "-")
+    default = EngineConfig.__dataclass_fields__[flag.field].default
+    if flag.parse is None:
+        group.add_argument(f"--no-{name}", dest=dest, action="store_false", default=None, help=flag.help)
+        return
+    told = "" if default in (None, ()) else " (the device's default)" if default == 0 else f" ({default})"
+    action = "append" if flag.many else "store"
+    group.add_argument(
+        f"--{name}", dest=dest, action=action, type=flag.parse, metavar=flag.metavar, help=flag.help + told
+    )
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:

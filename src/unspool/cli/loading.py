@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unspool.cli.flags import engine_options
 from unspool.cli.status import Status, bar, wanted
@@ -36,7 +36,7 @@ def locate(model: str) -> Path:
 
 def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
     """The model and how many seconds it took to open."""
-    options = engine_options(namespace)
+    options = all_options(namespace)
     with _no_collections():
         if options.get("device") != "reference":  # the only body that multiplies with numpy
             limit_blas_threads()
@@ -78,6 +78,15 @@ def _opened(namespace: argparse.Namespace, path: Path | None) -> Checkpoint:
     from unspool.models.checkpoint import open_checkpoint
 
     return open_checkpoint(path)
+
+
+def all_options(namespace: argparse.Namespace) -> dict[str, Any]:
+    """EngineConfig's fields: those of the command line, and for the rest those that the configuration has for the
+    model."""
+    from unspool.options import configured_options
+
+    given = engine_options(namespace)
+    return given if namespace.random is not None else {**configured_options(namespace.model), **given}
 
 
 def source_of(namespace: argparse.Namespace) -> Path | Checkpoint:

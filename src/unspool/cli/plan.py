@@ -34,23 +34,32 @@ def main(argv: Sequence[str]) -> int:
     namespace = make_parser().parse_args(argv)
     if namespace.on is not None and namespace.on.lower() == "list":
         return list_hardware(as_json=namespace.json)
-    options = flags.engine_options(namespace)
-
+    from unspool.cli.loading import all_options
     from unspool.cli.terminal import show
     from unspool.config import EngineConfig
     from unspool.planning import Planner
 
-    config = EngineConfig(**options)
+    config = EngineConfig(**all_options(namespace))
     target = target_of(namespace, config)
-    checkpoint = _checkpoint(namespace)
+    checkpoint = _checkpoint(namespace, config)
     planner = Planner(checkpoint.name, checkpoint.config, checkpoint.weights, config, target, namespace.tokens)
     if namespace.json:
         import json
 
-        print(json.dumps(as_object(planner, target)))
+        told = {"overrides": [each.as_dict() for each in checkpoint.overrides]}
+        print(json.dumps(as_object(planner, target) | told))
     else:
-        show(describe(planner, target))
+        show("\n".join([describe(planner, target), *told_overrides(checkpoint)]))
     return 0
+
+
+def told_overrides(checkpoint: Checkpoint) -> list[str]:
+    """A line for each value that was set instead of the model's own."""
+    heads = ["overrides     ", *([" " * 14] * len(checkpoint.overrides))]
+    return [
+        f"{head}{each.option} {each.value} (in the model: {each.before or 'nothing'})"
+        for head, each in zip(heads, checkpoint.overrides, strict=False)
+    ]
 
 
 def make_parser() -> Parser:
@@ -76,19 +85,21 @@ def make_parser() -> Parser:
     parser.add_argument("--gpu-memory", dest="engine.gpu_memory", type=float, metavar="SHARE",
                         help="of a GPU's memory that may be in use (0.9)")  # fmt: skip
     parser.add_argument("--gpu-bandwidth", type=size, metavar="RATE", help="that reads so fast: 4.4TB/s")
+    flags.add_override_flags(parser)
     parser.add_common()
     return parser
 
 
-def _checkpoint(namespace: Namespace) -> Checkpoint:
+def _checkpoint(namespace: Namespace, config: EngineConfig) -> Checkpoint:
     from unspool.cli.loading import locate
     from unspool.models.checkpoint import open_checkpoint
+    from unspool.models.overridden import overridden
 
     if namespace.random is None:
-        return open_checkpoint(locate(namespace.model))
+        return overridden(open_checkpoint(locate(namespace.model)), config)
     from unspool.models.random import outline
 
-    return outline(namespace.random)
+    return overridden(outline(namespace.random), config)
 
 
 # The machine --------------------------------------------------------------------------------------------------------

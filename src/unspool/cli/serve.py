@@ -176,11 +176,11 @@ def _serve_replicas(namespace: Namespace, config: ServerConfig) -> int:
         raise UsageError(f"--replicas is {namespace.replicas!r}; allowed: a number from 1, numa, or numa:N")
     if namespace.kv_events is not None:
         raise UsageError("--kv-events is for one engine; with --replicas the server itself routes by prefixes")
-    from unspool.cli.loading import locate
+    from unspool.cli.loading import all_options, locate
     from unspool.cluster.models import ModelSource
 
     model = namespace.model if namespace.random is not None else str(locate(namespace.model))
-    source = ModelSource(model, namespace.random, flags.engine_options(namespace))
+    source = ModelSource(model, namespace.random, all_options(namespace))
     if is_numa:
         from unspool.cluster.serve_local import serve_local
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.parser import UsageError
 from unspool.errors import ModelError, RequestError, UnspoolError
+from unspool.options import configured_options
 from unspool.user_config import default_model, read_config
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from unspool.server.hosted import ModelSpec
 
 SHARE = 0.9  # of the free memory, for all models together unless --memory says otherwise
+OF_ONE = ("chat_template", "rope_scaling", "rope_theta", "override_kv")  # options that only one model can mean
 LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
@@ -34,12 +37,20 @@ def model_specs(namespace: Namespace, options: dict[str, Any]) -> list[ModelSpec
     specs = []
     for given in namespace.model or [default_model()]:
         path = Path(given).expanduser()
-        found = models_in(path) if is_collection(path) else [given]
-        specs += [ModelSpec(names_of(each), each, options=options) for each in found]
+        if is_collection(path):
+            specs += [ModelSpec(names_of(each), each, options=options) for each in models_in(path)]
+        else:
+            specs.append(ModelSpec(names_of(given), given, options={**configured_options(given), **options}))
     if namespace.name:
         if len(specs) > 1:
             raise UsageError("--name is for one model; `unspool config` names several")
-        specs = [ModelSpec((*namespace.name, *specs[0].names), specs[0].source, options=options)]
+        specs = [replace(specs[0], names=(*namespace.name, *specs[0].names))]
+    for name in OF_ONE:
+        if len(specs) > 1 and options.get(name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for one model; the configuration file has options for each of several "
+                "(docs/configuration.md)"
+            )
     check_names(specs)
     return specs
 

@@ -27,7 +27,14 @@ class ModelSource:
 
 
 def open_source(source: ModelSource) -> Checkpoint:
-    """The model's files, opened and not loaded."""
+    """The model's files, opened and not loaded, with what its options override."""
+    from unspool.config import EngineConfig
+    from unspool.models.overridden import overridden
+
+    return overridden(_open(source), EngineConfig(**source.options))
+
+
+def _open(source: ModelSource) -> Checkpoint:
     if source.random is not None:
         from unspool.models.random import stand_in
 

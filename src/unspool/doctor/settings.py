@@ -56,4 +56,13 @@ def check_context(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-CHECKS = (check_generation, check_context)
+def check_overrides(subject: Subject) -> Iterator[Finding]:
+    for each in subject.checkpoint.overrides:
+        yield Finding(
+            "overridden", "note", "certain", f"{each.option} is set to {each.value}",
+            f"answers are those of that value; the model's own is {each.before or 'not set'}",
+            "leave the option away for the model's own value",
+        )  # fmt: skip
+
+
+CHECKS = (check_generation, check_context, check_overrides)

@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from unspool.config import EngineConfig
 from unspool.errors import UnspoolError
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
+from unspool.models.overridden import overridden
 from unspool.text.tokenizer import Tokenizer
 from unspool.weights.fields import read_json
 
@@ -64,8 +66,10 @@ def render(subject: Subject) -> Rendered | UnspoolError | None:
         return error
 
 
-def open_subject(model: Path | Checkpoint) -> Subject:
+def open_subject(model: Path | Checkpoint, options: Mapping[str, Any] | None = None) -> Subject:
+    """`options` are EngineConfig's; those that override what the model's files say hold here too."""
     checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+    checkpoint = overridden(checkpoint, EngineConfig(**(options or {})))
     tokenizer = checkpoint.tokenizer()
     read = _directory_facts if checkpoint.path.is_dir() else _file_facts
     generation, pad_id = read(checkpoint.path, tokenizer)

@@ -39,6 +39,7 @@ from unspool.engine.steps import StepMeter
 from unspool.errors import EngineClosedError, QueueFullError, RequestError
 from unspool.events import Event, FinishReason
 from unspool.models.costs import costs_of
+from unspool.models.overridden import overridden
 from unspool.models.registry import build
 from unspool.ops.storage import state_bytes
 from unspool.params import ResolvedParams, SamplingParams
@@ -84,6 +85,7 @@ class Engine:
         config = config or EngineConfig()
         self.ops = ops or backends.load(config)
         config = config.with_device_defaults(self.ops.name)
+        checkpoint = overridden(checkpoint, config)
         if config.quantize != "none":
             from unspool.models.quantize import loaded_as
 
@@ -96,9 +98,10 @@ class Engine:
         num_slots = num_states(storage, config, room)
         if room is not None:
             room -= (num_slots + 1) * state_bytes(storage) if num_slots else 0
-        num_blocks = num_kv_blocks(storage, checkpoint.config.context_length, config, room)
+        context = config.context_of(checkpoint.config.context_length)
+        num_blocks = num_kv_blocks(storage, context, config, room)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
-        self.context_length = min(checkpoint.config.context_length, num_blocks * config.block_size)
+        self.context_length = min(context, num_blocks * config.block_size)
         self.runner = make_runner(model, self.config, num_blocks, num_slots)
         # Weights may still be being packed on another core: whatever else takes time comes now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
@@ -124,6 +127,7 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self._last_read = 0.0
         self._is_closed = False
+        self._overrides = tuple(str(each) for each in checkpoint.overrides)
         if on_progress is not None:
             self.ops.finish_loading(on_progress)
             on_progress(1.0)
@@ -315,7 +319,7 @@ class Engine:
 
     def receipt(self, seed: int) -> Receipt:
         """What an answer with this seed is a function of, besides its prompt and its parameters."""
-        return Receipt(self.checkpoint.fingerprint, VERSION, self.ops.kernel_set, seed)
+        return Receipt(self.checkpoint.fingerprint, VERSION, self.ops.kernel_set, seed, self._overrides)
 
     @property
     def stats(self) -> Mapping[str, float]:

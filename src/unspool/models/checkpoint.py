@@ -8,8 +8,8 @@ file's own bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from unspool.config import ModelConfig
 from unspool.digest import sha256
 from unspool.errors import ModelError
 from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json, gguf_weights
+from unspool.overrides import Override
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.generation import (
     generation_from_gguf,
@@ -27,6 +28,7 @@ from unspool.weights.generation import (
 )
 from unspool.weights.gguf import GGUFFile, open_gguf
 from unspool.weights.mapping import read_samples, release
+from unspool.weights.overridden import OverriddenKeys
 from unspool.weights.weight import Weight
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class Checkpoint:
     eos_ids: tuple[int, ...]  # the ends that the model's files name, beyond what its tokenizer knows
     tool_template: str | None = None  # for conversations with tools, where the model has another template for them
     notes: tuple[str, ...] = ()  # what its files ask for that is not done; every answer carries it as a warning
+    overrides: tuple[Override, ...] = ()  # what a caller has set instead of what its files say
+    overridden_by: tuple[Any, ...] = ()  # the options that asked for it
 
     @cached_property
     def fingerprint(self) -> str:
@@ -61,6 +65,9 @@ class Checkpoint:
         it is no defence against someone who changes bytes in between.
         """
         digest = sha256(self.config.identity.encode())
+        for override in self.overrides:
+            if override.option == "override_kv":  # other overrides change the config, or the prompt alone
+                digest.update(f"\noverride {override.value}".encode())
         for name in sorted(self.weights):
             weight = self.weights[name]
             digest.update(f"\n{name} {weight.format} {weight.shape}\n".encode())
@@ -77,19 +84,26 @@ def sample_places(nbytes: int) -> list[int]:
     return [*(int(i * (last / (SAMPLES - 1))) for i in range(SAMPLES - 1)), last]
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Opens a GGUF file or a Hugging Face directory."""
+def open_checkpoint(path: str | Path, overrides: Sequence[str] = ()) -> Checkpoint:
+    """Opens a GGUF file or a Hugging Face directory. `overrides` are keys of a GGUF file, as KEY=TYPE:VALUE."""
     path = Path(path)
     if not path.exists():
         raise ModelError(f"{path} does not exist")
-    return _open_directory(path) if path.is_dir() else _open_file(path)
+    if not path.is_dir():
+        return _open_file(path, overrides)
+    if overrides:
+        raise ModelError(f"override_kv sets keys of GGUF files; {path} is a directory")
+    return _open_directory(path)
 
 
 # --- one file ----------------------------------------------------------------------------------------------------
 
 
-def _open_file(path: Path) -> Checkpoint:
+def _open_file(path: Path, overrides: Sequence[str] = ()) -> Checkpoint:
     file = open_gguf(path)
+    changed = OverriddenKeys(path, file.metadata, overrides) if overrides else None
+    if changed is not None:
+        file = replace(file, metadata=changed)
     config = config_from_gguf(file)
     keys = Fields(path, file.metadata, "tokenizer.")
     # Somebody may have put defaults beside the file, which has a place for them but rarely uses it.
@@ -99,10 +113,12 @@ def _open_file(path: Path) -> Checkpoint:
         from unspool.text.tokenizer import from_gguf
 
         made = from_gguf(file.metadata)
+        if changed is not None:
+            changed.check_read("")
         release([file.header])  # making tables looked at every token; a text needs few of them
         return made
 
-    return Checkpoint(
+    checkpoint = Checkpoint(
         path=path,
         name=model_name(path),
         config=config,
@@ -113,7 +129,11 @@ def _open_file(path: Path) -> Checkpoint:
         generation=generation_from_gguf(path, file.metadata) | beside,
         eos_ids=_gguf_eos(file, config),
         notes=(*ignored_of_gguf(path, file.metadata), *notes),
+        overrides=changed.told if changed is not None else (),
     )
+    if changed is not None:
+        changed.check_read("tokenizer.")  # those are read when the tokenizer is made
+    return checkpoint
 
 
 def _generation_file(file: Path, config: ModelConfig) -> tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]:

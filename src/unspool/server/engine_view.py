@@ -179,6 +179,7 @@ async def capabilities(service: Service, request: Request) -> Response:
             "drafters": list(engine.speculation.drafters),
             "orders": {name: jsonable(preset.stages) for name, preset in PRESETS.items()},
             "receipt": service.llm.receipt(0).as_dict(),
+            "overrides": [each.as_dict() for each in checkpoint.overrides],
             "parameters": parameters,
         }
     )

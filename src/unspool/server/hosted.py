@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from unspool.config import EngineConfig
 from unspool.errors import EngineClosedError, UnspoolError
+from unspool.models.overridden import overridden
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.metrics import Continued, Families, Metrics
@@ -144,7 +145,7 @@ class HostedModel(Families):
     def examine(self, budget: int | None) -> Needs:
         """Read the headers, once; what is not here is fetched."""
         if self.needs is None:
-            checkpoint = self.spec.open(self._on_fetch)
+            checkpoint = overridden(self.spec.open(self._on_fetch), EngineConfig(**self.spec.options))
             self.root = checkpoint.name
             self.needs = needs_of(checkpoint, self.spec.options, budget)
         return self.needs

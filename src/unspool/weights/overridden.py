@@ -1,0 +1,65 @@
+"""A GGUF file's keys with some of them set by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unspool.errors import ModelError
+from unspool.overrides import Override, parse_kv, typed
+
+
+class OverriddenKeys(dict[str, Any]):
+    """Metadata in which some keys have other values. It remembers which keys were looked at: an override of a key that
+    nothing reads does nothing, and is an error."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any], texts: Sequence[str]) -> None:
+        super().__init__(metadata)
+        self._path, self._read = path, set[str]()
+        told = []
+        for text in texts:
+            key, given = parse_kv(text)
+            before = metadata.get(key)
+            value = self[key] = self._checked(key, given, before)
+            if before != value:
+                told.append(Override("override_kv", f"{key}={typed(key, value)}", _written(before)))
+        self.told, self._changed = tuple(told), {parse_kv(text)[0] for text in texts}
+
+    def _checked(self, key: str, value: Any, before: Any) -> Any:
+        if type(before) is float and type(value) is int:
+            return float(value)
+        if before is not None and type(before) is not type(value):
+            kind = type(before).__name__ if isinstance(before, int | float | str) else "list"
+            raise ModelError(
+                f"override_kv: {self._path} has {key} as a {kind}, not as {type(value).__name__} {value!r:.60}"
+            )
+        return value
+
+    def check_read(self, *later: str) -> None:
+        """Raises for an override of a key that nothing has read; those that begin with `later` are read later."""
+        later = tuple(prefix for prefix in later if prefix)
+        for key in sorted(self._changed - self._read):
+            if later and key.startswith(later):
+                continue
+            from difflib import get_close_matches
+
+            close = get_close_matches(key, self._read, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ModelError(f"override_kv: nothing reads the key {key!r:.100} of {self._path}{hint}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+
+def _written(value: Any) -> str | None:
+    return None if value is None else f"{value!r:.60}"
