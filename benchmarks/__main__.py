@@ -14,6 +14,7 @@ NAMES = {
     "attacks": "how long /health takes while the server is attacked",
     "bits": "token ids and logprob bits of two checkouts",
     "evaluation": "lm-eval's scores through our adapter, our server and transformers",
+    "claims": "seven claims about greedy decoding and sampling",
     "extract": "facts extracted from sentences: freely, by a schema, by a tool",
 }
 

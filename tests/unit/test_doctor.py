@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.fixtures.small_vocabulary import SmallVocabulary
-from unspool.cli import main
+from tests.unit.schemas import validate
+from unspool.chat.answers import ToolCall
+from unspool.cli import faults, main
 from unspool.config import RopeScaling
 from unspool.doctor import Finding, Subject, examine, open_subject, serious_findings
 from unspool.doctor.settings import check_context
 from unspool.doctor.tensors import check_tensors, rounding_noise
 from unspool.doctor.tokens import check_duplicates
-from unspool.doctor.trial import judge
+from unspool.doctor.trial import judge, judge_calls
 from unspool.errors import ModelError
 from unspool.events import Timings, Usage
 from unspool.models.random import SHAPES, byte_vocabulary, random_checkpoint
@@ -225,18 +229,98 @@ def test_judging_a_trial() -> None:
     assert [f.severity for f in judge([completion("repetition")] * 2 + [completion("eos")] * 4)] == ["warning"]
 
 
+def answer(text: str, *calls: ToolCall, reason: Any = "eos") -> Any:
+    """As much of a Result as is looked at."""
+    return SimpleNamespace(text=text, tool_calls=calls, finish_reason=reason)
+
+
+CALL = ToolCall("1", "get_weather", '{"city": "Oslo"}')
+
+
+def test_judging_calls_of_tools() -> None:
+    good = answer("", CALL)
+    assert list(judge_calls([good, good], good, shows_tools=True)) == []
+    text = answer('{"name": "get_weather", "arguments": {"city": "Oslo"}}')
+    (finding,) = judge_calls([good, text], good, shows_tools=True)
+    assert (finding.code, finding.severity) == ("trial-no-tool-call", "warning")
+    assert finding.title.startswith("1 of 2 answers to a request for a tool")
+    assert "get_weather" in finding.title
+    (finding,) = judge_calls([text], good, shows_tools=False)
+    assert finding.severity == "note"
+    broken = [ToolCall("1", "get_weather", '{"city": "Os'), ToolCall("1", "get_weather", '{"city": 3}'),
+              ToolCall("1", "other", "{}")]  # fmt: skip
+    for bound in (answer("", call) for call in broken):
+        (finding,) = judge_calls([], bound, shows_tools=True)
+        assert (finding.code, finding.severity) == ("trial-call-broken", "error")
+    (finding,) = judge_calls([], answer('{"na', reason="length"), shows_tools=True)
+    assert (finding.code, finding.severity) == ("trial-call-broken", "warning")
+
+
 def test_the_command_reports_json_and_fails_on_errors(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_endless(model)
     assert main(["doctor", str(model), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
+    told = validate("doctor", json.loads(capsys.readouterr().out))
     assert told["counts"]["error"] == 1
-    assert {"code", "severity", "certainty", "title", "effect", "fix"} == set(told["findings"][0])
+
+
+# At every load ------------------------------------------------------------------------------------------------------
+RUN = ["run", "--raw", "hi", "-n", "1", "--temperature", "0", "--threads", "1", "-q"]
+
+
+def test_loading_tells_serious_findings_in_one_line(
+    model: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_endless(model)
+    for _ in range(2):  # found, and remembered
+        assert main([*RUN, "-m", str(model)]) == 0
+        assert capsys.readouterr().err == (
+            f"unspool: warning: no end token: the model's files name none; `unspool doctor {model}` says what to do\n"
+        )
+    write_model(model)  # mended
+    assert main([*RUN, "-m", str(model)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_remembered_model_is_not_examined_again(
+    model: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Starting must not get slower: the second time nothing of the doctor is run."""
+    write_model(model)
+    assert main([*RUN, "-m", str(model)]) == 0
+    monkeypatch.setattr(faults, "_find", lambda llm: pytest.fail("examined again"))
+    assert main([*RUN, "-m", str(model)]) == 0
+    (own_cache / "findings.json").write_text("[1]")  # no file of ours: as if there were none
+    monkeypatch.setattr(faults, "_find", lambda llm: ["a fault", "another"])
+    assert main([*RUN, "-m", str(model)]) == 0
+    assert "a fault (and 1 more); `unspool doctor" in capsys.readouterr().err
+
+
+def test_settings_beside_a_model_are_looked_at_again(
+    model: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_endless(model)
+    assert main([*RUN, "-m", str(model)]) == 0
+    assert "no end token" in capsys.readouterr().err
+    beside(model, eos_token_id=END)
+    assert main([*RUN, "-m", str(model)]) == 0
+    kept = json.loads((own_cache / "findings.json").read_text())
+    assert len(kept) == 2
+
+
+def test_only_so_many_models_are_remembered(model: Path, own_cache: Path) -> None:
+    own_cache.mkdir(parents=True)
+    (own_cache / "findings.json").write_text(json.dumps({str(n): [] for n in range(100)}))
+    write_model(model)
+    assert main([*RUN, "-m", str(model)]) == 0
+    assert len(json.loads((own_cache / "findings.json").read_text())) == faults.MOST_KEPT
 
 
 def test_the_command_tries_the_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Random weights repeat themselves: the trial says so."""
     assert main(["doctor", str(write_model(model)), "--try", "--quick"]) == 1
-    assert "6 of 6 answers repeat a passage" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert re.search("[456] of 6 answers repeat a passage", output)
+    assert "2 of 2 answers to a request for a tool have no call" in output
 
 
 def test_a_file_that_cannot_be_opened_is_no_finding(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unspool.cli.faults import warn_of_faults
 from unspool.cli.flags import engine_options
 from unspool.cli.status import Status, bar, wanted
 from unspool.cli.terminal import ProgressBar, human_bytes
@@ -49,7 +50,10 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
             checkpoint = _opened(namespace, path)
             progress.total = sum(weight.nbytes for weight in checkpoint.weights.values()) if status.is_wanted else 0
             on_progress = progress.take if progress.total > TOLD_BYTES else None
-            return LLM(checkpoint, on_progress=on_progress, **options), time.perf_counter() - start
+            llm = LLM(checkpoint, on_progress=on_progress, **options)
+            seconds = time.perf_counter() - start
+        warn_of_faults(llm, namespace.model)
+    return llm, seconds
 
 
 @dataclass

@@ -66,11 +66,14 @@ def render(subject: Subject) -> Rendered | UnspoolError | None:
         return error
 
 
-def open_subject(model: Path | Checkpoint, options: Mapping[str, Any] | None = None) -> Subject:
-    """`options` are EngineConfig's; those that override what the model's files say hold here too."""
+def open_subject(
+    model: Path | Checkpoint, options: Mapping[str, Any] | None = None, tokenizer: Tokenizer | None = None
+) -> Subject:
+    """`options` are EngineConfig's; those that override what the model's files say hold here too. `tokenizer`: the
+    checkpoint's own, where it was made already."""
     checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model)
     checkpoint = overridden(checkpoint, EngineConfig(**(options or {})))
-    tokenizer = checkpoint.tokenizer()
+    tokenizer = tokenizer or checkpoint.tokenizer()
     read = _directory_facts if checkpoint.path.is_dir() else _file_facts
     generation, pad_id = read(checkpoint.path, tokenizer)
     return Subject(checkpoint, tokenizer, generation, pad_id)
