@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.sampling.pipeline import Sampler
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DraftContext:
     """What a drafter sees of a request: its tokens so far, and a sampler that it may fork but must not change.
 

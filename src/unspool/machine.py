@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
-from dataclasses import dataclass
 
 from unspool.lazy import np
+from unspool.records import record
 
 ARRAY_BYTES = 256 << 20  # larger than any cache
 
@@ -45,7 +45,7 @@ def free_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Bandwidth:
     """How fast memory is read, and how that was found."""
 

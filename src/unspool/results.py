@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Generic, TypeVar, cast
 
 from unspool.chat.answers import Message, ToolCall
@@ -11,12 +11,13 @@ from unspool.chat.parts import Part
 from unspool.errors import RequestError
 from unspool.events import DraftStats, Event, Finished, FinishReason, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
+from unspool.records import record
 
 T = TypeVar("T")
 SHOWN_CHARS = 120  # of an answer, where a result is printed
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class Completion:
     """One answer. `tokens` carry what was asked for of each: logprob, alternatives, trace.
 
@@ -95,7 +96,7 @@ def figures(answer: Finished | Completion) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Receipt:
     """What the answer is a function of, besides the prompt and the parameters."""
 
@@ -110,7 +111,7 @@ class Receipt:
         return told | ({"overrides": list(self.overrides)} if self.overrides else {})
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class Result(Generic[T]):
     """All answers to one prompt; the first one's fields are the result's own. T is the type of `parsed`."""
 
@@ -215,7 +216,7 @@ class Result(Generic[T]):
         return list(self.choices[0].prompt_logprobs) or None
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Delta:
     """What one event adds to a choice."""
 
@@ -226,7 +227,7 @@ class Delta:
     held: str = ""  # text that waits: see Text
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Choice:
     """One answer while it grows. What comes after its message is full is left out."""
 

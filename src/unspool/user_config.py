@@ -20,11 +20,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from unspool.errors import ModelError, RequestError
+from unspool.records import record
 from unspool.suggest import nearest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}", re.ASCII)
@@ -35,7 +36,7 @@ MAX_BYTES = 1 << 20
 BUILT_IN = "smollm2"  # the default where the file names none
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class NamedModel:
     """One model of the file: `model` is whatever -m takes."""
 
@@ -49,7 +50,7 @@ class NamedModel:
         return (self.name, *self.aliases)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class UserConfig:
     """What the file says; everything is empty where there is no file."""
 

@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "unspool"
 # From the bottom to the top; what stands in one line does not see its neighbours. Imports for type checkers and those
 # inside functions count too. The numpy sampling stages are the specification of the GPU's, so they are below `ops`.
 LAYERS = (
+    ("records",),
     ("errors", "version", "digest", "lazy", "events", "plan", "web", "progress", "suggest"),
     ("isolation", "strict_json", "machine", "quiet", "hardware", "params", "cache"),
     ("user_config", "overrides", "schemas", "notebook", "reporting", "openai_client"),

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from unspool.errors import EngineError
+from unspool.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Snapshot:
     slot: int
     parent: bytes  # the key of the last full block before its end, or where the chain of keys starts

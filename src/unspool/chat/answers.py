@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from unspool.chat.parts import Arguments, Begin, Content, Part, Reasoning
 from unspool.events import Token
+from unspool.records import record
 from unspool.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:  # answers to raw prompts need none of these
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # answers to raw prompts need none of these
 BEFORE_ANSWER = ("start", "reasoning")  # states of a parser
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class ToolCall:
     """A call that the model wrote; `arguments` is its JSON text."""
 
@@ -45,7 +46,7 @@ class ToolCall:
         return found
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class AnswerSyntax:
     """How reasoning and calls are found in the answers to one request."""
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Content:
     """Text outside calls."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Reasoning:
     """What the model thought before it answered."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Begin:
     """A call begins; its arguments follow."""
 
@@ -27,7 +27,7 @@ class Begin:
     name: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Arguments:
     """More of a call's arguments, as JSON text."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from unspool.cli.status import Status, work_of
 from unspool.cli.terminal import hide_control_keys
 from unspool.events import Text
+from unspool.records import record
 from unspool.results import Result
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unspool.params import SamplingParams
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Answer:
     result: Result
     interrupted: bool

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from unspool.config import EngineConfig
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams, kinds, registry
 from unspool.params.kinds import Bias, Integer, Number, Order, Text, Texts, TokenIds, Word
 from unspool.params.registry import BY_NAME, PARAMETERS, Parameter
+from unspool.records import record
 from unspool.suggest import nearest
 from unspool.user_config import default_model
 
@@ -101,7 +101,7 @@ def _read(path: str) -> str:
 
 
 # Sampling ----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
+@record(frozen=True)
 class Flag:
     """One flag. `key` is a field of SamplingParams, or of what it holds: `constraint.regex`, `beam.width`."""
 
@@ -264,7 +264,7 @@ def value_of(flag: Flag, text: str) -> Any:
 
 
 # Engine ------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
+@record(frozen=True)
 class EngineFlag:
     field: str
     parse: Callable[[str], Any] | None

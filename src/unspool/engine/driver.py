@@ -25,7 +25,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -33,6 +33,7 @@ from unspool.engine.engine import Engine
 from unspool.errors import EngineClosedError, EngineDiedError, EngineError
 from unspool.events import Event, Failed, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
+from unspool.records import record
 from unspool.results import Receipt
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ T = TypeVar("T")
 Sink = Callable[[Event], None]  # must not raise and must not block
 
 
-@dataclass(eq=False, slots=True)
+@record(eq=False, slots=True)
 class Submission:
     """A request for the engine and where its events go: to `sink`, called in `loop` or, without one, by the engine
     thread. `id`, `resolved` and `receipt` are there once the engine has taken it."""
@@ -63,7 +64,7 @@ class Submission:
         self.num_left = self.params.n
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Reply:
     value: Any = None
     error: BaseException | None = None
@@ -74,7 +75,7 @@ class Reply:
         return self.value
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Call:
     function: Callable[[Engine], Any]
     reply: Callable[[Reply], None]

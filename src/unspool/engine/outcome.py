@@ -5,16 +5,16 @@ A branch says what came; `ActiveRequests.apply` makes it true, in one place, onc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unspool.events import FinishReason, Token
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.engine.branch import Branch
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ending:
     """The answer is whole."""
 
@@ -22,21 +22,21 @@ class Ending:
     stop: str | int | None = None  # the stop string or end token that matched, or the stop rule's name
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rewind:
     """Keep this many output tokens and continue with another token than the one that stood there."""
 
     num_output: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Failure:
     """The answer cannot go on."""
 
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Survivor:
     """A beam of the next step: the beam it comes from, and by which token. If `is_fork`, others come from that too."""
 
@@ -45,7 +45,7 @@ class Survivor:
     is_fork: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Generation:
     """What a beam search has decided: who goes on, in order, and who is dropped. None goes on when it is over."""
 

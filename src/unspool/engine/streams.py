@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +20,7 @@ from unspool.engine.driver import Driver, Sink, Submission, call_soon
 from unspool.errors import RequestError
 from unspool.events import Event, Failed, Finished, FinishReason, Text
 from unspool.params import ResolvedParams, SamplingParams
+from unspool.records import record
 from unspool.results import Fold, Result
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Put = Callable[[Sequence[Event]], object]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Generation:
     """What is to be generated."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from unspool.models.blocks import MixerFunction, Norm, Place, RmsNorm
 from unspool.models.rotary import Rotary
 from unspool.ops import AttentionSpec, Batch, KVCache, Part, Rows, Vector
 from unspool.ops.storage import KeyValues, Storage
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Attention:
     """W_o · attend(rotate(norm(W_qkv · x)))"""
 

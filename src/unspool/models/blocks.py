@@ -7,7 +7,7 @@ came from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal, Protocol
 
 from unspool.models.rotary import Rotary
@@ -15,6 +15,7 @@ from unspool.models.tensors import TensorReader
 from unspool.ops import Batch, Experts, KVCache, Matrix, Ops, Rope, Rows, Vector
 from unspool.ops.routing import Routing
 from unspool.ops.storage import Storage
+from unspool.records import record
 
 # Residual streams: what a block computes is added to `residual`, where one is given.
 NormFunction = Callable[[Rows, Rows | None], Rows]
@@ -22,7 +23,7 @@ MixerFunction = Callable[[Rows, Rows | None, Batch, KVCache], Rows]
 FeedForwardFunction = Callable[[Rows, Rows | None], Rows]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Place:
     """Where a block is bound: a layer of a model, and the tensors of that layer."""
 
@@ -93,7 +94,7 @@ class FeedForward(Protocol):
     def bind(self, place: Place) -> FeedForwardFunction: ...
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RmsNorm:
     """x / rms(x) · weight; the weight may be missing."""
 
@@ -110,7 +111,7 @@ class RmsNorm:
         return lambda x, residual: ops.norm(x, weight, eps, residual)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class LayerNorm:
     """(x - mean) / deviation · weight + bias; weight and bias may be missing."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from unspool.digest import sha256
 from unspool.errors import ModelError
 from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json, gguf_weights
 from unspool.overrides import Override
+from unspool.records import record
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.generation import (
     generation_from_gguf,
@@ -39,7 +40,7 @@ SAMPLES = 16  # chunks of each tensor that the fingerprint reads
 SAMPLE_BYTES = 256
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Checkpoint:
     """A model that can be built: its shape, its weights, and what it says about its text and its defaults."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unspool.config import EngineConfig, ModelConfig
@@ -12,6 +11,7 @@ from unspool.models.attention import Attention
 from unspool.models.layers import Architecture
 from unspool.models.registry import architecture_of
 from unspool.ops.storage import kv_bytes_per_token, state_bytes
+from unspool.records import record
 from unspool.weights.weight import Weight
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")  # a step reads a row a token
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ExpertLayer:
     """The experts of one layer, of which a row uses a few."""
 
@@ -33,7 +33,7 @@ class ExpertLayer:
         return self.nbytes * (1 - (1 - self.num_used / self.num_experts) ** rows)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Span:
     """Layers whose queries look at the same number of keys: all, or those of a window."""
 
@@ -45,7 +45,7 @@ class Span:
         return context if self.window is None else min(context, self.window)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StepCosts:
     """Bytes and floating-point operations of a model's steps. A multiply-add is two operations."""
 

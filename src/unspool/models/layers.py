@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from unspool.config import Activation
@@ -23,6 +23,7 @@ from unspool.models.blocks import (
 from unspool.models.tensors import TensorReader
 from unspool.ops import Batch, KVCache, Part, Rows
 from unspool.ops.storage import Storage, Widths
+from unspool.records import record
 
 # The stream, the batch, the cache, and the model's TokenInputs, where it has some.
 LayerFunction = Callable[[Rows, Batch, KVCache, tuple[Rows, Rows] | None], Rows]
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Glu:
     """A gated feed-forward: W_down · (activation(W_gate · x) · (W_up · x))"""
 
@@ -77,7 +78,7 @@ class Glu:
         return forward
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Mlp:
     """A feed-forward without a gate: W_down · activation(W_up · x)"""
 
@@ -104,7 +105,7 @@ class Mlp:
         return forward
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class TokenInputs:
     """What a model knows of each token for each layer, beside the stream: `width` values from a table of its own, and
     as many that are projected from the embedding. `TokenInput` is how a layer takes its share."""
@@ -123,7 +124,7 @@ class TokenInputs:
         return inputs
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class TokenInput:
     """The end of a layer: x + norm(W_proj · (activation(W_gate · x) · (embedded + norm(projected)) / √2))"""
 
@@ -146,7 +147,7 @@ class TokenInput:
         return forward
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Layer:
     """A mixer, then a feed-forward, or one of them alone; which norms there are says where they stand.
 
@@ -216,7 +217,7 @@ class Layer:
         return finish
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Architecture:
     """A whole model: embedding, layers, norm, head."""
 

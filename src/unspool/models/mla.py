@@ -12,15 +12,15 @@ single tokens are computed in this one way, so a row's bits do not depend on how
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from unspool.models.blocks import MixerFunction, Place, RmsNorm
 from unspool.models.rotary import Rotary
 from unspool.ops import AttentionSpec, Batch, KVCache, Part, Rows
 from unspool.ops.storage import KeyValues, Storage
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Mla:
     num_heads: int
     latent_dim: int

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unspool.config import Activation
 from unspool.models.layers import FeedForwardFunction, Glu, Mlp, Place
 from unspool.ops import ExpertWeights, Rows
 from unspool.ops.routing import Routing
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Moe:
     """Σ weight_e · expert_e(x) over the experts that `routing` gives a row, + shared(x) where there is a shared one.
 

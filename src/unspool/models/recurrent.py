@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from unspool.models.blocks import MixerFunction, Place
 from unspool.ops import Batch, ConvSpec, KVCache, Part, RecurrenceSpec, Rows
 from unspool.ops.storage import State, Storage
+from unspool.records import record
 
 CONV, MEMORY = "conv", "memory"  # names of states
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ShortConv:
     """W_out · (c · conv(b · x)), where b, c and x are W_in's: a convolution over a few tokens, with gates."""
 
@@ -47,7 +46,7 @@ class ShortConv:
         return forward
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeltaNet:
     """A gated delta net: W_out · (norm(delta(conv(W_qkv · x))) · silu(W_z · x))"""
 
@@ -126,7 +125,7 @@ class DeltaNet:
         return [Part(at, group) for at in starts] + [Part(at + group, group) for at in starts]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Mamba2:
     """W_out · norm(scan(conv(W_x · x)) · silu(W_z · x))"""
 

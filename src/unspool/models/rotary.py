@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from unspool.config import RopeScaling, RopeStyle
 from unspool.ops import Rope
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Rotary:
     """How queries and keys are rotated: `dim` channels of each head, pair i by position · theta^(-2i/dim)."""
 

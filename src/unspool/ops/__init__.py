@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from unspool.config import Activation, EngineConfig, RopeStyle
@@ -24,6 +23,7 @@ from unspool.ops.recurrence import ConvSpec, RecurrenceSpec
 from unspool.ops.routing import Routing
 from unspool.ops.step import ArrayBatch, Batch, DeviceSampling, Draws, HostRows, Launched, Step
 from unspool.ops.storage import Storage, Widths
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -40,7 +40,7 @@ Vector = Any  # a body's own kind of prepared float32 vector, from Ops.vector
 Experts = Any  # a body's own kind of prepared experts, from Ops.experts
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Rope:
     """Rotary positions: channel pair i of each head turns by position · inv_freq[i]; cos and sin are times `scale`."""
 
@@ -49,7 +49,7 @@ class Rope:
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Part:
     """Columns of a row: copied, times their weights ("scaled"), or normed and then times their weights.
 
@@ -61,7 +61,7 @@ class Part:
     norm: Literal["copy", "rms", "centered", "scaled"] = "copy"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class AttentionSpec:
     """One layer's attention: heads, rotation, optional per-head norms, what a query may see."""
 
@@ -94,7 +94,7 @@ class AttentionSpec:
         return self.num_heads * self.head_dim + kept
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ExpertWeights:
     """The experts of a layer."""
 

@@ -6,15 +6,15 @@ reached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from unspool.config import Activation
+from unspool.records import record
 
 Vector = Any  # a backend's own, from Ops.vector
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ConvSpec:
     """A causal convolution over the last tokens of a sequence, each channel by itself.
 
@@ -40,7 +40,7 @@ class ConvSpec:
         return self.channels + max(self.start, self.before or 0, self.after or 0)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RecurrenceSpec:
     """A matrix S [key_dim, value_dim] of each head, which decays with each token and takes it in:
 

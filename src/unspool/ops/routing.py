@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from unspool.lazy import np
+from unspool.records import record
 
 Scoring = Literal["softmax", "sigmoid"]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Routing:
     """Which experts a row uses, and with which weights, by the router's logits of that row alone.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from unspool.records import record
 
-@dataclass(frozen=True)
+
+@record(frozen=True)
 class KeyValues:
     """A key and a value of every token, for each KV head."""
 
@@ -24,7 +25,7 @@ class KeyValues:
         return self.num_heads * (self.key_dim + self.value_dim)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class State:
     """An array of each sequence, of one size however long the sequence is. It begins as zeros."""
 
@@ -37,7 +38,7 @@ class State:
         return 4 * math.prod(self.shape)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Storage:
     """What one layer keeps. A layer that reads another's keys and values keeps none itself."""
 
@@ -82,7 +83,7 @@ def integer_key_bytes(head_dim: int) -> int:
     return narrow + 2 * (wide + wide % 2)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Widths:
     """How many values a row has where it is widest: what a step's memory is planned with."""
 

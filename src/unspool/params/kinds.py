@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from unspool.errors import RequestError
 from unspool.params import checks
+from unspool.records import record
 
 Schema = dict[str, Any]
 MAX_STRINGS = 1024
@@ -34,7 +34,7 @@ class Kind(Protocol):
     def schema(self) -> Schema: ...
 
 
-@dataclass(eq=False, repr=False)
+@record(eq=False, repr=False)
 class Integer:
     low: int
     high: int | None = None
@@ -56,7 +56,7 @@ class Integer:
         return {"type": "integer", "minimum": low, **({} if self.high is None else {"maximum": self.high})}
 
 
-@dataclass(eq=False, repr=False)
+@record(eq=False, repr=False)
 class Number:
     low: float
     high: float
@@ -88,7 +88,7 @@ class Flag:
         return {"type": "boolean"}
 
 
-@dataclass(eq=False, repr=False)
+@record(eq=False, repr=False)
 class Word:
     words: tuple[str, ...]
 
@@ -138,7 +138,7 @@ class Texts:
         return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STRINGS}]}
 
 
-@dataclass(eq=False, repr=False)
+@record(eq=False, repr=False)
 class TokenIds:
     least: int = 0  # how many a request must name
     annotation = "Sequence[int]"
@@ -167,7 +167,7 @@ class Bias:
         return {"type": "object", "additionalProperties": value}
 
 
-@dataclass(eq=False, repr=False)
+@record(eq=False, repr=False)
 class Anything:
     """A value that is checked elsewhere."""
 
@@ -182,7 +182,7 @@ class Anything:
         return {"description": self.about}
 
 
-@dataclass(eq=False, repr=False)
+@record(eq=False, repr=False)
 class Either:
     kinds: tuple[Kind, ...]
     range: str  # in words
@@ -205,7 +205,7 @@ class Either:
         return {"anyOf": [kind.schema() for kind in self.kinds]}
 
 
-@dataclass(eq=False, repr=False)
+@record(eq=False, repr=False)
 class Record:
     """An object of one class, whose fields have kinds of their own."""
 

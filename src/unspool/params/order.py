@@ -7,11 +7,12 @@ honoured; docs/sampling.md says which ones those are. The draw always comes last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from unspool.errors import RequestError
 from unspool.params.registry import PARAMETERS
+from unspool.records import record
 from unspool.suggest import nearest
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _MASKS = ("bias", "allowed", "constraint")
 _PENALTIES = ("repetition", "frequency", "presence", "dry", "no_repeat_ngram")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Preset:
     """An order of stages, and which tokens its penalties count (a window of -1 looks back on everything)."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from unspool.params.kinds import (
@@ -27,6 +26,7 @@ from unspool.params.kinds import (
     Word,
 )
 from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
+from unspool.records import record
 
 MAX_SEED = 2**53 - 1  # larger integers do not survive JSON in every language
 
@@ -35,7 +35,7 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(7), "little") & MAX_SEED
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StageSpec:
     """A step from logits to a token, by name. It runs where one of its parameters is on."""
 
@@ -45,7 +45,7 @@ class StageSpec:
     function: Callable[[Any, Any], Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Parameter:
     name: str
     kind: Kind

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from unspool.errors import RequestError
 from unspool.params import checks
 from unspool.params.kinds import MAX_STRINGS, Anything, Either, Flag, Integer, Kind, Number, Text, Word
+from unspool.records import record
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = get_args(ConstraintKind)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Constraint:
     """What an answer must look like: `value` is a schema, an expression, the choices or a grammar, by `kind`."""
 
@@ -40,7 +40,7 @@ class Constraint:
             object.__setattr__(self, "value", choices)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ThinkingMarks:
     """How an answer's thinking is told from the rest: by the marks around it.
 
@@ -71,7 +71,7 @@ class ThinkingMarks:
                 raise RequestError(f"{field} is empty; it is the mark to look for", field)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class BeamParams:
     """Beam search instead of a draw: the `width` best prefixes, by their logprobs' sum over length**length_penalty."""
 
@@ -90,7 +90,7 @@ class BeamParams:
             kind.check(f"beam.{name}", getattr(self, name))
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RepetitionDetector:
     """Finish (reason `repetition`) when the output ends in one run of at most `period` tokens, `repeats` times over,
     that has at least `length` tokens in all: a line of dashes is no loop."""

@@ -14,12 +14,12 @@ or when the length is reached. Pure Python over (token, logprob) pairs: the engi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from unspool.params import BeamParams
+from unspool.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Hypothesis:
     """Output tokens that ended, by an end token or (`is_cut`) by the length, and their score."""
 
@@ -29,7 +29,7 @@ class Hypothesis:
     is_cut: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Beam:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -39,7 +39,7 @@ class Beam:
         return sum(self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Step:
     """A running beam of the next step: the place of the beam it continues, and by which token."""
 

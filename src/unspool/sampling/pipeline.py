@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +19,7 @@ from unspool.lazy import lazy, np
 from unspool.params import ResolvedParams
 from unspool.params.order import DRAW_STAGES, SPECS, STAGES
 from unspool.params.resolve import is_on
+from unspool.records import record
 from unspool.sampling import native as fast
 from unspool.sampling.state import History
 
@@ -54,7 +54,7 @@ class Matcher(Protocol):
     def forced(self) -> list[int]: ...
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Choice:
     """A token, and what was asked to be told of it. Without logprobs, `logprob` is NaN and `rank` None."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unspool.drafter import BaseDrafter
 from unspool.plan import Plan, Work
+from unspool.records import record
 from unspool.speculate.estimates import (
     MAX_CHANCE,
     MAX_DRAFT,
@@ -28,7 +28,7 @@ MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
 LIKELY_ANSWER = 512  # tokens, unless the request wants fewer
 
 
-@dataclass
+@record
 class Guess:
     """A draft that was proposed: `sent` of it were given to the model to check."""
 

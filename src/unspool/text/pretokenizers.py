@@ -11,13 +11,13 @@ Patterns are the models' own (Oniguruma syntax, Unicode classes). Names are the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
 from unspool.errors import ModelError
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class PreTokenizer:
     """The cutting rule of one family of vocabularies, and the two habits that come with it."""
 

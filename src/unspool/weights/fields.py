@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from unspool.errors import ModelError
+from unspool.records import record
 
 MAX_JSON = 64 << 20
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Fields:
     """A mapping from a stranger. Every getter checks type and range and names the file and the field."""
 

@@ -9,11 +9,11 @@ Formats of 32 values a block are here, those of 256 (the k-quants) in `kquants`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unspool.errors import ModelError
 from unspool.lazy import np
+from unspool.records import record
 from unspool.weights import fp8, kquants
 from unspool.weights.kquants import half, half_bytes
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Blocks = np.ndarray  # decoded: (n, block) float32; encoded: (n, bytes_per_block) uint8
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Format:
     """A storage format: `block` values in `bytes_per_block` bytes."""
 

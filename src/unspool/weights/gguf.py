@@ -18,11 +18,11 @@ import re
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from unspool.errors import ModelError
+from unspool.records import record
 from unspool.text.texts import read_texts
 from unspool.weights.formats import FORMATS
 from unspool.weights.gguf_layout import ARRAY, MAGIC, OTHER_FORMATS, SCALARS, STRING, TENSOR_FORMATS
@@ -42,7 +42,7 @@ MAX_NESTING = 2
 LARGE = 1024  # elements: longer arrays are kept as the file has them, not as Python's objects
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class GGUFFile:
     """An open GGUF file. The tensors keep the memory map alive."""
 
@@ -226,7 +226,7 @@ def _metadata(reader: Reader, num_keys: int) -> dict[str, Any]:
     return metadata
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _TensorInfo:
     name: str
     format: str

