@@ -2,7 +2,7 @@
 
 A dataclass compiles up to six methods for each class. A first token waits for more than a hundred classes, so a record
 compiles `__init__` alone and shares the others; with plain dataclasses `unspool bench startup` takes 20 ms longer.
-Records are dataclasses: `fields`, `replace` and `asdict` work, and type checkers see `dataclass`. Assigning a field of a
+Records are dataclasses: `fields`, `replace` and `asdict` work, and type checkers see `dataclass`. Assigning fields of a
 frozen record takes longer, so what is made for every step of an engine is a dataclass.
 """
 
