@@ -3,6 +3,8 @@
 
 PYTHON  ?= python3
 VENV    ?= .venv
+# Of `make test-cluster`: Ray is large, and stays out of the other one.
+CLUSTER_VENV ?= .venv-cluster
 EXTRAS  ?= server otel test dev interpreter
 PROMPT  ?= Why is the sky blue?
 # Everyone sees README's answer; so small a model goes on and on with some seeds.
@@ -34,7 +36,7 @@ SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web test-eval eval-env test-clients web check-web lint \
+.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web check-web lint \
         native bench clean
 .DELETE_ON_ERROR:
 
@@ -44,6 +46,7 @@ help:
 	@echo "make test-slow      the tests that take longer"
 	@echo "make test-models    every family and variant of models over 600 tokens"
 	@echo "make test-gpu       the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
+	@echo "make test-cluster   replicas on a real Ray cluster, killed, stopped and updated, in $(CLUSTER_VENV)"
 	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
 	@echo "make web            build the inspector's page, which \`unspool serve\` serves at / and \`unspool inspect\` opens"
 	@echo "make test-web       the inspector in a headless Chromium (Debian: apt install chromium)"
@@ -59,10 +62,10 @@ demo: $(STAMPS)/install
 	$(BIN)/unspool run "$(PROMPT)" --seed $(SEED)
 
 test: $(TESTING) $(STAMPS)/install lint check-web
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu and not cluster" $(PYTEST)
 
 test-slow: $(TESTING) $(STAMPS)/install
-	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST)
+	$(BIN)/python -m pytest -m "slow and not gpu and not cluster" $(PYTEST)
 
 # What transformers computed of each is in tests/fixtures; scripts/fixture_families.py makes it.
 test-models: $(TESTING) $(STAMPS)/install
@@ -85,6 +88,12 @@ test-sanitize: $(TESTING) $(STAMPS)/install
 	TSAN_OPTIONS=die_after_fork=0:handle_segv=0:handle_sigbus=0 \
 	$(BIN)/python -m pytest --capture=sys -p tests.native_build --native $(SANITIZED)/_native*.so \
 	    -m "not slow and not gpu" $(SANITIZED_TESTS) $(if $(THREADS),--deselect $(FORKING)) $(PYTEST)
+
+test-cluster:
+	$(MAKE) VENV=$(CLUSTER_VENV) EXTRAS="server cluster kv-events otel test" cluster-tests
+
+cluster-tests: $(TESTING) $(STAMPS)/install
+	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST)
 
 lint: $(TESTING)
 	$(BIN)/ruff check src tests scripts benchmarks
@@ -134,7 +143,7 @@ bench: $(STAMPS)/install
 	@for name in $(BENCH); do $(BIN)/unspool bench $$name || exit; done
 
 clean:
-	rm -rf build dist $(VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(CLUSTER_VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

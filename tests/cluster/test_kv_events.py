@@ -32,14 +32,24 @@ class Follower:
         self._socket.setsockopt(zmq.RCVTIMEO, 30_000)
         self._socket.connect(address)
 
+    def payloads(self) -> list[bytes]:
+        return [payload for _, payload in self._received(0)]
+
     def messages(self, first: int = 0) -> list[dict[str, Any]]:
+        found = []
+        for number, payload in self._received(first):
+            _, events, _ = msgspec.msgpack.decode(payload)
+            found.append({"number": int.from_bytes(number, "big"), "events": events})
+        return found
+
+    def _received(self, first: int) -> list[tuple[bytes, bytes]]:
         self._socket.send_multipart((b"", first.to_bytes(8, "big")))
         found = []
         while True:
             _, number, payload = self._socket.recv_multipart()
             if number == END:
                 return found
-            found.append({"number": int.from_bytes(number, "big"), **msgspec.msgpack.decode(payload)})
+            found.append((number, payload))
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -97,10 +107,68 @@ def test_subscribers_get_events_as_they_come() -> None:
         topic, number, payload = subscriber.recv_multipart()
         assert topic == b"kv"
         assert len(number) == 8
-        assert msgspec.msgpack.decode(payload)["events"][0]["token_ids"] == [1, 2]
+        assert msgspec.msgpack.decode(payload)[1][0]["token_ids"] == [1, 2]
     finally:
         subscriber.close(linger=0)
         publisher.close()
+
+
+class Event(msgspec.Struct, tag=True, omit_defaults=True):
+    """vLLM's events, as its documentation declares them: maps, with the name of the class as `type`."""
+
+
+class BlockStored(Event):
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+
+
+class BlockRemoved(Event):
+    block_hashes: list[int | bytes]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved]
+    data_parallel_rank: int | None = None
+
+
+def test_messages_are_those_of_vllm() -> None:
+    """Decoded by its schema, and byte for byte what its encoder makes of the same values."""
+    address = Address(free_address(), free_address())
+    publisher = Publisher(address, 16, "GPU")
+    assert address.replay is not None
+    follower = Follower(address.replay)
+    try:
+        publisher.stored(b"\xff" * 8, b"r" * 8, [1, 2])
+        publisher.stored(b"\x00" * 7 + b"\x05", b"\xff" * 8, [70_000])
+        publisher.removed(b"\xff" * 8)
+        payloads: list[bytes] = []
+        events: list[Event] = []
+        while len(events) < 3:
+            payloads = follower.payloads()
+            events = [event for each in payloads for event in msgspec.msgpack.decode(each, type=Batch).events]
+    finally:
+        follower.close()
+        publisher.close()
+    assert events == [
+        BlockStored([2**64 - 1], None, [1, 2], 16, None, "GPU", None),
+        BlockStored([5], 2**64 - 1, [70_000], 16, None, "GPU", None),
+        BlockRemoved([2**64 - 1], "GPU"),
+    ]
+    for payload in payloads:
+        batch = msgspec.msgpack.decode(payload, type=Batch)
+        assert batch.data_parallel_rank == 0
+        assert msgspec.msgpack.encode(batch) == payload
+        assert payload[0] == 0x93, "an array of three"
 
 
 def test_an_address_in_use_is_refused_by_name() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unspool.cluster import numa
-from unspool.cluster.local import LocalTransport, local_nodes
+from unspool.cluster.local import LocalTransport
 from unspool.cluster.models import ModelSource, open_source, resolver
 from unspool.cluster.pool import ReplicaPool
 from unspool.engine.driver import Submission
@@ -144,21 +143,3 @@ def test_a_process_ends_with_its_parent() -> None:
         await client.pool.shutdown()
 
     asyncio.run(check())
-
-
-@pytest.mark.parametrize(("text", "expected"), [("0-3,8,10-11\n", {0, 1, 2, 3, 8, 10, 11}), ("5", {5}), ("\n", set())])
-def test_the_kernels_lists_of_processors(text: str, expected: set[int]) -> None:
-    assert numa.parse_list(text) == expected
-
-
-def test_nodes_are_those_with_memory_and_processors_that_may_be_used(tmp_path: Path) -> None:
-    for number, processors, total in ((0, "0-3", 1000), (1, "4-7", 1000), (2, "", 1000), (3, "8-9", 0)):
-        node = tmp_path / f"node{number}"
-        node.mkdir()
-        (node / "cpulist").write_text(processors + "\n")
-        (node / "meminfo").write_text(f"Node {number} MemTotal:       {total} kB\n")
-    found = numa.nodes(tmp_path, allowed=range(2, 10))
-    assert found == [numa.Node(0, (2, 3)), numa.Node(1, (4, 5, 6, 7))]
-    assert local_nodes(3, lambda: found) == [found[0], found[1], found[0]]
-    assert numa.nodes(tmp_path / "missing", allowed=[1, 0]) == [numa.Node(0, (0, 1))]
-    assert local_nodes(2, lambda: found[:1]) == [None, None], "one node binds nobody"

@@ -82,6 +82,7 @@ def test_several_schemas_in_one_grammar() -> None:
         ('start[stop = "b"]: /a+/', "the attribute 'stop' is not supported"),
         ("start: %json {", "%json needs JSON after it"),
         ("start: missing", "unknown name"),
+        ("start: (", "Expected token"),
         ('{"grammars": []}', "Lark text, not JSON"),
         ("start: A\nA: B{1000}\nB: C{1000}\nC: /ab/", "start has 2,000,000 parts"),
         ("start: /((a{100}){100}){100}/", "start has 1,000,000 parts"),

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "explain": "answer a prompt and say why each token was chosen",
     "serve": "serve OpenAI's API on a port",
     "inspect": "open a page that shows and steers how an answer comes about",
+    "cluster": "serve from several machines, on a Ray cluster",
     "batch": "answer a file of requests, resumable",
     "plan": "what a model needs and how fast it can be, before it is loaded",
     "score": "how likely a model finds a text: perplexity, bits per byte, each token",

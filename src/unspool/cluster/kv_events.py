@@ -1,8 +1,9 @@
 """What the prefix cache holds, published for routers of other projects: vLLM's KV-cache events over ZeroMQ.
 
-A PUB socket sends messages of three frames: the topic, a sequence number (8 bytes, big-endian), and a MessagePack map
-`{ts, events}`. An event is a map whose `type` is BlockStored (`block_hashes`, `parent_block_hash`, `token_ids`,
-`block_size`, `lora_id`, `medium`, `lora_name`) or BlockRemoved (`block_hashes`, `medium`). A ROUTER socket sends past
+A PUB socket sends messages of three frames: the topic, a sequence number (8 bytes, big-endian), and a MessagePack array
+`[time, events, 0]`; the 0 is vLLM's number of a data-parallel rank. An event is a map whose `type` is BlockStored
+(`block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `medium`, `lora_name`) or BlockRemoved
+(`block_hashes`, `medium`), as vLLM writes it since June 2026; before, events were arrays. A ROUTER socket sends past
 messages again: a request is the first sequence number that is wanted, and the answer ends with the number -1.
 """
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAX_PENDING = 100_000  # events that wait for the publishing thread; more are dropped and counted
 MAX_REPLAY = 10_000  # messages that can be asked for again
 GATHER_SECONDS = 0.01  # events of so long a time go out together
+RANK = 0
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -117,7 +119,7 @@ class Publisher:
         self._context.destroy(linger=100)
 
     def _publish(self, events: list[dict[str, Any]]) -> None:
-        number, payload = self._number.to_bytes(8, "big"), self._encode({"ts": time.time(), "events": events})
+        number, payload = self._number.to_bytes(8, "big"), self._encode((time.time(), events, RANK))
         self._number += 1
         self._events.send_multipart((self._topic, number, payload))
         self._sent.append((number, payload))

@@ -44,10 +44,10 @@ def parse_list(text: str) -> set[int]:
     return numbers
 
 
-def bind(node: Node) -> None:
+def bind(node: Node, root: Path = NODES) -> None:
     """Keep this process and every thread that it starts on a node, and take its memory from there."""
     os.sched_setaffinity(0, node.processors)
-    if len(list(NODES.glob("node[0-9]*"))) < 2:
+    if len(list(root.glob("node[0-9]*"))) < 2:
         return  # one node has all memory
     number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:

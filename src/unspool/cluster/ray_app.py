@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from unspool.cluster import wire
+from unspool.cluster import watchdog, wire
 from unspool.cluster.app_options import AppOptions
 from unspool.cluster.back import load_replica, replica_options
 from unspool.cluster.front import start_service
@@ -26,17 +26,21 @@ from unspool.cluster.ray_transport import RayTransport
 from unspool.events import FinishReason
 from unspool.server.run import set_up_logging
 
+HANGS = 3  # times the silence after which a replica counts as lost, its process is killed if it is still hung
 MANY = 100_000  # requests that Serve lets through: the engines' own queues decide, and answer 429
 
 
 class Engine:
     """A replica: one engine behind Serve's calls. The first argument of each is for the router."""
 
-    def __init__(self, source: Mapping[str, Any], options: Mapping[str, Any], log_socket: str | None) -> None:
+    def __init__(
+        self, source: Mapping[str, Any], options: Mapping[str, Any], hang: float, log_socket: str | None
+    ) -> None:
         _log_to(log_socket)
         self._name = name_of(serve.get_replica_context().replica_id)
         self._replica = load_replica(self._name, ModelSource(**source), options)
         self._num_reports = 0
+        watchdog.start(hang)
 
     async def stream(self, route: Mapping[str, Any], data: bytes) -> AsyncIterator[bytes]:
         """The replica's name, then the messages of one request."""
@@ -126,7 +130,7 @@ def build(options: Mapping[str, Any]) -> serve.Application:
             request_routing_stats_period_s=asked.report_period,
             request_routing_stats_timeout_s=asked.silence,
         ),
-    ).bind(asked.source.as_dict(), replica_options(asked.server_config()), asked.log_socket)
+    ).bind(asked.source.as_dict(), replica_options(asked.server_config()), HANGS * asked.silence, asked.log_socket)
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")  # read when Serve is imported
 
+import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
@@ -18,18 +21,47 @@ from unspool.errors import EngineError
 APP = "unspool"
 
 
-def deploy(asked: AppOptions, host: str, port: int, *, name: str = APP, prefix: str = "/") -> None:
-    """Run the application, or update the one of this name, until every replica is there."""
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[None]:
+    """A Ray cluster that runs already."""
+    quiet_ray()
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "on this machine" if address == "auto" else f"at {address}"
+        hint = "; `ray start --head` starts one" if address == "auto" else f": {error}"
+        raise EngineError(f"no Ray cluster was found {where}{hint}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def quiet_ray() -> None:
+    """What goes wrong is told by errors; progress is ours to tell."""
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def stop(name: str) -> None:
+    """End an application, and wait until it is gone."""
+    serve.delete(name)
+
+
+def deploy(asked: AppOptions, host: str, port: int, *, name: str = APP, prefix: str = "/") -> bool:
+    """Run the application, or update the one of this name, until every replica is there. Whether Serve was started for
+    it: one that ran already listens where it did."""
     from unspool.cluster.ray_app import build
 
     application = build(dataclasses.asdict(asked))
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    is_new = not serve.status().proxies
     quiet = LoggingConfig(log_level="ERROR", enable_access_log=False)
     serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port}, logging_config=quiet)
     try:
         serve.run(application, name=name, route_prefix=prefix, logging_config=None)
     except RuntimeError as error:
         raise EngineError(f"the application could not be deployed: {why_not(name) or error}") from error
+    return is_new
 
 
 def why_not(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.server.tracing import ReplicaSpan
 
+log = logging.getLogger("unspool.cluster")
 Pages = Callable[[wire.PageRequest], Awaitable[wire.PageAnswer]]
 HEARTBEAT = 1.0  # seconds of silence after which a stream says that its replica is alive
 
@@ -44,7 +46,9 @@ class Replica:
         inbox: asyncio.Queue[Event] = asyncio.Queue()
         try:
             request, submission = await self._start(data, inbox)
-        except UnspoolError as error:
+        except Exception as error:
+            if not isinstance(error, UnspoolError):
+                log.error("a defect: %s: %s", type(error).__name__, error, exc_info=error)
             yield wire.dump(wire.Refused(error))
             return
         self._submissions[request.id] = submission

@@ -22,7 +22,7 @@ from ray import serve
 from unspool.cluster.app_options import AppOptions
 from unspool.cluster.log_relay import LogRelay
 from unspool.cluster.models import ModelSource, open_source
-from unspool.cluster.ray_deploy import deploy
+from unspool.cluster.ray_deploy import deploy, quiet_ray
 from unspool.machine import num_cores
 from unspool.server.config import ServerConfig
 from unspool.server.listener import bind
@@ -47,7 +47,7 @@ def serve_ray(source: ModelSource, config: ServerConfig, replicas: int) -> None:
     source = dataclasses.replace(source, options={**source.options, "threads": threads})
     log.info("starting Ray with %d replicas of %d threads; this takes some seconds", replicas, threads)
     try:
-        with _stops_on_signals(), _local_ray(max(num_cores(), replicas * threads) + 1) as relay:
+        with _stops_on_signals(), local_ray(max(num_cores(), replicas * threads) + 1) as relay:
             asked = options_of(source, config, num_replicas=replicas, log_socket=relay.path)
             deploy(asked, config.host, port)
             log.info("unspool serves %s at http://%s:%d/v1 with %d replicas", name, config.host, port, replicas)
@@ -85,7 +85,7 @@ def listen_for_stops() -> None:
 
 
 @contextlib.contextmanager
-def _local_ray(num_cpus: int) -> Iterator[LogRelay]:
+def local_ray(num_cpus: int) -> Iterator[LogRelay]:
     """A Ray whose files are in a folder of its own. When this process is killed, another one cleans up after it."""
     short = len(tempfile.gettempdir()) <= LONGEST_FOLDER
     folder = Path(tempfile.mkdtemp(prefix="unspool-ray-", dir=None if short else "/tmp"))
@@ -107,8 +107,7 @@ def _local_ray(num_cpus: int) -> Iterator[LogRelay]:
 
 
 def _start_ray(num_cpus: int, folder: Path) -> None:
-    for name in ("ray", "ray.serve"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_ray()
     try:
         ray.init(
             address="local",

@@ -48,7 +48,7 @@ class Accepted:
 class Refused:
     """The first and only message: the request is wrong, or there is no room for it."""
 
-    error: UnspoolError
+    error: Exception
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,8 @@ def _value(plain: Any) -> Any:
         return [_value(each) for each in plain["items"]]
     if kind == "error":
         return _error(plain)
+    if kind == "defect":
+        return _defect(plain["name"], plain["message"])
     return kinds()[kind](**{name: _value(each) for name, each in plain.items()})
 
 
@@ -183,8 +185,7 @@ def kinds() -> Mapping[str, type]:
 def _plain_error(error: Exception) -> dict[str, Any]:
     name = type(error).__name__
     is_ours = isinstance(error, UnspoolError) and getattr(errors, name, None) is type(error)
-    message = str(error) if is_ours else f"{name}: {error}"
-    plain: dict[str, Any] = {KIND: "error", "name": name if is_ours else "EngineError", "message": message}
+    plain: dict[str, Any] = {KIND: "error" if is_ours else "defect", "name": name, "message": str(error)}
     if isinstance(error, RequestError):
         plain |= {"param": error.param, "code": error.code}
     return plain
@@ -197,4 +198,15 @@ def _error(plain: Mapping[str, Any]) -> UnspoolError:
     error = kind(plain["message"])
     if isinstance(error, RequestError):
         error.param, error.code = plain["param"], plain["code"]
+    return error
+
+
+class Defect(Exception):
+    """An error that is none of unspool's, of another process. Its class has the name of the original one."""
+
+
+def _defect(name: str, message: str) -> Defect:
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"{name!r:.40} is no name of an error")
+    error: Defect = type(name, (Defect,), {})(message)
     return error

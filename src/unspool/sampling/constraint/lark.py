@@ -213,5 +213,6 @@ def _weight(events: Iterable[_Event]) -> int:
             totals[-1] += last[-1]
             last[-1] = inner
     while len(totals) > 1:
-        totals[-2] += totals.pop() + last.pop()
+        inner = totals.pop() + last.pop()
+        totals[-1] += inner
     return totals[0] + last[0]

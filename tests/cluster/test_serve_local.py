@@ -1,0 +1,139 @@
+"""`unspool serve --replicas numa:2`, from the command line to the last process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.harness import LONG, write_model
+from tests.cluster.test_processes import children, wait_until_gone
+
+HANG = 240.0
+STORY = {"prompt": "Once upon a time", "max_tokens": 1900} | LONG
+
+
+def wait_for(test: Callable[[], Any], seconds: float = HANG) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := test()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+
+    @property
+    def workers(self) -> list[int]:
+        found = children(self.process.pid)
+        return [each for each in found if b"unspool.cluster.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+    def replicas(self) -> int:
+        page = httpx.get(f"{self.url}/metrics").text
+        return int(float(next(line for line in page.splitlines() if line.startswith("unspool:replicas{")).split()[-1]))
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[Server]:
+    command = [
+        "serve",
+        "-m",
+        str(model),
+        "--replicas",
+        "numa:2",
+        "--port",
+        "0",
+        "--kv-tokens",
+        "8192",
+        "--threads",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unspool", *command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    line = next(each for each in lines if "unspool serves" in each)
+    try:
+        yield Server(process, line.split(" at ")[1].split("/v1")[0])
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+def text_of(server: Server, at: dict[int, Callable[[], None]] | None = None) -> str:
+    text, count = "", 0
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=STORY | {"stream": True}, timeout=HANG) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+                count += 1
+                if at and count in at:
+                    at[count]()
+    return text
+
+
+def test_a_server_of_two_processes_from_start_to_end(model: Path) -> None:
+    with serving(model) as server:
+        wait_for(lambda: server.replicas() == 2)
+        calm = text_of(server)
+        assert len(calm) > 1000
+        workers = server.workers
+        assert len(workers) == 2
+
+        def lose_all() -> None:
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+
+        assert text_of(server, {20: lose_all}) == calm
+        wait_for(lambda: server.replicas() == 2)
+        workers = server.workers
+        folders = {
+            Path(line.split()[-1]).parent
+            for line in Path("/proc/net/unix").read_text().splitlines()
+            if line.endswith(".1") and "unspool-" in line
+        }
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(HANG) == 0
+        wait_until_gone(workers)
+        assert not any(folder.exists() for folder in folders)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_killed_server(model: Path) -> None:
+    with serving(model) as server:
+        workers = wait_for(lambda: server.replicas() == 2 and server.workers)
+        server.process.kill()
+        server.process.wait()
+        wait_until_gone(workers)
+
+
+def test_without_ray_the_flags_say_what_to_install(model: Path) -> None:
+    block = "import sys; sys.modules['ray'] = None; from unspool.cli import main; sys.exit(main(sys.argv[1:]))"
+    (app := model.parent / "app.yaml").write_text("{}")
+    for arguments in (["serve", "-m", str(model), "--replicas", "2"], ["cluster", "--status"], ["cluster", str(app)]):
+        ran = subprocess.run([sys.executable, "-c", block, *arguments], capture_output=True, text=True, timeout=HANG)
+        assert ran.returncode == 2
+        assert "needs Ray: pip install 'unspool[server,cluster]'" in ran.stderr
