@@ -26,7 +26,12 @@ COMMANDS: dict[str, str] = {
     "doctor": "find what makes a model misbehave",
     "pull": "fetch a model",
     "models": "list the models that are here",
+    "show": "what a model's files say: metadata, template, defaults, tensors",
+    "rm": "delete models that were fetched",
+    "ps": "the servers that run here, and their models",
+    "tokenize": "the tokens of a text or of a conversation",
     "config": "names, aliases and the default model",
+    "completion": "completion of commands, options and models in bash, zsh and fish",
     "bench": "run a benchmark",
 }
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 2, 130, 141
@@ -83,7 +88,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<9}{text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())
     return f"""unspool runs language models whose answers are reproducible, explainable and fast.
 
 usage: unspool COMMAND [options]

@@ -16,7 +16,8 @@ from unspool.results import Result
 
 if TYPE_CHECKING:
     from unspool.engine.streams import Stream
-    from unspool.llm import LLM, Messages, Prompt
+    from unspool.llm import LLM
+    from unspool.options import Messages, Prompt
     from unspool.params import SamplingParams
 
 

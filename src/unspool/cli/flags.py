@@ -313,6 +313,11 @@ MODEL_HELP = "a GGUF file, a Hugging Face directory, a hub id (org/name[:file or
     "`unspool config`"  # fmt: skip
 
 
+def add_model_flag(parser: argparse._ActionsContainer) -> None:
+    """For commands that look at one model."""
+    parser.add_argument("-m", "--model", metavar="MODEL", default=default_model(), help=f"{MODEL_HELP} (%(default)s)")
+
+
 def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False, several: bool = False) -> None:
     """`several`: -m may be given again, and is a list."""
     group = parser.add_argument_group("model and engine")
@@ -323,9 +328,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False, 
             "is asked for",
         )  # fmt: skip
     else:
-        group.add_argument(
-            "-m", "--model", metavar="MODEL", default=default_model(), help=f"{MODEL_HELP} (%(default)s)"
-        )
+        add_model_flag(group)
     group.add_argument(
         "--random", metavar="SHAPE[:FORMAT]",
         help="instead of a model, random weights of a shape (llama-8b, llama-1b, qwen3-0.6b, …) in a format (bf16): it "
@@ -365,14 +368,14 @@ def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
     """The options that were given, by EngineConfig's names; a word that it does not know is refused here."""
     values = {flag.field: getattr(namespace, "engine." + flag.field, None) for flag in ENGINE_FLAGS}
     given = {field: value for field, value in values.items() if value is not None}
-    for field, allowed in _words().items():
+    for field, allowed in engine_words().items():
         if given.get(field, allowed[0]) not in allowed:
             hint = nearest(str(given[field]), allowed)
             raise UsageError(f"--{field.replace('_', '-')} is {given[field]!r}; allowed: {', '.join(allowed)}{hint}")
     return given
 
 
-def _words() -> dict[str, tuple[str, ...]]:
+def engine_words() -> dict[str, tuple[str, ...]]:
     from typing import get_args, get_type_hints
 
     hints = get_type_hints(EngineConfig)

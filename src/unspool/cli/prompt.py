@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from unspool.cli.parser import UsageError
 
 if TYPE_CHECKING:
-    from unspool.llm import LLM, Messages
+    from unspool.llm import TextModel
+    from unspool.options import Messages
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
@@ -19,11 +20,11 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
 
 
-def read_prompt(namespace: argparse.Namespace) -> str:
+def read_prompt(namespace: argparse.Namespace, example: str = 'unspool run "Why is the sky blue?"') -> str:
     """The prompt of the command line or of stdin, whose last newline is the pipe's and not the prompt's."""
     prompt: str | None = namespace.prompt
     if prompt is None and sys.stdin.isatty():
-        raise UsageError('no prompt: unspool run "Why is the sky blue?", or pipe one in')
+        raise UsageError(f"no prompt: {example}, or pipe one in")
     if prompt in (None, "-"):
         data = sys.stdin.buffer.read()
         try:
@@ -42,7 +43,7 @@ def read_prompt(namespace: argparse.Namespace) -> str:
     return prompt
 
 
-def as_asked(llm: LLM, prompt: str, namespace: argparse.Namespace) -> str | Messages:
+def as_asked(llm: TextModel, prompt: str, namespace: argparse.Namespace) -> str | Messages:
     """A conversation, for the model's chat template, where it has one; else, and with --raw, the text as it is."""
     if namespace.raw or (llm.template is None and namespace.system is None):
         return prompt

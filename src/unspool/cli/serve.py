@@ -104,14 +104,12 @@ def main(argv: Sequence[str]) -> int:
 def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> int:
     """Serve until a signal. `on_start` is called with the server's address once it listens."""
     try:
-        from unspool.server.listener import bind
-        from unspool.server.run import serve
+        import unspool.server.run  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in PACKAGES.split():
             raise
         raise UsageError(f"serving needs {error.name}: pip install 'unspool[server]'") from error
-    from unspool.chat.template import start_renderer
-    from unspool.cli.loading import load
+    from unspool.cli.running import registered
     from unspool.server.config import ServerConfig, read_keys
 
     keys = [*namespace.api_key, *(read_keys(namespace.api_key_file) if namespace.api_key_file else ())]
@@ -135,12 +133,24 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
         memory_wait=namespace.memory_wait,
     )
     specs = model_specs(namespace, flags.engine_options(namespace))
+    with registered([spec.names[0] for spec in specs], on_start) as listens:
+        return _serve(namespace, specs, config, listens)
+
+
+def _serve(
+    namespace: Namespace, specs: list[ModelSpec], config: ServerConfig, on_start: Callable[[str], None]
+) -> int:
+    from unspool.chat.template import start_renderer
+    from unspool.cli.loading import load
+    from unspool.server.listener import bind
+    from unspool.server.run import serve
+
     if len(specs) > 1 or namespace.memory is not None:
         return _serve_several(namespace, specs, config, on_start)
     config = replace(config, names=specs[0].names)
     namespace.model = str(specs[0].source)
     if namespace.replicas is not None:
-        return _serve_replicas(namespace, config)
+        return _serve_replicas(namespace, config, on_start)
     sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
     start_renderer()  # while the weights load
     llm, _ = load(namespace)
@@ -150,7 +160,7 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
 
 
 def _serve_several(
-    namespace: Namespace, specs: list[ModelSpec], config: ServerConfig, on_start: Callable[[str], None] | None
+    namespace: Namespace, specs: list[ModelSpec], config: ServerConfig, on_start: Callable[[str], None]
 ) -> int:
     """Serve models that are loaded when they are asked for; a single one at once."""
     for flag, value in (("--replicas", namespace.replicas), ("--kv-events", namespace.kv_events)):
@@ -168,7 +178,7 @@ def _serve_several(
     return 0
 
 
-def _serve_replicas(namespace: Namespace, config: ServerConfig) -> int:
+def _serve_replicas(namespace: Namespace, config: ServerConfig, on_start: Callable[[str], None]) -> int:
     """Serve with engines in other processes."""
     kind, _, count = namespace.replicas.partition(":")
     is_numa = kind == "numa"
@@ -184,7 +194,7 @@ def _serve_replicas(namespace: Namespace, config: ServerConfig) -> int:
     if is_numa:
         from unspool.cluster.serve_local import serve_local
 
-        serve_local(source, config, int(count) if count else None)
+        serve_local(source, config, int(count) if count else None, on_start)
         return 0
     try:
         from unspool.cluster.serve_ray import serve_ray

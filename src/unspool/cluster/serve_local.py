@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unspool.cluster import numa
@@ -23,15 +23,21 @@ from unspool.server.run import Server, set_up_logging, uvicorn_config
 log = logging.getLogger("unspool.cluster")
 
 
-def serve_local(source: ModelSource, config: ServerConfig, replicas: int | None = None) -> None:
-    """Serve until a signal. Without a number of replicas: one on each NUMA node."""
+def serve_local(
+    source: ModelSource,
+    config: ServerConfig,
+    replicas: int | None = None,
+    on_start: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a signal. Without a number of replicas: one on each NUMA node. `on_start` is called with the
+    server's address once it listens."""
     set_up_logging()
     sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
     found = numa.nodes()
     count = replicas or len(found)
     places = local_nodes(count, lambda: found)
     log.info("%d replicas on %d NUMA nodes", count, len(found))
-    asyncio.run(_serve(with_threads(source, places), config, places, sockets))
+    asyncio.run(_serve(with_threads(source, places), config, places, sockets, on_start))
 
 
 def with_threads(source: ModelSource, places: Sequence[Node | None]) -> ModelSource:
@@ -44,11 +50,15 @@ def with_threads(source: ModelSource, places: Sequence[Node | None]) -> ModelSou
 
 
 async def _serve(
-    source: ModelSource, config: ServerConfig, places: Sequence[Node | None], sockets: list[socket.socket]
+    source: ModelSource,
+    config: ServerConfig,
+    places: Sequence[Node | None],
+    sockets: list[socket.socket],
+    on_start: Callable[[str], None] | None,
 ) -> None:
     transport = LocalTransport(source, places, options=replica_options(config))
     try:
         service = await start_service(source, config, transport)
-        await Server(uvicorn_config(build(service), config), service).serve(sockets)
+        await Server(uvicorn_config(build(service), config), service, on_start).serve(sockets)
     finally:
         await transport.close()
