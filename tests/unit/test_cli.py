@@ -41,7 +41,7 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "hint"),
-    [("rum", "did you mean 'run'?"), ("xyzzy", "the commands are run, chat"), ("Why is it?", "unspool run PROMPT")],
+    [("serv", "did you mean 'serve'?"), ("xyzzy", "the commands are run, chat"), ("Why is it?", "unspool run PROMPT")],
 )
 def test_an_unknown_command_is_named(argument: str, hint: str, capsys: Capture) -> None:
     assert main([argument]) == 2
