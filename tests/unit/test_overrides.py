@@ -225,7 +225,7 @@ def test_commands_tell_what_was_set(path: Path, tmp_path: Path, capsys: pytest.C
         (["--chat-template", str(tmp_path / "gone")], "gone cannot be read: No such file or directory"),
         (["--chat-template", str(tmp_path / "plain.txt")], "plain.txt holds no template"),
         (["--override-kv", "a=b"], "override_kv is 'a=b'; allowed: KEY=TYPE:VALUE"),
-        (["--max-model-len", "many"], "argument --max-model-len: 'many' is not a whole number"),
+        (["--max-model-len", "many"], "--max-model-len: 'many' is not a whole number"),
     ):
         assert main(["run", "Hi", "-m", str(path), *wrong]) != 0
         assert why in capsys.readouterr().err
