@@ -73,6 +73,47 @@ def test_the_model_sees_the_whole_conversation(chat: Any, chat_model: str, tmp_p
     assert chat(chat_model, f"/load {path}\n/retry\n")[1].splitlines() == [answers[1]]
 
 
+def test_a_chat_goes_on_with_another_model(chat: Any, chat_model: str, short_model: str, base_model: str) -> None:
+    status, out, err = chat(chat_model, f"hello\n/model {short_model}\nagain\n/model\n")
+    assert status == 0
+    assert len(out.splitlines()) == 2
+    assert err.count("tiny-short · context 96 tokens") == 2
+    assert "Here are: " in err
+    used = len("user: hello\nassistant: \nuser: again\nassistant: \n") + 7
+    assert f"context {used} of 96" in err, "the second model saw both turns"
+    for wrong, told in ((short_model + "x", "does not exist; did you"), (base_model, "tiny-base has no chat template")):
+        status, out, err = chat(chat_model, f"/model {wrong}\nhello\n")
+        assert status == 2, "of a pipe; in a terminal it costs the turn alone"
+        assert told in err
+        assert len(out.splitlines()) == 1, "the chat goes on with the model that it has"
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_one_before(
+    chat: Any, chat_model: str, short_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unspool.cli import loading
+
+    load = loading.load
+
+    def failing(namespace: Any) -> Any:
+        if namespace.model == short_model:
+            raise MemoryError("9 GB")
+        return load(namespace)
+
+    monkeypatch.setattr(loading, "load", failing)
+    _, out, err = chat(chat_model, f"/model {short_model}\nhello\n")
+    assert f"{short_model} takes more memory than there is; {chat_model} is loaded again" in err
+    assert len(out.splitlines()) == 1
+
+
+def test_what_is_mistyped_is_answered_with_the_nearest(chat: Any, chat_model: str) -> None:
+    _, _, err = chat(chat_model, "/quti\n/hlep\n/set tempature 1\n/xyzzy\n")
+    assert "/quti is not a command; did you mean '/quit'?" in err
+    assert "/hlep is not a command; did you mean '/help'?" in err
+    assert "tempature is not a parameter; did you mean 'temperature'?" in err
+    assert "/xyzzy is not a command; /help lists them" in err
+
+
 def test_commands_speak_on_stderr(chat: Any, chat_model: str) -> None:
     typed = "/help\n/undo\n/retry\n/clear\n/system\n/system be kind\n/system -\n/set\n/params\n/nonsense\n/save\n"
     status, out, err = chat(chat_model, typed)

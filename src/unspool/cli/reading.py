@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from unspool.cli.terminal import is_styled
@@ -23,14 +24,15 @@ class Reader:
     line is a message, and nothing is printed.
     """
 
-    def __init__(self, history: Path, words: Sequence[str] = ()) -> None:
+    def __init__(self, history: Path, words: Callable[[], Sequence[str]] = tuple) -> None:
+        """`words` is asked when TAB is first pressed: looking for them may take a while."""
         self.is_terminal = sys.stdin.isatty()
         self._history = history
         self._knows_pastes = False
         if self.is_terminal:
             self._set_up(words)
 
-    def _set_up(self, words: Sequence[str]) -> None:
+    def _set_up(self, words: Callable[[], Sequence[str]]) -> None:
         try:
             import readline
         except ImportError:  # a Python built without it: input() still reads lines
@@ -97,9 +99,11 @@ class Reader:
             self._save()
 
 
-def _completer(words: Sequence[str]) -> Callable[[str, int], str | None]:
+def _completer(words: Callable[[], Sequence[str]]) -> Callable[[str, int], str | None]:
+    known = cache(words)
+
     def complete(start: str, state: int) -> str | None:
-        matching = [word + " " for word in words if start and word.startswith(start)]
+        matching = [word + " " for word in known() if start and word.startswith(start)]
         return matching[state] if state < len(matching) else None
 
     return complete

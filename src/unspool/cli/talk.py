@@ -15,9 +15,11 @@ from unspool.cli.report import summary
 from unspool.cli.terminal import AnswerWriter, note, note_term, styled, warn
 from unspool.errors import ContextLengthError, RequestError, UnspoolError
 from unspool.params import ResolvedParams
+from unspool.suggest import nearest
 
 if TYPE_CHECKING:
     from unspool.chat.template import ChatTemplate
+    from unspool.cli.chat import ModelInUse
     from unspool.llm import LLM
     from unspool.results import Result
 
@@ -30,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "system": ("[TEXT]", "show or set the system message; /system - removes it"),
     "set": ("[NAME [VALUE]]", "set a parameter, as in /set temperature 0.2; without VALUE, back to its default"),
     "params": ("", "the parameters in force, and who set each"),
+    "model": ("[NAME]", "the model, or go on with another one"),
     "save": ("FILE", "write the conversation as JSON"),
     "load": ("FILE", "go on with a saved conversation"),
     "quit": ("", "leave (so does Ctrl-D)"),
@@ -39,17 +42,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
 class Talk:
     def __init__(
         self,
-        llm: LLM,
+        model: ModelInUse,
         conversation: Conversation,
         values: dict[str, Any],
         *,
         quiet: bool,
         wants_status: bool | None = None,
     ) -> None:
-        self.llm, self.conversation = llm, conversation
+        self._model, self.conversation = model, conversation
         self.flags = tuple(flag for flag in flags.FLAGS if flag.is_interactive)
         self._values, self._quiet, self._wants_status = values, quiet, wants_status
         self._shown_warnings: set[str] = set()
+
+    @property
+    def llm(self) -> LLM:
+        return self._model.llm
 
     def greet(self) -> None:
         name, context = self.llm.checkpoint.name, self.llm.engine.context_length
@@ -130,11 +137,13 @@ class Talk:
             "system": self._system,
             "set": self._set,
             "params": self._params,
+            "model": self._switch,
             "save": self._save,
             "load": self.load,
         }
         if name not in commands:
-            note(f"/{name} is not a command; /help lists them", "red")
+            hint = nearest(f"/{name}", [f"/{one}" for one in COMMANDS], "/help lists them")
+            note(f"/{name} is not a command{hint}", "red")
         elif COMMANDS[name][0] == "FILE" and not rest.strip():
             note(f"/{name} FILE {COMMANDS[name][1]}", "red")
         else:
@@ -180,7 +189,8 @@ class Talk:
             return
         flag = flags.find(name, self.flags)
         if flag is None:
-            note(f"{name} is not a parameter; /set lists them", "red")
+            hint = nearest(name, [flag.key for flag in self.flags], "/set lists them")
+            note(f"{name} is not a parameter{hint}", "red")
             return
         changed = {key: old for key, old in self._values.items() if key != flag.key}
         if value.strip():
@@ -200,6 +210,15 @@ class Talk:
         resolved = params.resolve(checkpoint.generation, vocab_size=checkpoint.config.vocab_size, draw_seed=lambda: 0)
         for line in parameter_lines(resolved):
             note(line)
+
+    def _switch(self, rest: str) -> None:
+        if rest:
+            self._model.exchange(rest)
+        self.greet()
+        if not rest:
+            from unspool.weights.installed import installed
+
+            note("Here are: " + ", ".join(dict.fromkeys(model.name for model in installed())))
 
     def _save(self, rest: str) -> None:
         self.conversation.save(rest, model=self.llm.checkpoint.name)
