@@ -125,13 +125,14 @@ $(STAMPS)/requirements-web: $(TESTING)
 	$(PIP) install -r $@.txt
 	@touch $@
 
-# lm-eval brings much that nothing else here needs, so it is kept apart. transformers and torch are what it compares with.
+# lm-eval brings much that nothing else here needs, so it is kept apart. transformers and torch (the one that the tests
+# have) are what it compares with.
 eval-env: $(EVAL)/installed
 
 $(EVAL)/installed: $(STAMPS)/venv
 	$(PYTHON) -m venv $(EVAL)
-	$(EVAL)/bin/python -m pip --disable-pip-version-check --quiet install '.[eval,server,plot]' 'lm-eval[hf,api]' gguf \
-	    pytest hypothesis jsonschema
+	$(EVAL)/bin/python -m pip --disable-pip-version-check --quiet install '.[eval,server,plot,interpreter]' \
+	    'lm-eval[hf,api]' gguf pytest hypothesis jsonschema
 	@touch $@
 
 test-eval: $(EVAL)/installed

@@ -17,7 +17,7 @@ from unspool.quiet import Watch
 from unspool.weights.store import cache_dir
 
 if TYPE_CHECKING:
-    from unspool.events import Timings, Usage
+    from unspool.events import StepWork, Timings, Usage
     from unspool.models.costs import StepCosts
 
 FORMAT = 1  # of the file
@@ -171,24 +171,25 @@ def _write(found: Ceilings) -> None:
 class Utilization:
     """How near an answer came to the machine's ceilings. None: nothing was computed there, or too little to tell."""
 
-    weight_bytes: float  # that a decode step reads
-    cache_bytes: float  # that a decode step reads, in the middle of the answer
-    mbu: float | None  # share of the measured bandwidth in decode
-    prefill_compute: float | None  # share of the measured compute in prefill
+    weight_bytes: float  # that a decode step of the answer alone reads
+    cache_bytes: float  # likewise, in the middle of the answer
+    mbu: float | None  # share of the measured bandwidth that the steps reached from its first token to its last
+    prefill_compute: float | None  # share of the measured compute that they reached until its first token
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def utilization(costs: StepCosts, usage: Usage, timings: Timings, limits: Ceilings, *, alone: bool) -> Utilization:
-    """Of one answer. What is read and computed for it counts, so with neighbours in its steps (`alone` is False) no
-    share of the machine can be told."""
+def utilization(
+    costs: StepCosts, usage: Usage, timings: Timings, work: StepWork | None, limits: Ceilings
+) -> Utilization:
+    """Of one answer. With neighbours in its steps, what was read and computed for them counts in the shares, for the
+    machine was theirs too."""
     middle = usage.prompt_tokens + usage.completion_tokens / 2
     weights, cache = costs.weight_bytes(), costs.cache_bytes(middle)
     mbu = compute = None
-    if alone and usage.completion_tokens > 1 and timings.decode > 0:
-        mbu = (usage.completion_tokens - 1) * (weights + cache) / timings.decode / limits.bandwidth
-    num_new = usage.prompt_tokens - usage.cached_tokens
-    if alone and num_new > 1 and timings.prefill > 0:
-        compute = costs.prefill_flops(num_new, usage.cached_tokens) / timings.prefill / limits.compute
+    if work is not None and usage.completion_tokens > 1 and timings.decode > 0:
+        mbu = work.decode_bytes / timings.decode / limits.bandwidth
+    if work is not None and usage.prompt_tokens - usage.cached_tokens > 1 and timings.prefill > 0:
+        compute = work.prefill_flops / timings.prefill / limits.compute
     return Utilization(weights, cache, mbu, compute)

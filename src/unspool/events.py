@@ -53,6 +53,14 @@ class Timings:
     tokens_per_second: float | None  # decode rate; None: fewer than two tokens
 
 
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What the engine's steps did while an answer was made: for it and for all that shared them, at the least."""
+
+    prefill_flops: float  # from its first step to its first token
+    decode_bytes: float  # weights and cache that were read after that
+
+
 class Text(NamedTuple):
     """Text that is final, and the tokens whose text is thereby wholly out.
 
@@ -113,6 +121,7 @@ class Finished:
     mean_logprob: float | None = None  # of the answer's tokens, where the best of several answers were asked for
     beam_score: float | None = None  # of a beam search: summed logprobs over length to the power of length_penalty
     speculation: DraftStats | None = None  # None: no draft was made
+    work: StepWork | None = None  # None: no token came
 
 
 @dataclass(frozen=True, slots=True)

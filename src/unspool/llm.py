@@ -147,16 +147,16 @@ class Model(TextModel):
         return self.engine.receipt(seed)
 
     def utilization(self, result: Result) -> Utilization | None:
-        """How near an answer came to what this machine can do; None: its ceilings were never measured (`unspool plan`
-        measures them), or several answers shared the steps."""
+        """How near an answer (of several: the first) came to what this machine can do. What the steps did for others
+        meanwhile counts. None: the machine's ceilings were never measured (`unspool plan` measures them)."""
         from unspool.ceilings import known_ceilings, utilization
 
         backend = self.engine.ops.name
         limits = None if backend == "reference" else known_ceilings(backend, self.engine.config.threads)
-        if limits is None or len(result.choices) > 1:
+        if limits is None:
             return None
-        is_plain = not self.engine.speculation.drafters  # else a step gives several tokens
-        return utilization(self.engine.steps.costs, result.usage, result.timings, limits, alone=is_plain)
+        first = result.choices[0]
+        return utilization(self.engine.steps.costs, first.usage, first.timings, first.work, limits)
 
     # What is to be generated ----------------------------------------------------------------------------------------
     def _many(

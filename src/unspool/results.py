@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 from unspool.chat.answers import Message, ToolCall
 from unspool.chat.parts import Part
 from unspool.errors import RequestError
-from unspool.events import DraftStats, Event, Finished, FinishReason, Text, Timings, Token, Usage
+from unspool.events import DraftStats, Event, Finished, FinishReason, StepWork, Text, Timings, Token, Usage
 from unspool.params import ResolvedParams
 from unspool.records import record
 
@@ -36,6 +36,7 @@ class Completion:
     mean_logprob: float | None = None  # of its tokens, where the best of several answers were asked for
     beam_score: float | None = None  # where it was searched for
     speculation: DraftStats | None = None  # None: no draft was made for it
+    work: StepWork | None = None  # of the steps that made it; None: no token came
     message: Message | None = None  # the text as content and calls
 
     def __repr__(self) -> str:
@@ -275,6 +276,7 @@ class Choice:
             mean_logprob=end.mean_logprob,
             beam_score=end.beam_score,
             speculation=end.speculation,
+            work=end.work,
             message=self.message,
         )
 

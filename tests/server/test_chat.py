@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import TEMPLATE, Client, in_process, make_llm
+from unspool.ceilings import Ceilings
 from unspool.errors import ModelError
 from unspool.server.config import ServerConfig
 from unspool.server.service import Service
@@ -128,10 +129,27 @@ def test_responses_tell_what_they_are_made_of() -> None:
         assert about["params"]["top_k"] == {"value": 3, "origin": "request"}
         assert about["params"]["temperature"]["origin"] == "default"
         assert set(about["timings"]) == {"queue", "prefill", "decode", "total", "first_token", "tokens_per_second"}
+        assert about["utilization"] is None, "nobody has measured this machine"
         assert set(about["receipt"]) == {"model", "version", "kernels", "seed"}
         trace = answer["choices"][0]["trace"]
         assert len(trace) == 5
         assert [stage["name"] for stage in trace[0]["stages"]] == ["top_k"]
+
+    in_process(test)
+
+
+def test_responses_tell_how_near_they_came_to_the_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Ceilings("a processor", 1, "cpu-test", 1e9, 2e9, 4e9, "2026-01-02T03:04:05Z")
+    monkeypatch.setattr("unspool.ceilings.ceilings", lambda *_: limits)
+
+    async def test(client: Client) -> None:
+        assert client.service.meter is not None
+        client.service.meter.measure()
+        answer = await client.ok(PATH, {"messages": USER, "max_tokens": 5, "temperature": 0, "ignore_eos": True})
+        used, costs = answer["unspool"]["utilization"], client.service.here[0].engine.steps.costs
+        assert used["weight_bytes"] == costs.weight_bytes()
+        assert used["mbu"] > 0
+        assert used["prefill_compute"] > 0
 
     in_process(test)
 

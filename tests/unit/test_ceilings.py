@@ -12,7 +12,7 @@ import pytest
 import unspool.ceilings as module
 from unspool.ceilings import Ceilings, ceilings, ceilings_path, known_ceilings, utilization
 from unspool.cli import main
-from unspool.events import Timings, Usage
+from unspool.events import StepWork, Timings, Usage
 from unspool.llm import LLM
 from unspool.machine import num_cores, processor_name
 from unspool.models.checkpoint import Checkpoint
@@ -93,16 +93,16 @@ def test_the_real_measurement(own_cache: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_shares_by_hand(tiny: Callable[..., Checkpoint]) -> None:
     checkpoint = tiny()
     costs = step_costs(checkpoint.config, checkpoint.weights.values(), kv_bytes=256)
-    usage, timings = Usage(10, 5, 4), Timings(0.0, 0.5, 2.0, 2.5, 0.5, 2.0)
-    used = utilization(costs, usage, timings, QUIET, alone=True)
+    timings, work = Timings(0.0, 0.5, 2.0, 2.5, 0.5, 2.0), StepWork(prefill_flops=1e9, decode_bytes=5e8)
+    used = utilization(costs, Usage(10, 5, 4), timings, work, QUIET)
     assert used.weight_bytes == costs.weight_bytes()
     assert used.cache_bytes == 256 * 12.5
-    assert used.mbu == pytest.approx(4 * (used.weight_bytes + used.cache_bytes) / 2.0 / 1e9)
-    assert used.prefill_compute == pytest.approx(costs.prefill_flops(6, 4) / 0.5 / 4e9)
-    shared = utilization(costs, usage, timings, QUIET, alone=False)
-    assert shared.mbu is shared.prefill_compute is None
-    one = utilization(costs, Usage(1, 1), timings, QUIET, alone=True)
+    assert used.mbu == 5e8 / 2.0 / 1e9
+    assert used.prefill_compute == 1e9 / 0.5 / 4e9
+    one = utilization(costs, Usage(1, 1), timings, work, QUIET)
     assert one.mbu is one.prefill_compute is None
+    none = utilization(costs, Usage(10, 5, 4), timings, None, QUIET)
+    assert none.mbu is none.prefill_compute is None
 
 
 def test_an_answer_tells_its_share(
@@ -118,13 +118,39 @@ def test_an_answer_tells_its_share(
     assert used["mbu"] > 0
     assert used["prefill_compute"] > 0
     assert main(run) == 0
-    assert "of memory bandwidth" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "of memory bandwidth; " in told
+    assert "MB a token)" in told
+    assert "of compute)" in told
 
 
-def test_a_speculated_answer_has_no_share(chat_model: str, measured: Callable[[Ceilings], list[int]]) -> None:
+def test_the_work_of_an_answer_is_that_of_its_steps(chat_model: str) -> None:
+    with LLM(chat_model) as llm:
+        alone = llm.generate("hello", max_tokens=8, temperature=0, ignore_eos=True)
+        work, costs = alone.choices[0].work, llm.engine.steps.costs
+        assert work is not None
+        prompt = alone.usage.prompt_tokens
+        assert work.prefill_flops == pytest.approx(costs.prefill_flops(prompt))
+        read = [costs.weight_bytes() + costs.cache_bytes(prompt + n) for n in range(1, 8)]
+        assert work.decode_bytes == pytest.approx(sum(read), rel=0.01), "seven steps follow the first token"
+        crowd = llm.generate(["hello", "world"], max_tokens=8, temperature=0, ignore_eos=True)
+        for each in crowd:
+            both = each.choices[0].work
+            assert both is not None
+            assert both.decode_bytes > work.decode_bytes, "a neighbour's cache is read in the same steps"
+            assert both.decode_bytes < 1.5 * work.decode_bytes, "and the weights once for both"
+
+
+def test_a_speculated_answer_tells_what_its_steps_read(
+    chat_model: str, measured: Callable[[Ceilings], list[int]]
+) -> None:
     measured(QUIET)
     ceilings()
     with LLM(chat_model, speculate="lookup") as llm:
-        used = llm.utilization(llm.generate("aaaaaa", max_tokens=8, temperature=0, ignore_eos=True))
+        result = llm.generate("aaaaaa", max_tokens=8, temperature=0, ignore_eos=True)
+        used = llm.utilization(result)
         assert used is not None
-        assert used.mbu is None
+        assert used.mbu is not None
+        work = result.choices[0].work
+        assert work is not None
+        assert work.decode_bytes <= 7.01 * (used.weight_bytes + used.cache_bytes), "no more steps than tokens"

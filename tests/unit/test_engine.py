@@ -119,7 +119,7 @@ def test_banned_strings_are_never_shown_and_change_nothing_before_them(engine) -
 
 
 def test_when_every_way_is_banned_the_request_fails_alone(engine) -> None:
-    with pytest.raises(EngineError, match="no token may be chosen"):
+    with pytest.raises(RequestError, match="no token may be chosen"):
         answer(engine, SamplingParams(max_tokens=4, allowed_token_ids=[65], bad_words=["A"]))
 
 
@@ -259,7 +259,8 @@ def test_one_requests_failure_is_its_own(engine) -> None:
     events = drain(engine)
     (failed,) = [e for e in events if isinstance(e, Failed)]
     assert failed.request == bad
-    assert isinstance(failed.error, ZeroDivisionError)
+    assert isinstance(failed.error, RequestError)
+    assert str(failed.error) == "stage explode raised ZeroDivisionError: a user's mistake"
     assert [t.id for e in events if isinstance(e, Text) and e.request == good for t in e.tokens] == alone
 
 

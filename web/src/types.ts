@@ -56,8 +56,11 @@ export interface Timings {
   first_token: number | null;
   tokens_per_second: number | null;
 }
+/** How near an answer came to the machine's ceilings. */
+export interface Utilization { weight_bytes: number; cache_bytes: number; mbu: number | null; prefill_compute: number | null }
 export interface Report {
   timings: Timings | null;
+  utilization?: Utilization | null;
   cached_tokens: number;
   receipt: Receipt;
   warnings: string[];

@@ -29,9 +29,13 @@ def summary(result: Result, used: Utilization | None = None) -> str:
     timings, usage = result.timings, result.usage
     parts = [f"{usage.completion_tokens:,} token{'' if usage.completion_tokens == 1 else 's'}"]
     if timings.first_token is not None:
-        parts.append(f"first after {timings.first_token:.2f} s")
+        share = "" if used is None or used.prefill_compute is None else f" ({used.prefill_compute:.0%} of compute)"
+        parts.append(f"first after {timings.first_token:.2f} s{share}")
     if timings.tokens_per_second is not None:
-        share = "" if used is None or used.mbu is None else f" ({used.mbu:.0%} of memory bandwidth)"
+        share = ""
+        if used is not None and used.mbu is not None:
+            megabytes = (used.weight_bytes + used.cache_bytes) / 1e6
+            share = f" ({used.mbu:.0%} of memory bandwidth; {megabytes:,.0f} MB a token)"
         parts.append(f"{timings.tokens_per_second:.1f} tokens/s{share}")
     if usage.cached_tokens:
         parts.append(f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached")

@@ -23,6 +23,7 @@ from unspool.speculate.speculation import Speculation
 
 if TYPE_CHECKING:
     from unspool.engine.runner import Runner
+    from unspool.engine.steps import StepMeter
 
 
 class ActiveRequests:
@@ -32,10 +33,11 @@ class ActiveRequests:
         runner: Runner,
         speculation: Speculation,
         builder: GroupBuilder,
+        steps: StepMeter,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler, self._runner, self._speculation, self._builder = scheduler, runner, speculation, builder
-        self._now = clock
+        self._steps, self._now = steps, clock
         self.groups: dict[str, Group] = {}
         self.branches: dict[int, tuple[Group, Branch]] = {}  # those that have begun, by the scheduler's number
         self.num_on_host = 0  # of them: whose tokens the host must choose
@@ -79,7 +81,7 @@ class ActiveRequests:
         group.has_forked = True
         for branch in group.branches[1:]:
             self._begin(group, branch)
-            branch.clock.started = leader.clock.started
+            branch.clock.follow(leader.clock)
             self._scheduler.fork(leader.request, branch.request)
 
     def mark_started(self, plan: Plan, now: float) -> None:
@@ -88,7 +90,7 @@ class ActiveRequests:
             for work in plan.works:
                 if work.request in self._unstarted:
                     self._unstarted.discard(work.request)
-                    self.branches[work.request][1].clock.started = now
+                    self.branches[work.request][1].clock.start(now, self._steps)
 
     # Outcomes -------------------------------------------------------------------------------------------------------
     def apply(self, group: Group, branch: Branch, outcome: Outcome) -> None:
@@ -148,6 +150,7 @@ class ActiveRequests:
             reason=ending.reason,
             usage=branch.usage(),
             timings=branch.clock.timings(self._now(), branch.num_given),
+            work=branch.clock.work(),
             stop=ending.stop,
             seed=branch.sampler.seed,
             speculation=self._speculation.stats_of(branch),

@@ -105,6 +105,7 @@ class BeamGroup(Group):
                     reason=ending.reason,
                     usage=Usage(len(self.prompt), len(tokens), self.num_cached or 0),
                     timings=self.clock.timings(now, len(tokens)),
+                    work=self.clock.work(),
                     stop=ending.stop,
                     seed=self.params.seed,
                     prompt_logprobs=tuple(self.prompt_logprobs) if choice == 0 else (),

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from unspool.engine.outcome import Ending, Failure, Outcome, Rewind
 from unspool.engine.request import Request
-from unspool.events import Timings, Token, Usage
+from unspool.events import StepWork, Timings, Token, Usage
 from unspool.params import RepetitionDetector, ResolvedParams
 from unspool.plan import Work
 from unspool.text.assembler import Assembler, Banned, Stop
 
 if TYPE_CHECKING:
     from unspool.engine.output import StepOutput
+    from unspool.engine.steps import StepMeter
     from unspool.engine.stop_rules import StopRules
     from unspool.sampling.pipeline import Sampler
 
@@ -29,12 +30,31 @@ class Clock:
     started: float | None = None  # first planned
     first_token: float | None = None
     last_token: float | None = None
+    meter: StepMeter | None = None  # of the engine's steps, from the start on
+    flops_before: float = 0.0  # what it counted before the first step,
+    flops_to_first: float = 0.0  # at the first token
+    bytes_to_first: float = 0.0
+
+    def start(self, now: float, meter: StepMeter) -> None:
+        self.started, self.meter, self.flops_before = now, meter, meter.flops
+
+    def follow(self, leader: Clock) -> None:
+        """What came before the branches parted."""
+        self.started, self.meter, self.flops_before = leader.started, leader.meter, leader.flops_before
 
     def tick(self, now: float) -> None:
-        """A token came."""
+        """Tokens came."""
         self.last_token = now
         if self.first_token is None:
             self.first_token = now
+            if self.meter is not None:
+                self.flops_to_first, self.bytes_to_first = self.meter.flops, self.meter.num_bytes
+
+    def work(self) -> StepWork | None:
+        """What the steps did, up to now; None: no token came."""
+        if self.meter is None or self.first_token is None:
+            return None
+        return StepWork(self.flops_to_first - self.flops_before, self.meter.num_bytes - self.bytes_to_first)
 
     def timings(self, now: float, num_tokens: int) -> Timings:
         started = self.started if self.started is not None else now
@@ -88,10 +108,8 @@ class Branch:
         the one chosen before it."""
         if self.max_output == 0:
             return [], "", (), Ending("length")
-        num_samples, clock = work.num_samples, self.clock
-        clock.last_token = now
-        if clock.first_token is None:
-            clock.first_token = now
+        num_samples = work.num_samples
+        self.clock.tick(now)
         chosen: list[int] = []
         text = ""
         given: tuple[Token, ...] = ()

@@ -122,8 +122,8 @@ class Engine:
         self._builder = GroupBuilder(
             checkpoint, self.config, self.runner, self.speculation, self.tokenizer, self.context_length, self.end_ids
         )
-        self.active = ActiveRequests(self.scheduler, self.runner, self.speculation, self._builder, clock)
         self.steps = StepMeter(costs_of(checkpoint, self.config, self.ops.name))
+        self.active = ActiveRequests(self.scheduler, self.runner, self.speculation, self._builder, self.steps, clock)
         self._in_flight: deque[InFlight] = deque()
         self._last_read = 0.0
         self._is_closed = False

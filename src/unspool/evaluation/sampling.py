@@ -28,6 +28,7 @@ from unspool.evaluation.scorers import TaskScorer
 from unspool.evaluation.tasks import Item, read_items
 from unspool.reporting import Journal, Run, add_model, add_output, check_plot, figures, print_table, progress
 
+ANSWERED = ("gsm8k", "arithmetic", "lambada_word", "humaneval", "mbpp")
 SETTINGS = ("greedy", "t=0.3", "t=0.7", "t=1", "t=1.5")
 
 
@@ -65,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "unspool eval sampling", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    answered = ", ".join(name for name in SOURCES if name in ("gsm8k", "arithmetic", "humaneval", "mbpp"))
+    answered = ", ".join(name for name in SOURCES if name in ANSWERED)
     parser.add_argument("task", nargs="+", help=f"{answered}, {', '.join(OPEN)}, or a task file (docs/evaluation.md)")
     parser.add_argument(
         "--setting", nargs="+", default=list(SETTINGS), metavar="SETTING",

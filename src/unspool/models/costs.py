@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import mul
 from typing import TYPE_CHECKING
 
 from unspool.config import EngineConfig, ModelConfig
@@ -72,6 +74,17 @@ class StepCosts:
         return tokens * self.row_flops + self.head_flops + sum(
             span.flops_per_key * _sum_of_keys(start, tokens, span.window) for span in self.spans
         )
+
+    def step_flops(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> float:
+        """A step of several sequences: each computes so many tokens behind its others."""
+        total = sum(counts) * self.row_flops + num_logits * self.head_flops
+        for span in self.spans:
+            if span.window is None:
+                keys = sum(map(mul, starts, counts)) + (sum(map(mul, counts, counts)) + sum(counts)) / 2
+            else:
+                keys = sum(map(_sum_of_keys, starts, counts, repeat(span.window)))
+            total += span.flops_per_key * keys
+        return total
 
 
 def _sum_of_keys(start: int, tokens: int, window: int | None) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unspool.ceilings import Ceilings, Utilization
     from unspool.engine.engine import Engine
+    from unspool.events import Finished
 
 
 class Meter:
@@ -15,6 +17,7 @@ class Meter:
         self._engine, self._steps = engine, engine.steps
         self.ceiling: float | None = None  # bytes a second; None: not measured
         self.compute: float | None = None  # operations a second, likewise
+        self._limits: Ceilings | None = None  # undisturbed ones: what answers are compared with
         self._seen = (0.0, 0)
 
     def measure(self, *, is_alone: bool = True) -> None:
@@ -30,6 +33,15 @@ class Meter:
             known = known_ceilings("cuda")
         if known is not None:
             self.ceiling, self.compute = known.bandwidth, known.compute
+            self._limits = known if known.is_reliable else None
+
+    def answer(self, end: Finished) -> Utilization | None:
+        """How near an answer came to the ceilings, as `LLM.utilization` tells it; None: they are unknown."""
+        from unspool.ceilings import utilization
+
+        if self._limits is None:
+            return None
+        return utilization(self._steps.costs, end.usage, end.timings, end.work, self._limits)
 
     def utilization(self) -> float | None:
         """Of the steps since the last look, 0 to 1; None: the ceiling is unknown.

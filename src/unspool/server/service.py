@@ -214,11 +214,16 @@ class Service:
         return {
             "params": params,
             "timings": about[0]["timings"] if about else None,
+            "utilization": self._utilization(ends[0]) if ends else None,
             "cached_tokens": sum(end.usage.cached_tokens for end in ends if end.choice == 0),
             "receipt": run.receipt.as_dict(),
             "choices": about,
             "warnings": list(dict.fromkeys(warnings)),
         }
+
+    def _utilization(self, end: Finished) -> dict[str, Any] | None:
+        used = None if self.meter is None else self.meter.answer(end)
+        return None if used is None else used.as_dict()
 
 
 def unknown_model(name: str, known: Sequence[str]) -> HTTPFault:

@@ -2,7 +2,7 @@
 
 import { app } from "../app.js";
 import { keptTokens, textOf, totalLogprob, type Branch } from "../branches.js";
-import { milliseconds } from "../display.js";
+import { bytes, milliseconds, percent } from "../display.js";
 import { html, live, nothing, type TemplateResult } from "../dom.js";
 import { asCsv, asCurl, asJson, asPython, download, encodeLink, linkOf } from "../export.js";
 import { copy } from "../dom.js";
@@ -161,6 +161,8 @@ function goOn(): void {
 
 export function summary(branch: Branch): TemplateResult {
   const timings = branch.report?.choices.find((one) => one.seed === branch.seed)?.timings ?? branch.report?.timings ?? null;
+  const used = branch.report?.utilization;
+  const share = (value: number | null | undefined, of: string): string => (typeof value === "number" ? ` (${percent(value)} ${of})` : "");
   const { sum, known } = totalLogprob(branch.tokens);
   const endings: Record<string, string> = {
     eos: "the model ended it", length: "cut at its length", stop: "stopped", constraint: "the constraint is fulfilled",
@@ -170,8 +172,9 @@ export function summary(branch: Branch): TemplateResult {
   return html`<p class="summary" data-state=${branch.state} data-tokens=${branch.tokens.length}>
     <span class="state ${branch.state}">${state}${branch.stop !== null && branch.finish === "stop" ? html` at <code>${String(branch.stop)}</code>` : nothing}</span>
     <span>${branch.tokens.length} tokens</span>
-    ${timings ? html`<span>first after ${milliseconds((timings.first_token ?? NaN) * 1000)}</span>` : nothing}
-    ${timings?.tokens_per_second ? html`<span>${timings.tokens_per_second.toFixed(1)} tokens/s</span>` : nothing}
+    ${timings ? html`<span>first after ${milliseconds((timings.first_token ?? NaN) * 1000)}${share(used?.prefill_compute, "of compute")}</span>` : nothing}
+    ${timings?.tokens_per_second ? html`<span>${timings.tokens_per_second.toFixed(1)} tokens/s${share(used?.mbu, "of memory bandwidth")}</span>` : nothing}
+    ${used ? html`<span title="${bytes(used.weight_bytes)} of weights, ${bytes(used.cache_bytes)} of cache">${bytes(used.weight_bytes + used.cache_bytes)} read a token</span>` : nothing}
     ${known ? html`<span title="sum over ${known} tokens">logprob ${sum.toFixed(2)}</span>` : nothing}
     ${branch.report ? html`<span>${branch.report.cached_tokens} of ${branch.usage?.prompt_tokens ?? "?"} prompt tokens from the cache</span>` : nothing}
     ${branch.seed === null ? nothing : html`<span>seed ${branch.seed}</span>`}
