@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 
 import pytest
 
-from unspool import params
+from unspool import events, params
 from unspool.cluster import wire
 from unspool.errors import (
     ContextLengthError,
@@ -20,6 +21,7 @@ from unspool.errors import (
 from unspool.events import Failed, Finished, Text, Timings, Token, Usage
 from unspool.params import BeamParams, Constraint, RepetitionDetector, SamplingParams, ThinkingMarks
 from unspool.results import Receipt
+from unspool.sampling import trace
 from unspool.sampling.trace import Candidate, StageTrace, StepTrace, TokenEffect
 
 TRACE = StepTrace(
@@ -124,3 +126,21 @@ def test_data_of_another_shape_is_refused(data: bytes) -> None:
 def test_a_function_cannot_be_sent() -> None:
     with pytest.raises(EngineError, match="function cannot be sent"):
         wire.dump(SamplingParams(order=[lambda row: row]))
+
+
+def test_every_record_that_an_event_can_hold_can_be_sent() -> None:
+    """A field of a new type in an event is sent as soon as it is declared, or this test fails."""
+    # A Token's trace is declared as Any.
+    open_types: list[object] = [events.Text, events.Finished, events.Failed, trace.StepTrace]
+    seen: set[object] = set()
+    while open_types:
+        kind = open_types.pop()
+        if kind in seen:
+            continue
+        seen.add(kind)
+        if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
+            assert wire.kinds().get(kind.__name__) is kind
+            open_types += typing.get_type_hints(kind, vars(trace) | vars(events)).values()
+        open_types += typing.get_args(kind)
+    assert events.StepWork in seen
+    assert trace.Candidate in seen

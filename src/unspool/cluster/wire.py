@@ -174,7 +174,7 @@ def kinds() -> Mapping[str, type]:
         known = (
             WireRequest, Accepted, Refused, Events, Status, PageRequest, PageAnswer, Receipt,
             SamplingParams, Constraint, BeamParams, RepetitionDetector, ThinkingMarks,
-            Token, Text, Failed, events.Finished, events.DraftStats, events.Usage, events.Timings,
+            Token, Text, Failed, events.Finished, events.DraftStats, events.StepWork, events.Usage, events.Timings,
             trace.StepTrace, trace.StageTrace, trace.TokenEffect, trace.Candidate,
         )  # fmt: skip
         _KINDS.update({each.__name__: each for each in known})
