@@ -7,6 +7,7 @@ Every engine gets the same rows, in turns, so that drift of the machine affects 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -16,6 +17,7 @@ import numpy as np
 
 from benchmarks.peer import Process
 from unspool.bench import sampling
+from unspool.reporting import check_plot
 
 
 class Peer(Process):
@@ -37,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--llama-python", help="a Python that has llama_cpp")
     parser.add_argument("--transformers-python", help="a Python that has transformers")
     options = parser.parse_args(argv)
+    check_plot(options.plot)
     rows, history = sampling.inputs(options.vocab_size)
     runners = sampling.our_runners(rows, history, reference=options.reference)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as peers:
@@ -46,5 +49,6 @@ def main(argv: Sequence[str]) -> int:
         for name, python in (("llama.cpp", options.llama_python), ("transformers", options.transformers_python)):
             if python:
                 runners[name] = peers.enter_context(closing(Peer(name, python, *paths))).run
-        sampling.report(runners, options)
+        result = sampling.report(runners, options)
+    print(json.dumps({"benchmark": "sampling", **result}))
     return 0

@@ -66,9 +66,9 @@ class Run:
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], options: argparse.Namespace, *, group: str = "bench", is_here: bool = True
+        self, name: str, argv: Sequence[str], *, plot: Path | None = None, group: str = "bench", is_here: bool = True
     ) -> None:
-        self._about, self._plot = about(name, argv, group), options.plot
+        self._about, self._plot = about(name, argv, group), plot
         self._start = time.perf_counter()
         self._watch: Watch | None = None
         if is_here:

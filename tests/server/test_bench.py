@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -153,6 +154,15 @@ def test_an_open_load_on_our_server(server: Live, capsys: Capture) -> None:
     assert all(row["goodput"] == pytest.approx(4 / row["seconds"]) for row in rows)
 
 
+def test_what_others_used_is_told_where_the_servers_process_is_known(server: Live, capsys: Capture) -> None:
+    arguments = ["--url", f"ours={url_of(server)}", "--rate", "40", "--requests", "2", "--mix", "short"]
+    assert serve.main([*arguments, "--pid", f"ours={os.getpid()}"]) == 0
+    assert told(capsys)["rows"][0]["disturbed"] >= 0
+    for wrong in ("ours=none", f"other={os.getpid()}", "0"):
+        with pytest.raises(RequestError, match="--pid is"):
+            serve.main([*arguments, "--pid", wrong])
+
+
 def test_targets_that_nothing_meets(server: Live, capsys: Capture) -> None:
     arguments = ["--url", url_of(server), "--rate", "40", "--requests", "2", "--mix", "short"]
     assert serve.main([*arguments, "--first", "0.0000001"]) == 0
@@ -171,7 +181,10 @@ def test_a_chat_has_turns(server: Live, capsys: Capture, monkeypatch: pytest.Mon
     monkeypatch.setattr(serve, "ask", noted)
     arguments = ["--url", url_of(server), "--rate", "40", "--requests", "1", "--mix", "short", "--turns", "3"]
     assert serve.main(arguments) == 0
-    assert told(capsys)["rows"][0]["requests"] == 3
+    [row] = told(capsys)["rows"]
+    assert row["requests"] == 3
+    assert [(each["turn"], each["requests"]) for each in row["turns"]] == [(1, 1), (2, 1), (3, 1)]
+    assert all(each["first"]["p50"] > 0 for each in row["turns"])
     assert asked == [("chat/completions", 1), ("chat/completions", 3), ("chat/completions", 5)]
 
 

@@ -12,9 +12,11 @@ import pytest
 
 from tests.unit.schemas import validate
 from unspool.bench import determinism, latency, roofline, throughput, why_cache
+from unspool.bench import sampling as bench_sampling
 from unspool.bench.determinism import first_difference, summary
+from unspool.bench.local import Bench
 from unspool.bench.why_cache import Measure, integral
-from unspool.bench.workload import MIXES, jobs_of
+from unspool.bench.workload import MIXES, Job, jobs_of
 from unspool.cli import main as cli
 from unspool.cli.bench import benchmarks
 from unspool.errors import RequestError
@@ -95,6 +97,26 @@ def test_latency_by_prompt_and_batch(chat_model: str, capsys: Capture) -> None:
     assert all(row["first"]["p50"] <= row["first"]["p99"] for row in rows)
 
 
+def test_latency_behind_a_context_that_is_cached(chat_model: str, capsys: Capture) -> None:
+    """The time to the first token is that of the prompt and of what no whole block holds."""
+    options = argparse.Namespace(model=chat_model, random=None, device="cpu", threads=1)
+    bench = Bench(options, 1024, prefix_cache=True)
+    run, rows = bench.engine.runner.run, []
+
+    def counted(plan: Any) -> Any:
+        rows.append(plan.num_tokens)
+        return run(plan)
+
+    size = bench.engine.scheduler.blocks.block_size
+    bench.engine.runner.run = counted  # type: ignore[method-assign]
+    [sample] = bench.run([Job(5, 3)], context=2 * size + 1)
+    assert len(sample.arrivals) == 3
+    assert rows[-3:] == [1 + 5, 1, 1]
+    small = ["--prompts", "4", "--context", "0", str(size), "--at-once", "1", "-n", "3", "--rounds", "1"]
+    assert latency.main(["-m", chat_model, "--threads", "1", *small]) == 0
+    assert [(row["prompt_tokens"], row["context"]) for row in told(capsys)["rows"]] == [(4, 0), (4, size)]
+
+
 def test_throughput_counts_every_token(chat_model: str, capsys: Capture) -> None:
     assert throughput.main(["-m", chat_model, "--mix", "short", "--requests", "5", "--threads", "1"]) == 0
     [row] = told(capsys)["rows"]
@@ -116,6 +138,14 @@ def test_a_roofline_has_each_step_below_the_ceiling_that_limits_it(
     assert split["whole"] > 0
     for each in found["points"]:
         assert each["intensity"] == pytest.approx(each["flops"] / each["bytes"])
+
+
+def test_what_choosing_a_token_costs(capsys: Capture) -> None:
+    small = ["--vocab-size", "2000", "--rounds", "1", "--rows", "2", "--reference"]
+    assert bench_sampling.main(small) == 0
+    medians = told(capsys)["median_us"]
+    assert set(medians["greedy"]) == {"unspool", "reference"}
+    assert set(bench_sampling.CASES) | set(bench_sampling.OURS_ALONE) == set(medians)
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.schemas import validate
 from unspool.cli import COMMANDS, main, serve
 from unspool.cli.bench import benchmarks
 from unspool.cli.served import model_specs
@@ -168,7 +169,8 @@ def test_bandwidth_ends_with_json(capsys: Capture) -> None:
     assert found.bytes_per_second > 0
     assert "1 thread," in found.how
     bandwidth.main(["--threads", "1", "--seconds", "0"])
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["gb_per_second"]["1"] > 0
+    told = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert told["gb_per_second"]["1"] > 0
 
 
 def test_plan_states_the_formula(chat_model: str, capsys: Capture) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from unspool.bench.walk import Dice, allowed
+from unspool.reporting import Run
 from unspool.sampling.constraint import Matcher, compile_constraint
 from unspool.sampling.constraint.vocabulary import Vocabulary
 from unspool.text.tokenizer import Tokenizer, from_directory, from_gguf
@@ -180,6 +181,7 @@ def main(argv: Sequence[str]) -> int:
         "model", nargs="*", default=["smollm2"], help="GGUF files, model directories or names (smollm2)"
     )
     options = parser.parse_args(argv)
+    run = Run("constraint", argv)
     report: dict[str, Any] = {}
     for source in options.model:
         found = report[Path(source).name] = measure(load_tokenizer(source))
@@ -193,5 +195,4 @@ def main(argv: Sequence[str]) -> int:
                 f"forced {row['forced']:4.0%}  compile {row['compile_ms']:6.2f} ms  {cost:.2%} of a 4 ms step"
             )
         print(f"{'dice':>12}  mask {found['dice']['mean']:7.1f} {found['dice']['p99']:7.1f}")
-    print(json.dumps(report))
-    return 0
+    return run.finish({"models": report})

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     check_plot(options.plot)
     settings = {name: getattr(options, name) for name in ("url", "model", "runs", "max_tokens", "at_once", "only")}
     journal = Journal(options.keep, settings)
-    run = Run("determinism", argv, options, is_here=not options.url)
+    run = Run("determinism", argv, plot=options.plot, is_here=not options.url)
     interrupted = False
     try:
         for name, side in sides(options):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import time
@@ -34,6 +33,7 @@ from unspool.models.registry import architecture_of
 from unspool.models.shapes import SHAPES
 from unspool.ops.cuda import require_card
 from unspool.ops.cuda.memory import weight_bytes
+from unspool.reporting import Run
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
@@ -263,7 +263,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = options.only or MEASURES
     checkpoint = stand_in(options.random)
     config = checkpoint.config
-    result: dict[str, Any] = {"benchmark": "gpu", "shape": options.random, **versions()}
+    run = Run("gpu", argv)
+    result: dict[str, Any] = {"shape": options.random, **versions()}
     bandwidth = result["read_bandwidth"] = measure_gpu_bandwidth().bytes_per_second
     print(f"{result['card']}: reads {bandwidth / 1e12:.2f} TB/s", flush=True)
 
@@ -285,5 +286,4 @@ def main(argv: Sequence[str]) -> int:
         found = result["laws"] = laws(started(prefix_cache=True), options.rounds)
         told = f"{found['completions']:,} completions, {found['cached']:,} from the cache"
         print(f"one prompt, greedy and drawn: {told}; different answers: {found['answers']} (2 is right)", flush=True)
-    print(json.dumps(result))
-    return 0
+    return run.finish(result)

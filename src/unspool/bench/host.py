@@ -12,7 +12,6 @@ the steps in which every request decodes. The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from unspool.models.random import SHAPES, random_checkpoint
 from unspool.ops import Batch, Draws
 from unspool.ops.cuda import steps
 from unspool.params import SamplingParams
+from unspool.reporting import Run
 
 BLOCK_SIZE = 128
 COMMON = 2100  # tokens come from below this: texts mostly repeat what is common
@@ -175,6 +175,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--logprobs", type=int)
     parser.add_argument("--profile", action="store_true", help="where the time goes, by Python's profiler")
     options = parser.parse_args(argv)
+    record = Run("host", argv)
     engine = make_engine(options.requests, options.prompt + options.tokens, text=options.text)
     params = SamplingParams(
         max_tokens=options.tokens,
@@ -195,5 +196,4 @@ def main(argv: Sequence[str]) -> int:
     times = step_times(*run)
     took = 1e6 * statistics.median(times)
     print(f"{options.requests} requests: {took:,.0f} µs a step, {took / options.requests:.2f} µs a token")
-    print(json.dumps({"benchmark": "host", **vars(options), "us_per_step": took, "steps": len(times)}))
-    return 0
+    return record.finish({**vars(options), "us_per_step": took, "steps": len(times)})

@@ -11,7 +11,6 @@ beyond the sum of its floors is what the kernels and the gaps between them cost.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from unspool.models.registry import build
 from unspool.models.shapes import SHAPES
 from unspool.ops import Batch
 from unspool.ops.cuda import require_card
+from unspool.reporting import Run, add_output, check_plot, figure, progress
 
 if TYPE_CHECKING:
     from unspool.ops.cuda.launch import Launch
@@ -146,6 +146,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--random", default="llama-8b", metavar="SHAPE[:FORMAT]", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--rows", type=int, action="append", help="rows of a step; repeatable (1, 8, 32, 128, 4096)")
     parser.add_argument("--context", type=int, default=512, help="tokens before each decoded one (512)")
+    add_output(parser)
     options = parser.parse_args(argv)
     sizes = options.rows or [1, 8, 32, 128, 4096]
     if not 1 <= min(sizes) <= max(sizes) <= STEP_TOKENS:
@@ -154,14 +155,37 @@ def main(argv: Sequence[str]) -> int:
     most = KV_TOKENS // BLOCK_SIZE // decoded * BLOCK_SIZE - 1
     if not 0 <= options.context <= most:
         parser.error(f"argument --context: {options.context} is not from 0 to {most:,}, for {decoded} rows")
+    check_plot(options.plot)
     require_card()
+    run = Run("kernels", argv, plot=options.plot)
     limits = (measure_gpu_bandwidth().bytes_per_second, matrix_rate())
-    print(f"limits: {limits[0] / 1e12:.2f} TB/s read, {limits[1] / 1e12:.0f} TFLOP/s", flush=True)
-    step = make_step(stand_in(options.random))
-    table = []
-    for rows in sizes:
-        found = measure(step, rows, options.context, limits)
-        show(found)
-        table += found
-    print(json.dumps({"benchmark": "kernels", "shape": options.random, **versions(), "kernels": table}))
-    return 0
+    table: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        step = make_step(stand_in(options.random))
+        with progress("steps", len(sizes)) as shown:
+            for done, rows in enumerate(sizes, 1):
+                table += measure(step, rows, options.context, limits)
+                shown(done)
+    except KeyboardInterrupt:
+        interrupted = True
+    print(f"limits: {limits[0] / 1e12:.2f} TB/s read, {limits[1] / 1e12:.0f} TFLOP/s")
+    show(table)
+    if options.plot is not None and table:
+        draw(table, options)
+    result = {"shape": options.random, **versions(), "limits": {"bandwidth": limits[0], "compute": limits[1]}}
+    return run.finish(result | {"kernels": table}, interrupted=interrupted)
+
+
+def draw(table: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
+    """The share of its floor that each kind of kernel, and the whole step, takes by the rows of the step."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in table:
+        name = row["kernel"] + (" " + "×".join(map(str, row["shape"])) if any(row.get("shape", ())) else "")
+        found.setdefault(name, []).append((row["rows"], 100 * row["floor_microseconds"] / row["microseconds"]))
+    with figure(options.plot, title=options.random, x="rows of a step", y="floor / time, percent", log="x") as axes:
+        for kernel, points in found.items():
+            points.sort()
+            style = {"color": "black", "linewidth": 2} if kernel == "step" else {}
+            axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=kernel, **style)
+        axes.set_ylim(bottom=0)

@@ -13,7 +13,6 @@ Rounds of what is compared alternate, for machines drift. The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -27,6 +26,7 @@ from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.registry import architecture_of
 from unspool.ops.storage import kv_bytes_per_token
 from unspool.params import SamplingParams
+from unspool.reporting import Run
 from unspool.weights.store import resolve
 
 EXPERIMENTS = ("sharing", "stall", "memory")
@@ -42,13 +42,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--requests", type=int, default=64, help="in the sharing experiment")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args(argv)
+    run = Run("load", argv)
     checkpoint = open_checkpoint(resolve(args.model))
     bench = Bench(checkpoint, args)
     results: dict[str, Any] = {"model": checkpoint.name}
     for name in args.only or EXPERIMENTS:
         results[name] = getattr(bench, name)()
-    print(json.dumps(results))
-    return 0
+    return run.finish(results)
 
 
 class Bench:

@@ -38,12 +38,12 @@ class Sample:
 class Bench:
     """A model, ready to be measured. Prompts are random tokens, of which no two requests share a beginning."""
 
-    def __init__(self, options: argparse.Namespace, kv_tokens: int) -> None:
+    def __init__(self, options: argparse.Namespace, kv_tokens: int, *, prefix_cache: bool = False) -> None:
         from unspool.models.random import stand_in
 
         checkpoint = stand_in(options.random) if options.random else open_checkpoint(resolve(options.model))
         config = EngineConfig(
-            device=options.device, threads=options.threads, kv_tokens=kv_tokens, prefix_cache=False
+            device=options.device, threads=options.threads, kv_tokens=kv_tokens, prefix_cache=prefix_cache
         )
         self.name = checkpoint.name
         self.engine = Engine(checkpoint, config)
@@ -58,13 +58,19 @@ class Bench:
         size = self.engine.checkpoint.config.vocab_size
         return [self._rng.randrange(size // 4, size // 2) for _ in range(count)]
 
-    def run(self, jobs: Sequence[Job], note: Callable[[int], None] | None = None) -> list[Sample]:
-        """All of them at once, as far as the engine takes them; each to its end."""
+    def run(
+        self, jobs: Sequence[Job], note: Callable[[int], None] | None = None, *, context: int = 0
+    ) -> list[Sample]:
+        """All of them at once, as far as the engine takes them; each to its end. A prompt stands behind `context`
+        tokens that the prefix cache already has: they were computed before the time began."""
+        prompts = [self.tokens(context + job.prompt_tokens) for job in jobs]
+        if context:
+            self._compute([prompt[:context] for prompt in prompts])
         samples: dict[str, Sample] = {}
         done = 0
-        for job in jobs:
+        for job, prompt in zip(jobs, prompts, strict=True):
             params = SamplingParams(max_tokens=job.output_tokens, temperature=0, ignore_eos=True)
-            id = self.engine.add(self.tokens(job.prompt_tokens), params)
+            id = self.engine.add(prompt, params)
             samples[id] = Sample(job, time.perf_counter())
         while self.engine.has_work:
             for event in self.engine.step():
@@ -76,3 +82,9 @@ class Bench:
                     if note is not None:
                         note(done)
         return list(samples.values())
+
+    def _compute(self, prompts: Sequence[Sequence[int]]) -> None:
+        for prompt in prompts:
+            self.engine.add(list(prompt), SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
+        while self.engine.has_work:
+            self.engine.step()

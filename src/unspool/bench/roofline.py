@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if min(*options.batches, *options.prompts, options.context, options.rounds) < 1:
         parser.error("batches, lengths, --context and --rounds are at least 1")
     check_plot(options.plot)
-    run = Run("roofline", argv, options)
+    run = Run("roofline", argv, plot=options.plot)
     tokens = max(max(options.batches) * (options.context + 64), max(options.prompts) + 64)
     bench = Bench(options, tokens + 1024)
     limits = ceilings(bench.engine.ops.name, options.threads, again=options.again)

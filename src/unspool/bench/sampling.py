@@ -7,7 +7,6 @@ it with llama.cpp and transformers.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from unspool.params import SamplingParams
+from unspool.reporting import Run, add_output, check_plot, figure, print_table, progress
 from unspool.sampling import native
 from unspool.sampling.pipeline import Sampler
 
@@ -72,11 +72,13 @@ def our_runner(rows: np.ndarray, history: np.ndarray, is_native: bool) -> Runner
 def measure(runners: dict[str, Runner], rounds: int, count: int) -> dict[str, dict[str, float]]:
     """Medians in microseconds, by case and engine; every round visits all of them."""
     times: dict[tuple[str, str], list[float]] = {}
-    for _ in range(rounds):
-        for case in {**CASES, **OURS_ALONE}:
-            for name, run in runners.items():
-                if case in CASES or name == "unspool":
-                    times.setdefault((case, name), []).extend(run(case, count)[1:])  # the first row warms up
+    with progress("rounds", rounds) as shown:
+        for done in range(1, rounds + 1):
+            for case in {**CASES, **OURS_ALONE}:
+                for name, run in runners.items():
+                    if case in CASES or name == "unspool":
+                        times.setdefault((case, name), []).extend(run(case, count)[1:])  # the first row warms up
+            shown(done)
     medians: dict[str, dict[str, float]] = {}
     for (case, name), values in times.items():
         medians.setdefault(case, {})[name] = round(statistics.median(values), 1)
@@ -88,6 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=40, help="rows for each case and engine in a round (40)")
     parser.add_argument("--reference", action="store_true", help="measure our numpy reference too")
+    add_output(parser)
 
 
 def inputs(vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -103,20 +106,31 @@ def our_runners(rows: np.ndarray, history: np.ndarray, *, reference: bool) -> di
     return runners
 
 
-def report(runners: dict[str, Runner], options: argparse.Namespace) -> None:
-    """Measure, print a table and, last, a line of JSON."""
+def report(runners: dict[str, Runner], options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print a table and draw it; the result."""
     medians = measure(runners, options.rounds, options.rows)
     body = native.body()
     isa = "reference" if body is None else body.isa
     print(f"vocabulary {options.vocab_size:,}, {HISTORY:,} tokens of history, {isa}; median µs per row")
-    for case, found in medians.items():
-        print(f"{case:>18}  " + "  ".join(f"{name} {value:,.0f}" for name, value in found.items()))
-    print(json.dumps({"benchmark": "sampling", "vocab_size": options.vocab_size, "isa": isa, "median_us": medians}))
+    print_table(["", *runners], [[case, *(found.get(name) for name in runners)] for case, found in medians.items()])
+    if options.plot is not None:
+        draw(medians, list(runners), options)
+    return {"vocab_size": options.vocab_size, "isa": isa, "median_us": medians}
+
+
+def draw(medians: dict[str, dict[str, float]], names: Sequence[str], options: argparse.Namespace) -> None:
+    title = f"choosing a token of {options.vocab_size:,}, one core"
+    with figure(options.plot, title=title, x="", y="median microseconds a row", log="y") as axes:
+        for name in names:
+            some = [case for case in medians if name in medians[case]]
+            axes.plot(some, [medians[case][name] for case in some], marker="o", linestyle="", label=name)
+        axes.tick_params("x", rotation=30)
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="unspool bench sampling", description=__doc__)
     add_options(parser)
     options = parser.parse_args(argv)
-    report(our_runners(*inputs(options.vocab_size), reference=options.reference), options)
-    return 0
+    check_plot(options.plot)
+    run = Run("sampling", argv, plot=options.plot)
+    return run.finish(report(our_runners(*inputs(options.vocab_size), reference=options.reference), options))

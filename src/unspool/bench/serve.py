@@ -3,6 +3,7 @@
     unspool bench serve --url http://127.0.0.1:8000 --rate 1 2 4
     unspool bench serve --url ours=http://… --url theirs=http://… --rate 2 --requests 60
     unspool bench serve --url http://… --turns 4             chats: each turn follows the answer before
+    unspool bench serve --url ours=http://127.0.0.1:8000 --pid ours=4711        tells what other programs used meanwhile
 
 Arrivals are a Poisson process: users do not wait for one another. Time to first token and between tokens are told as
 percentiles; goodput is the rate of requests that met both targets (--first, --between), failures not among them. With
@@ -17,12 +18,15 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from unspool.bench.workload import MIXES, Job, jobs_of, words
+from unspool.errors import RequestError
 from unspool.openai_client import Endpoint, Reply, ask, model_of
+from unspool.quiet import Watch
 from unspool.reporting import (
     Journal,
     Progress,
@@ -45,12 +49,13 @@ def main(argv: Sequence[str]) -> int:
     if options.requests < 1 or min(options.rate) <= 0 or options.turns < 1 or options.timeout <= 0:
         parser.error("--requests and --turns are at least 1; --rate and --timeout are above 0")
     check_plot(options.plot)
-    settings = {name: value for name, value in vars(options).items() if name not in ("plot", "keep", "key")}
+    settings = {name: value for name, value in vars(options).items() if name not in ("plot", "keep", "key", "pid")}
     journal = Journal(options.keep, settings)
-    run = Run("serve", argv, options, is_here=False)
+    run = Run("serve", argv, plot=options.plot, is_here=False)
     interrupted = False
     try:
-        servers = [open_server(given, options) for given in options.url]
+        pids = pids_of(options)
+        servers = [open_server(given, pids, options) for given in options.url]
         for rate in options.rate:
             for server in servers:
                 if not any((row["server"], row["rate"]) == (server.name, rate) for row in journal.items):
@@ -79,6 +84,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=float, default=1.0, help="target: seconds to the first token (1)")
     parser.add_argument("--between", type=float, default=0.1, help="target: mean seconds between tokens (0.1)")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a request (120)")
+    parser.add_argument(
+        "--pid", action="append", default=[], metavar="[NAME=]PID",
+        help="the process of a server on this machine, to tell what others used; repeatable",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and texts (0)")
     add_output(parser, resumable=True)
     return parser
@@ -93,24 +102,52 @@ class Server:
     name: str
     endpoint: Endpoint
     model: str
+    pid: int | None  # of a process on this machine
 
 
-def open_server(given: str, options: argparse.Namespace) -> Server:
+def open_server(given: str, pids: Mapping[str, int], options: argparse.Namespace) -> Server:
     name, separator, url = given.partition("=")
     if not separator or "/" in name:
         name, url = given, given
     endpoint = Endpoint(url, options.key, options.timeout)
-    return Server(name, endpoint, options.model or asyncio.run(model_of(endpoint)))
+    pid = pids.get(name, pids.get("") if len(options.url) == 1 else None)
+    return Server(name, endpoint, options.model or asyncio.run(model_of(endpoint)), pid)
+
+
+def pids_of(options: argparse.Namespace) -> dict[str, int]:
+    """By name of a server; "": of the only one."""
+    found: dict[str, int] = {}
+    for given in options.pid:
+        name, _, number = given.rpartition("=")
+        if not number.isdigit() or not Path(f"/proc/{number}/stat").exists():
+            raise RequestError(f"--pid is {given!r}; the number of a process on this machine is needed", "pid")
+        if not any(url.partition("=")[0] == name for url in options.url) and (name or len(options.url) > 1):
+            raise RequestError(f"--pid is {given!r}; none of several servers has that name", "pid")
+        found[name] = int(number)
+    return found
 
 
 # One server at one rate ---------------------------------------------------------------------------------------------
 def measure(server: Server, rate: float, options: argparse.Namespace) -> dict[str, Any]:
     jobs = jobs_of(options.mix, options.requests, options.seed)
-    with progress(f"{server.name} at {rate:g}/s", options.requests) as shown:
+    with progress(f"{server.name} at {rate:g}/s", options.requests * options.turns) as shown:
         start = time.perf_counter()
-        replies = asyncio.run(Load(server, rate, options, shown).run(jobs))
+        load = Load(server, rate, options, shown)
+        watch = None if server.pid is None else Watch(server.pid)
+        replies = asyncio.run(load.run(jobs))
+        others = None if watch is None else others_than(watch, server)
         seconds = time.perf_counter() - start
-    return {"server": server.name, "model": server.model, "rate": rate, **summary(replies, seconds, options)}
+    row = {"server": server.name, "model": server.model, "rate": rate, **summary(replies, seconds, options)}
+    row["disturbed"] = others
+    return row if options.turns == 1 else row | {"turns": by_turn(load.of_turn)}
+
+
+def others_than(watch: Watch, server: Server) -> float | None:
+    """The cores that neither this process nor the server used; None: the server has ended."""
+    try:
+        return round(watch.others(server.pid), 2)
+    except OSError:
+        return None
 
 
 class Load:
@@ -120,7 +157,8 @@ class Load:
         self._server, self._rate, self._options, self._shown = server, rate, options, shown
         self._rng = random.Random(f"{options.seed} arrivals {rate}")
         self._replies: list[Reply] = []
-        self._done = self._failed_first = 0
+        self.of_turn: list[list[Reply]] = [[] for _ in range(options.turns)]
+        self._failed_first = 0
 
     async def run(self, jobs: Sequence[Job]) -> list[Reply]:
         tasks: list[asyncio.Task[None]] = []
@@ -149,7 +187,7 @@ class Load:
             text = words(rng, job.prompt_words if turn == 0 else max(4, job.prompt_words // 4))
             messages.append({"role": "user", "content": text})
             reply = await self._ask(messages, job.output_tokens)
-            self._note(reply)
+            self._note(turn, reply)
             if reply.error is not None or turn + 1 == self._options.turns:
                 return
             messages.append({"role": "assistant", "content": reply.text})
@@ -162,12 +200,12 @@ class Load:
             return await ask(self._server.endpoint, "chat/completions", body | {"messages": list(messages)})
         return await ask(self._server.endpoint, "completions", body | {"prompt": messages[0]["content"]})
 
-    def _note(self, reply: Reply) -> None:
+    def _note(self, turn: int, reply: Reply) -> None:
         self._replies.append(reply)
+        self.of_turn[turn].append(reply)
         self._failed_first += reply.error is not None and self._failed_first == len(self._replies) - 1
-        self._done += 1
         failed = sum(one.error is not None for one in self._replies)
-        self._shown(min(self._done, self._options.requests), f", {failed} failed" if failed else "")
+        self._shown(len(self._replies), f", {failed} failed" if failed else "")
 
 
 def summary(replies: Sequence[Reply], seconds: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -192,6 +230,17 @@ def summary(replies: Sequence[Reply], seconds: float, options: argparse.Namespac
     }
 
 
+def by_turn(of_turn: Sequence[Sequence[Reply]]) -> list[dict[str, Any]]:
+    """Of a chat's first turns, second turns, …: how long they waited. A later one finds the turns before in a cache,
+    if the server has one."""
+    found = []
+    for turn, replies in enumerate(of_turn, 1):
+        first = [reply.first for reply in replies if reply.error is None and reply.first is not None]
+        quantiles = {name: quantile(first, share) for name, share in SHARES.items()}
+        found.append({"turn": turn, "requests": len(replies), "first": quantiles})
+    return found
+
+
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -204,11 +253,19 @@ def tell(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
             row["first"]["p50"], row["first"]["p99"], row["between"]["p50"], row["between"]["p99"])]  # fmt: skip
         table.append([
             row["server"], row["rate"], row["requests"], row["goodput"], 100 * row["met"] / max(1, row["requests"]),
-            row["tokens_per_second"], *milliseconds, errors,
+            row["tokens_per_second"], *milliseconds, row["disturbed"], errors,
         ])  # fmt: skip
     print(f"goodput: first token within {options.first:g} s and at most {1000 * options.between:g} ms between tokens")
     titles = ["", "rate/s", "requests", "goodput/s", "met, %", "tokens/s", "first p50, ms", "p99", "between p50, ms"]
-    print_table([*titles, "p99", "failures"], table)
+    print_table([*titles, "p99", "others, cores", "failures"], table)
+    turns = [
+        [row["server"], row["rate"], each["turn"], each["requests"],
+         *(None if each["first"][name] is None else 1000 * each["first"][name] for name in ("p50", "p99"))]
+        for row in rows for each in row.get("turns", ())
+    ]  # fmt: skip
+    if turns:
+        print("by turn of a chat")
+        print_table(["", "rate/s", "turn", "requests", "first p50, ms", "p99"], turns)
 
 
 def draw(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:

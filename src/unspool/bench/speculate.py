@@ -15,7 +15,6 @@ The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from unspool.llm import LLM
 from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
 from unspool.quiet import Watch
+from unspool.reporting import Run, add_output, check_plot, figure, print_table, progress
 
 DISTURBED = 0.08  # cores that others keep busy
 PASSAGE = (
@@ -69,6 +69,26 @@ PROMPTS = {
 
 
 def main(argv: Sequence[str]) -> int:
+    args = make_parser().parse_args(argv)
+    check_plot(args.plot)
+    run = Run("speculate", argv, plot=args.plot)
+    result: dict[str, Any] = {}
+    interrupted = False
+    try:
+        if args.synthetic:
+            from unspool.bench import synthetic
+
+            synthetic.measure(args, result)
+        else:
+            measure(args, result)
+    except KeyboardInterrupt:
+        interrupted = True
+    if args.plot is not None and (result.get("kinds") or result.get("rows")):
+        draw(result, args)
+    return run.finish(result, interrupted=interrupted)
+
+
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "unspool bench speculate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -87,26 +107,30 @@ def main(argv: Sequence[str]) -> int:
     known.add_argument("--random", default="llama-8b", choices=sorted(SHAPES), help="the shape of the weights")
     known.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 6], help="of drafts (2 4 6, and the engine's)")
     known.add_argument("--context", type=int, default=512, help="tokens of a prompt (512)")
-    args = parser.parse_args(argv)
-    if args.synthetic:
-        from unspool.bench.synthetic import run
-
-        return run(args)
-    drafter = args.speculate or (f"model:{args.draft}" if args.draft else "lookup")
-    kinds = args.kinds or (["code", "plain"] if args.draft else ["edit", "summarise", "plain"])
-    llm = LLM(args.model, device=args.device, kv_tokens=8192, speculate=drafter)
-    results: dict[str, Any] = {"model": llm.checkpoint.name, "speculate": drafter, "temperature": args.temperature}
-    results["kinds"] = [compare(llm, kind, at_once, args) for kind in kinds for at_once in args.at_once]
-    results["cost"] = costs(llm)
-    print("cost of k rows against one: " + ", ".join(f"{k}: {ratio:.2f}" for k, ratio in results["cost"].items()))
-    results["guess"] = guess_costs(llm)
-    for name, ratio in results["guess"].items():
-        print(f"cost of a guess by {name} against a step of one row: {ratio:.2f}")
-    print(json.dumps(results))
-    return 0
+    add_output(parser)
+    return parser
 
 
 # Work ---------------------------------------------------------------------------------------------------------------
+def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Every kind of prompts, then the floor; `result` has what is done."""
+    drafter = args.speculate or (f"model:{args.draft}" if args.draft else "lookup")
+    kinds = args.kinds or (["code", "plain"] if args.draft else ["edit", "summarise", "plain"])
+    llm = LLM(args.model, device=args.device, kv_tokens=8192, speculate=drafter)
+    result |= {"model": llm.checkpoint.name, "speculate": drafter, "temperature": args.temperature, "kinds": []}
+    try:
+        for kind in kinds:
+            for at_once in args.at_once:
+                result["kinds"].append(compare(llm, kind, at_once, args))
+    finally:
+        tell(result["kinds"])
+    result["cost"] = costs(llm)
+    print("cost of k rows against one: " + ", ".join(f"{k}: {ratio:.2f}" for k, ratio in result["cost"].items()))
+    result["guess"] = guess_costs(llm)
+    for name, ratio in result["guess"].items():
+        print(f"cost of a guess by {name} against a step of one row: {ratio:.2f}")
+
+
 def compare(llm: LLM, kind: str, at_once: int, args: argparse.Namespace) -> dict[str, Any]:
     """One kind of prompts, off and with each drafter; with several at once the prompts are repeated to fill the engine,
     each with a seed of its own."""
@@ -117,22 +141,28 @@ def compare(llm: LLM, kind: str, at_once: int, args: argparse.Namespace) -> dict
     seconds: dict[str, list[float]] = {name: [] for name in names}
     counts = {name: [0, 0] for name in names}
     num_tokens = disturbed = 0
-    for round_number in range(args.rounds + 1):  # the first one warms up
-        taken, num_tokens = dict.fromkeys(names, 0.0), 0
-        for prompts in work:
-            expected = None
-            for name in names:
-                answers, best, others = quietly(llm, prompts, name, counts[name], args)
-                taken[name] += best
-                disturbed += others > DISTURBED
-                expected = expected or answers
-                if answers != expected:
-                    raise AssertionError(f"speculation by {name} changed an answer of {kind}")
-            num_tokens += sum(len(ids) - 1 for ids, _ in expected or ())
-        if round_number:
-            for name in names:
-                seconds[name].append(taken[name])
-    return tell(kind, at_once, seconds, counts, num_tokens, disturbed)
+    with progress(label_of(kind, at_once), args.rounds + 1) as shown:
+        for round_number in range(args.rounds + 1):  # the first one warms up
+            taken, num_tokens = dict.fromkeys(names, 0.0), 0
+            for prompts in work:
+                expected = None
+                for name in names:
+                    answers, best, others = quietly(llm, prompts, name, counts[name], args)
+                    taken[name] += best
+                    disturbed += others > DISTURBED
+                    expected = expected or answers
+                    if answers != expected:
+                        raise AssertionError(f"speculation by {name} changed an answer of {kind}")
+                num_tokens += sum(len(ids) - 1 for ids, _ in expected or ())
+            if round_number:
+                for name in names:
+                    seconds[name].append(taken[name])
+            shown(round_number + 1)
+    return row_of(kind, at_once, seconds, counts, num_tokens, disturbed)
+
+
+def label_of(kind: str, at_once: int) -> str:
+    return kind if at_once == 1 else f"{kind}, {at_once} at once"
 
 
 def quietly(
@@ -168,7 +198,7 @@ def answer(llm: LLM, prompts: Sequence[str], name: str, args: argparse.Namespace
     return [(result.token_ids, result.logprobs) for result in results], taken
 
 
-def tell(
+def row_of(
     kind: str,
     at_once: int,
     seconds: Mapping[str, Sequence[float]],
@@ -177,9 +207,6 @@ def tell(
     disturbed: int,
 ) -> dict[str, Any]:
     plain = num_tokens / statistics.median(seconds["off"])
-    label = kind if at_once == 1 else f"{kind}, {at_once} at once"
-    note = f" ({disturbed} measurements disturbed)" if disturbed else ""
-    print(f"{label:<22} plain {plain:6.1f} tokens/s{note}")
     rows = {}
     for name, values in seconds.items():
         if name == "off":
@@ -187,13 +214,46 @@ def tell(
         ratios = sorted(a / b for a, b in zip(seconds["off"], values, strict=True))
         rate, ratio = num_tokens / statistics.median(values), statistics.median(ratios)
         drafted, accepted = counts[name]
-        print(
-            f"{'':<22} {name:<10} {rate:6.1f} tokens/s   ratio {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
-            f"{accepted:,} of {drafted:,} guesses right; every answer the same",
-            flush=True,
-        )
         rows[name] = {"rate": rate, "ratio": ratio, "ratios": ratios, "drafted": drafted, "accepted": accepted}
     return {"kind": kind, "at_once": at_once, "plain": plain, "drafters": rows, "disturbed": disturbed}
+
+
+# Telling ------------------------------------------------------------------------------------------------------------
+def tell(kinds: Sequence[Mapping[str, Any]]) -> None:
+    table = []
+    for each in kinds:
+        for name, row in each["drafters"].items():
+            low, high = row["ratios"][0], row["ratios"][-1]
+            table.append([
+                label_of(each["kind"], each["at_once"]), each["plain"], name, row["rate"], row["ratio"],
+                f"{low:.2f} to {high:.2f}", row["accepted"], row["drafted"], each["disturbed"],
+            ])  # fmt: skip
+    titles = ["prompts", "plain, tokens/s", "drafter", "tokens/s", "ratio", "of the rounds", "right", "guesses"]
+    print_table([*titles, "disturbed"], table)
+    if kinds:
+        print("every answer was the same with and without")
+
+
+def draw(result: Mapping[str, Any], args: argparse.Namespace) -> None:
+    """The speed with drafts over the plain one: by kind of prompts, or, of a known drafter, by length of the drafts."""
+    name = result.get("model", result.get("shape"))
+    with figure(args.plot, title=f"{name}: with drafts over without", x="", y="ratio of speeds") as axes:
+        axes.axhline(1, color="gray", linestyle=":")
+        if "kinds" in result:
+            labels = [label_of(each["kind"], each["at_once"]) for each in result["kinds"]]
+            for drafter in dict.fromkeys(name for each in result["kinds"] for name in each["drafters"]):
+                ratios = [each["drafters"][drafter]["ratio"] for each in result["kinds"]]
+                axes.plot(labels, ratios, marker="o", linestyle="", label=drafter)
+            return
+        for row in result["rows"]:
+            for chance in dict.fromkeys(draft["chance"] for draft in row["drafts"]):
+                own = [draft for draft in row["drafts"] if draft["chance"] == chance and draft["length"] is not None]
+                label = f"{chance:.0%} right, {row['at_once']} at once"
+                [line] = axes.plot([each["length"] for each in own], [each["measured"] for each in own], marker="o",
+                                   label=label)  # fmt: skip
+                axes.plot([each["length"] for each in own], [each["formula"] for each in own], linestyle="--",
+                          color=line.get_color())  # fmt: skip
+        axes.set_xlabel("tokens of a draft (dashed: by the formula)")
 
 
 # The floor ----------------------------------------------------------------------------------------------------------

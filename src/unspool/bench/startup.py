@@ -8,13 +8,14 @@ slows everything alike, and medians are told.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+
+from unspool.reporting import Run
 
 PROMPT = "Why is the sky blue?"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -45,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="processes of each kind (7)")
     parser.add_argument("--device", default="auto", help="as for unspool run (auto)")
     options = parser.parse_args(argv)
+    record = Run("startup", argv, is_here=False)
     # -P: nothing is imported from the working directory
     python, unspool = [sys.executable, "-P"], [sys.executable, "-P", "-m", "unspool"]
     run = [*unspool, "run", PROMPT, "-m", options.model, "--device", options.device, "-n", "2", "-q"]
@@ -63,5 +65,4 @@ def main(argv: Sequence[str]) -> int:
     for name, values in times.items():
         print(f"{name:<12} median {1000 * medians[name]:7.1f} ms   best {1000 * min(values):7.1f} ms")
     print(f"importing unspool alone: {1000 * (medians['import'] - medians['python']):.1f} ms")
-    print(json.dumps({"benchmark": "startup", "model": options.model, "rounds": options.rounds, "seconds": times}))
-    return 0
+    return record.finish({"model": options.model, "rounds": options.rounds, "seconds": times})

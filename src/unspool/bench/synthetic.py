@@ -9,7 +9,6 @@ that sum times cost(1) / cost(k + 1), with costs measured in the same run at the
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from unspool.drafter import BaseDrafter, DraftContext
 from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
 from unspool.plan import Plan, Work
+from unspool.reporting import progress
 from unspool.speculate.policy import DraftPolicy, Guess
 from unspool.speculate.protocols import Branch
 from unspool.speculate.timing import step_times
@@ -155,14 +155,12 @@ def tokens_a_round(chance: float, length: int) -> float:
 
 
 # The run ------------------------------------------------------------------------------------------------------------
-def run(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Each number of requests at once; `result` has what is done."""
     engine = make_engine(args)
-    result: dict[str, Any] = {"benchmark": "speculate", "shape": args.random, "device": engine.ops.kernel_set}
-    result["temperature"], result["rows"] = args.temperature, []
+    result |= {"shape": args.random, "device": engine.ops.kernel_set, "temperature": args.temperature, "rows": []}
     for at_once in args.at_once:
         result["rows"].append(compare(engine, at_once, args))
-    print(json.dumps(result))
-    return 0
 
 
 def compare(engine: Engine, at_once: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -180,20 +178,22 @@ def compare(engine: Engine, at_once: int, args: argparse.Namespace) -> dict[str,
     rates: dict[tuple[float, int | None] | None, list[float]] = {None: []}
     tallies: dict[tuple[float, int | None], Any] = {}
     expected: dict[Prompt, list[int]] = {}
-    for round_number in range(args.rounds + 1):
-        speculation.drafters = {}
-        expected, rate = answer(engine, prompts, args)
-        rates[None] += [rate] if round_number else []
-        for chance in args.synthetic:
-            for length in lengths:
-                speculation.drafters = {"synthetic": Synthetic(expected, chance, vocab_size)}
-                speculation.policy = adaptive if length is None else FixedLength(adaptive, length)
-                speculation.total = type(speculation.total)()
-                found, rate = answer(engine, prompts, args)
-                if found != expected:
-                    raise AssertionError(f"speculation changed an answer (chance {chance}, length {length})")
-                rates.setdefault((chance, length), []).extend([rate] if round_number else [])
-                tallies[chance, length] = speculation.total.as_dict()
+    with progress(f"{at_once} at once", args.rounds + 1) as shown:
+        for round_number in range(args.rounds + 1):
+            speculation.drafters = {}
+            expected, rate = answer(engine, prompts, args)
+            rates[None] += [rate] if round_number else []
+            for chance in args.synthetic:
+                for length in lengths:
+                    speculation.drafters = {"synthetic": Synthetic(expected, chance, vocab_size)}
+                    speculation.policy = adaptive if length is None else FixedLength(adaptive, length)
+                    speculation.total = type(speculation.total)()
+                    found, rate = answer(engine, prompts, args)
+                    if found != expected:
+                        raise AssertionError(f"speculation changed an answer (chance {chance}, length {length})")
+                    rates.setdefault((chance, length), []).extend([rate] if round_number else [])
+                    tallies[chance, length] = speculation.total.as_dict()
+            shown(round_number + 1)
     speculation.drafters, speculation.policy = {}, adaptive
     return tell(at_once, rates, tallies, cost, args)
 

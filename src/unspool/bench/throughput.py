@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if options.requests < 1:
         parser.error("--requests is at least 1")
     check_plot(options.plot)
-    run = Run("throughput", argv, options)
+    run = Run("throughput", argv, plot=options.plot)
     bench = Bench(options, options.kv_tokens)
     rows: list[dict[str, Any]] = []
     interrupted = False

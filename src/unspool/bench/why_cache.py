@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if options.tokens < 2 or options.every < 1:
         parser.error("--tokens is at least 2, and --every at least 1")
     check_plot(options.plot)
-    run = Run("why-cache", argv, options)
+    run = Run("why-cache", argv, plot=options.plot)
     measured = Measure(options)
     interrupted = False
     try:

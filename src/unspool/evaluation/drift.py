@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         SamplingParams(temperature=temperature)  # refuses what is out of range
     check_plot(options.plot)
     text = options.file.expanduser().read_text("utf-8", errors="replace")
-    run = Run("drift", argv, options, group="eval")
+    run = Run("drift", argv, plot=options.plot, group="eval")
     llm = open_model(options)
     head = {name: getattr(options, name) for name in ("prefix", "length", "windows", "seed")}
     journal = Journal(options.keep, head | {"model": llm.checkpoint.name, "file": str(options.file)})

@@ -43,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
     ]
     if any(isinstance(each, Task) and each.kind == "answer" and "tests" in each.docs(1)[0] for each in tasks):
         require_sandbox()
-    options.plot = None
-    run = Run("lm-eval", argv, options, group="eval")
+    run = Run("lm-eval", argv, group="eval")
     found, lm, interrupted = evaluate(tasks, options)
     rows = rows_of(found)
     tell(rows)

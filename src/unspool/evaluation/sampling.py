@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     settings = [setting(text) for text in options.setting]
     check_plot(options.plot)
     tasks = {name: items_of(name, options) for name in options.task}
-    run = Run("sampling", argv, options, group="eval")
+    run = Run("sampling", argv, plot=options.plot, group="eval")
     llm = open_model(options)
     journal = Journal(options.keep, {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels})
     grid = Grid(llm, TaskScorer(), journal)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     check_plot(options.plot)
     settings = settings_of(options)
     items, scorer = prompts_of(options.prompts, options), scorer_for(options)
-    run = Run("tune", argv, options, group="")
+    run = Run("tune", argv, plot=options.plot, group="")
     llm = open_model(options)
     form: Form = "raw" if options.raw or llm.template is None else "chat"
     head = {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels, "scorer": options.scorer, "form": form}
