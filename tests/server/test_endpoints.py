@@ -302,7 +302,7 @@ def test_tokens_there_and_back() -> None:
     async def test(client: Client) -> None:
         tokens = await client.ok("/tokenize", {"prompt": "héllo", "return_token_strs": True})
         assert len(tokens["token_strs"]) == tokens["count"] == 6
-        assert await client.ok("/detokenize", {"tokens": tokens["tokens"]}) == {"prompt": "héllo"}
+        assert await client.ok("/detokenize", {"tokens": tokens["tokens"]}) == {"prompt": "héllo", "content": "héllo"}
         assert (await client.refused("/detokenize", {"tokens": [1, 99_999]}))["param"] == "tokens[1]"
         assert (await client.refused("/tokenize", {}))["param"] == "prompt"
         tokenizer = client.service.llm.tokenizer

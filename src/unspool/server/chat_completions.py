@@ -16,11 +16,11 @@ from unspool.server.dialect import (
     Body,
     ChatRequest,
     Writer,
-    answer_format,
     ending,
     how_of,
     prepare_chat,
     prompt_logprobs,
+    response_format,
     timings,
     token_entry,
     traces,
@@ -74,7 +74,8 @@ class ChatWriter(Writer):
 
     def end(self) -> Iterable[bytes]:
         if self._wants_usage:
-            yield frame(self._head("chat.completion.chunk") | {"choices": [], "usage": usage(self.run)})
+            more = {"choices": [], "usage": usage(self.run), "timings": timings(self.run)}
+            yield frame(self._head("chat.completion.chunk") | more)
         yield DONE
 
     def body(self) -> Body:
@@ -90,13 +91,12 @@ class ChatWriter(Writer):
             for choice in self.run.choices
         ]
         more: Body = {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
+        more["timings"] = timings(self.run)
         prompt = self.run.job.prompts[0][0]
         if self.asked.get("prompt_logprobs") is not None:
             more["prompt_logprobs"] = prompt_logprobs(prompt, self.scored(0), self.tokenizer)
         if self.asked.get("return_token_ids"):
             more["prompt_token_ids"] = prompt
-        if self.asked.get("timings_per_token"):
-            more["timings"] = timings(self.run)
         return self._head("chat.completion") | more
 
     @property
@@ -159,7 +159,7 @@ class ChatWriter(Writer):
             chunk["usage"] = None
         if self._wants_usage_so_far:
             chunk["usage"] = usage(self.run)
-        if self.asked.get("timings_per_token"):
+        if self.asked.get("timings_per_token") or (is_last and self.run.is_whole):
             chunk["timings"] = timings(self.run)
         if is_last and self.run.is_whole:
             chunk["unspool"] = self.service.report(self.run)
@@ -203,13 +203,12 @@ def prepare(service: Service, body: Body) -> Job:
     if body.get("stream") and body.get("prompt_logprobs") is not None:
         raise RequestError("prompt_logprobs come with the whole answer; they cannot be streamed", "prompt_logprobs")
     limit, length_field = _length(body)
-    format = body.get("response_format")
     request = ChatRequest(
         messages=conversation(body["messages"]),
         toolbox=toolbox_of(body),
         max_tokens=limit,
         logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
-        format=answer_format(format, (format or {}).get("json_schema", {}).get("schema")),
+        format=response_format(body.get("response_format")),
         how=how_of(body),
         length_field=length_field,
     )

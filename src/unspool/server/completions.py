@@ -12,11 +12,11 @@ from unspool.results import Choice, Delta
 from unspool.server.dialect import (
     Body,
     Writer,
-    answer_format,
     ending,
     logprob,
     prompt_ids,
     prompt_logprobs,
+    response_format,
     sampling_params,
     timings,
     traces,
@@ -78,7 +78,7 @@ class CompletionWriter(Writer):
 
     def end(self) -> Iterable[bytes]:
         if self._wants_usage:
-            yield frame(self._head() | {"choices": [], "usage": usage(self.run)})
+            yield frame(self._head() | {"choices": [], "usage": usage(self.run), "timings": timings(self.run)})
         yield DONE
 
     def body(self) -> Body:
@@ -92,9 +92,8 @@ class CompletionWriter(Writer):
                 **ending(choice),
             }
             choices.append(entry | self._more(choice) | self._ids(choice.tokens) | self._trace(choice.tokens))
-        more: Body = {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
-        if self.asked.get("timings_per_token"):
-            more["timings"] = timings(self.run)
+        more: Body = {"choices": choices, "usage": usage(self.run), "timings": timings(self.run)}
+        more["unspool"] = self.service.report(self.run)
         return self._head() | more
 
     @property
@@ -136,7 +135,7 @@ class CompletionWriter(Writer):
             chunk["usage"] = None
         if self._wants_usage_so_far:
             chunk["usage"] = usage(self.run)
-        if self.asked.get("timings_per_token"):
+        if self.asked.get("timings_per_token") or (is_last and self.run.is_whole):
             chunk["timings"] = timings(self.run)
         return frame(chunk | {"choices": [entry]})
 
@@ -214,8 +213,7 @@ def prepare(service: Service, body: Body) -> Job:
     length = body.get("max_tokens", DEFAULT_LENGTH)
     if scored is not None and top is not None:
         scored = max(scored, top)
-    format = body.get("response_format")
-    bound = answer_format(format, (format or {}).get("json_schema", {}).get("schema"))
+    bound = response_format(body.get("response_format"))
     if bound is not None and "constraint" in body:
         raise RequestError("constraint and response_format bind the answer twice", "constraint")
     params = sampling_params(body, max_tokens=length, logprobs=top, prompt_logprobs=scored, constraint=bound)

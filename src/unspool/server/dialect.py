@@ -193,15 +193,16 @@ def usage(run: Run) -> Body:
     }
 
 
-def timings(run: Run) -> Body:
-    """llama.cpp's `timings`, of the first choice; of a run that is under way, those so far."""
-    choice, prompt = run.choices[0], len(run.job.prompts[0][0])
+def timings(run: Run, choice: Choice | None = None) -> Body:
+    """llama.cpp's `timings`, of a choice, the first unless said; of a run that is under way, those so far."""
+    choice = choice or run.choices[0]
+    prompt = len(run.job.prompts[choice.index // run.params[0].n][0])
     count = len(choice.tokens)
     if choice.end is not None:
         told = choice.end.timings
         cached, read, wrote = choice.end.usage.cached_tokens, told.prefill, told.decode
     else:
-        cached, read, wrote = 0, *run.clock(0)
+        cached, read, wrote = 0, *run.clock(choice.index)
     return {
         "cache_n": cached,
         "prompt_n": prompt - cached,
@@ -259,6 +260,20 @@ def answer_format(format: Mapping[str, Any] | None, schema: Any) -> Constraint |
     if format["type"] == "json_object":
         return Constraint("json_object")
     return Constraint("json_schema", schema if schema is not None else {"type": "object"})
+
+
+def response_format(format: Mapping[str, Any] | None) -> Constraint | None:
+    """The constraint that a `response_format` means: OpenAI's schema is in `json_schema`, llama.cpp's in `schema`."""
+    if format is None:
+        return None
+    schema = format.get("schema")
+    if format["type"] == "json_object" and schema is not None:
+        return Constraint("json_schema", schema)
+    if format["type"] == "json_schema":
+        if (schema is None) == ("json_schema" not in format):
+            raise RequestError("response_format needs json_schema, or schema in its place", "response_format")
+        schema = format.get("json_schema", {}).get("schema", schema)
+    return answer_format(format, schema)
 
 
 def logprob(value: float | None) -> float | None:

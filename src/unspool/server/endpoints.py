@@ -16,6 +16,7 @@ from unspool.server import (
     completions,
     engine_view,
     forks,
+    llamacpp,
     pages,
     responses,
     schema,
@@ -64,7 +65,7 @@ class Endpoint:
     @property
     def has_aliases(self) -> bool:
         """Whether it takes other engines' fields."""
-        return "use_beam_search" in self.schema["properties"]
+        return "n_predict" in self.schema["properties"]
 
     @property
     def streams(self) -> bool:
@@ -152,6 +153,7 @@ ENDPOINTS: dict[str, Endpoint] = {
             schema.EMBEDDINGS,
             tokens.embeddings,
             {"input": "The sky is blue."},
+            also=("/embeddings",),
         ),
         Endpoint(
             "/v1/score",
@@ -200,6 +202,23 @@ ENDPOINTS: dict[str, Endpoint] = {
             schema.DETOKENIZE,
             tokens.detokenize,
             {"tokens": [1, 2, 3]},
+        ),
+        Endpoint(
+            "/completion",
+            "createNativeCompletion",
+            "Continue texts, in llama.cpp's own form.",
+            llamacpp.COMPLETION,
+            Generation(llamacpp.prepare, llamacpp.NativeWriter, "text_completion"),
+            {"prompt": "Once upon a time", "n_predict": 32},
+            also=("/completions",),
+        ),
+        Endpoint(
+            "/apply-template",
+            "applyTemplate",
+            "A conversation as the text that the model reads.",
+            llamacpp.APPLY_TEMPLATE,
+            llamacpp.apply_template,
+            {"messages": _HELLO},
         ),
         Endpoint(
             "/models/load",
@@ -255,6 +274,17 @@ PAGES: dict[str, Page | EnginePage] = {
             "getTokenizerInfo",
             "Control tokens and the chat template, by the names of tokenizer_config.json, as vLLM's server tells them.",
             tokens.tokenizer_info,
+        ),
+        EnginePage(
+            "/props", "getProps", "The model and its defaults, as llama.cpp's server tells them.", llamacpp.props
+        ),
+        EnginePage(
+            "/slots",
+            "listSlots",
+            "As llama.cpp's server tells them: one slot for each request that may run at once, and which are in use.",
+            llamacpp.slots,
+            statuses=(503,),
+            parameters={"fail_on_no_slot": ("boolean", "With 1: status 503 when all are in use.")},
         ),
         Page("/", "inspector", "The inspector, a web page.", pages.inspector, "text/html", statuses=(503,)),
         Page(

@@ -242,7 +242,7 @@ REPORTS: dict[str, Schema] = {
         -1, description="vLLM's: keep so many of the prompt's tokens; -1: as many as the context has room for."
     ),
     "truncation_side": word("left", "right", description="vLLM's: where the prompt is cut (left)."),
-    "timings_per_token": flag(description="llama.cpp's: `timings` in every chunk."),
+    "timings_per_token": flag(description="llama.cpp's: `timings` in every chunk, not in the last one alone."),
 }  # fmt: skip
 CHAT_REPORTS: dict[str, Schema] = {
     "echo": flag(description="vLLM's: the answer begins with the message that it continues."),

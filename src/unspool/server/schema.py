@@ -102,10 +102,17 @@ TOOL_CHOICE = any_of(
 )
 RESPONSE_FORMAT = any_of(
     record({"type": only("text")}, required=("type",)),
-    record({"type": only("json_object")}, required=("type",)),
     record(
-        {"type": only("json_schema"), "json_schema": record(f.FORMAT, required=("name",))},
-        required=("type", "json_schema"),
+        {"type": only("json_object"), "schema": {**f.JSON_SCHEMA, "description": "llama.cpp's: what the answer fits."}},
+        required=("type",),
+    ),
+    record(
+        {
+            "type": only("json_schema"),
+            "json_schema": record(f.FORMAT),
+            "schema": {**f.JSON_SCHEMA, "description": "llama.cpp's: in place of json_schema."},
+        },
+        required=("type",),
     ),
     tag="type",
 )
@@ -424,7 +431,10 @@ EMBEDDINGS = record(
 TOKENIZE = record(
     {
         **f.MODEL,
-        "prompt": string(description="Either this or messages."),
+        "prompt": string(description="Either this, or content, or messages."),
+        "content": string(
+            description="llama.cpp's: the prompt, without BOS unless add_special says so, control tokens read as such."
+        ),
         "messages": array(MESSAGE, least=1, most=f.MAX_MESSAGES),
         "tools": array(TOOL, most=f.MAX_TOOLS),
         **CONTINUING,
@@ -435,6 +445,10 @@ TOKENIZE = record(
             description="With a prompt: read control tokens as such. When absent: where the prompt is one, and no more."
         ),
         "return_token_strs": flag(description="The text of each token too."),
+        "add_special": flag(description="llama.cpp's: with content, put BOS in front (false when absent)."),
+        "with_pieces": flag(
+            description="llama.cpp's: with content, each token as {id, piece}; pieces that are no text are bytes."
+        ),
         **TEMPLATE,
     }
 )

@@ -14,14 +14,15 @@ from unspool.text.tokenizer import Tokenizer
 
 
 def tokenize(service: Service, body: Body) -> Body:
-    has_prompt, has_messages = "prompt" in body, "messages" in body
-    if has_prompt == has_messages:
-        raise RequestError("give either prompt or messages", "prompt")
-    misplaced = _MESSAGES_ONLY if has_prompt else _PROMPT_ONLY
-    for name in misplaced:
+    given = [name for name in _FIELDS if name in body]
+    if len(given) != 1:
+        raise RequestError("give one of prompt, content and messages", "prompt")
+    for name in {name for names in _FIELDS.values() for name in names} - set(_FIELDS[given[0]]):
         if name in body:
-            raise RequestError(f"{name} does nothing with {'a prompt' if has_prompt else 'messages'}", name)
-    if has_prompt:
+            raise RequestError(f"{name} does nothing with {given[0]}", name)
+    if given == ["content"]:
+        return _tokenize_content(service, body)
+    if given == ["prompt"]:
         service.check_length([body["prompt"]], "prompt")
         tokenizer, text = service.llm.tokenizer, body["prompt"]
         ids = tokenizer.encode(
@@ -49,8 +50,34 @@ def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
     return isinstance(first, int) and tokenizer.control_marks.text_of(first) == text
 
 
-_PROMPT_ONLY = ("add_special_tokens", "parse_special")
-_MESSAGES_ONLY = ("add_generation_prompt", "continue_final_message", "enable_thinking", "tools", "chat_template_kwargs")
+# What goes with each way to give a text.
+_FIELDS = {
+    "prompt": ("add_special_tokens", "parse_special", "return_token_strs"),
+    "content": ("add_special", "parse_special", "with_pieces"),
+    "messages": (
+        "add_generation_prompt", "continue_final_message", "enable_thinking", "tools", "chat_template_kwargs",
+        "return_token_strs",
+    ),
+}  # fmt: skip
+
+
+def _tokenize_content(service: Service, body: Body) -> Body:
+    """As llama.cpp's server does it."""
+    service.check_length([body["content"]], "content")
+    tokenizer = service.llm.tokenizer
+    ids = tokenizer.encode(
+        body["content"], add_special=body.get("add_special", False), parse_special=body.get("parse_special", True)
+    )
+    if not body.get("with_pieces"):
+        return {"tokens": ids}
+    return {"tokens": [{"id": id, "piece": _piece(tokenizer.token_bytes(id))} for id in ids]}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 def detokenize(service: Service, body: Body) -> Body:
@@ -58,7 +85,8 @@ def detokenize(service: Service, body: Body) -> Body:
     for index, id in enumerate(body["tokens"]):
         if id >= size:
             raise RequestError(f"tokens[{index}] is {id}; the vocabulary has {size:,} tokens", f"tokens[{index}]")
-    return {"prompt": service.llm.tokenizer.decode(body["tokens"], skip_special=body.get("skip_special_tokens", False))}
+    text = service.llm.tokenizer.decode(body["tokens"], skip_special=body.get("skip_special_tokens", False))
+    return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
