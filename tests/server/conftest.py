@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,29 @@ import pytest
 from tests.server.harness import Live, make_llm
 from unspool.llm import LLM
 from unspool.server.config import ServerConfig
+
+
+class Said(logging.Handler):
+    """Keeps the lines of a log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the server logs meanwhile."""
+    handler, logger = Said(), logging.getLogger("unspool.server")
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield handler.lines
+    logger.setLevel(before)
 
 
 @pytest.fixture

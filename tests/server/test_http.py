@@ -6,14 +6,13 @@ import asyncio
 import base64
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.harness import CONTEXT, Client, in_process, make_llm
-from unspool.errors import EngineDiedError, RequestError
-from unspool.server.config import Keys, ServerConfig, read_keys
+from unspool.errors import EngineDiedError
+from unspool.server.config import ServerConfig
 from unspool.server.run import Server, serve
 from unspool.server.service import Service
 from unspool.server.tracing import OtelTracer, traces_url
@@ -48,19 +47,6 @@ def test_keys_guard_every_route_but_health() -> None:
     in_process(test, config)
 
 
-def test_key_files(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("# ours\nsk-a\n\n  sk-b  \n")
-    assert read_keys(file) == ("sk-a", "sk-b")
-    file.write_text("# none\n")
-    with pytest.raises(RequestError, match="holds no key"):
-        read_keys(file)
-    with pytest.raises(RequestError, match="empty"):
-        ServerConfig(api_keys=(" ",))
-    keys = Keys(("sk-a", "sk-b"))
-    assert keys.match("sk-b")
-    assert not keys.match("")
-    assert not Keys(()).match("")
 
 
 def test_a_page_elsewhere_cannot_reach_an_open_server() -> None:

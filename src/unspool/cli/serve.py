@@ -30,7 +30,8 @@ examples:
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
-SIGTERM or Ctrl-C: no new requests, running ones get --drain seconds, then end with finish reason abort."""
+SIGTERM or Ctrl-C: no new requests, running ones get --drain seconds, then end with finish reason abort.
+SIGHUP: the key file is read again. Under systemd (Type=notify) it tells when it is ready, and that it lives."""
 PACKAGES = "starlette uvicorn prometheus_client"
 
 
@@ -65,7 +66,11 @@ def make_parser(
     )  # fmt: skip
     group = parser.add_argument_group("who")
     group.add_argument("--api-key", action="append", default=[], metavar="KEY", help="a key that is let in; repeatable")
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file of keys, one a line")
+    group.add_argument(
+        "--api-key-file", type=Path, metavar="FILE",
+        help="a file of keys, one a line, with names and limits (docs/operations.md); read again when it changes and "
+        "on SIGHUP",
+    )  # fmt: skip
     group.add_argument(
         "--cors-origin", action="append", default=[], metavar="ORIGIN", help="an origin whose pages may call"
     )
@@ -110,13 +115,18 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
             raise
         raise UsageError(f"serving needs {error.name}: pip install 'unspool[server]'") from error
     from unspool.cli.running import registered
-    from unspool.server.config import ServerConfig, read_keys
+    from unspool.server.config import ServerConfig
+    from unspool.server.keys import read_keys
+    from unspool.server.notify import notifier
 
-    keys = [*namespace.api_key, *(read_keys(namespace.api_key_file) if namespace.api_key_file else ())]
+    key_file = namespace.api_key_file
+    if key_file is not None:
+        read_keys(key_file)  # what is wrong with it is known before a model is loaded
     config = ServerConfig(
         host=namespace.host,
         port=namespace.port,
-        api_keys=tuple(keys),
+        api_keys=tuple(namespace.api_key),
+        api_key_file=None if key_file is None else str(key_file.absolute()),
         cors_origins=tuple(namespace.cors_origin),
         allowed_hosts=tuple(host.lower() for host in namespace.allow_host),
         lenient=namespace.lenient,
@@ -133,8 +143,22 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
         memory_wait=namespace.memory_wait,
     )
     specs = model_specs(namespace, flags.engine_options(namespace))
-    with registered([spec.names[0] for spec in specs], on_start) as listens:
+    with (
+        notifier().starting() as tell_ready,
+        registered([spec.names[0] for spec in specs], _both(tell_ready, on_start)) as listens,
+    ):
         return _serve(namespace, specs, config, listens)
+
+
+def _both(first: Callable[[str], None], second: Callable[[str], None] | None) -> Callable[[str], None]:
+    """What calls the first, then the second if there is one."""
+
+    def call(address: str) -> None:
+        first(address)
+        if second is not None:
+            second(address)
+
+    return call
 
 
 def _serve(
@@ -203,7 +227,7 @@ def _serve_replicas(namespace: Namespace, config: ServerConfig, on_start: Callab
             raise
         message = "--replicas N needs Ray: pip install 'unspool[server,cluster]'; --replicas numa:N needs none"
         raise UsageError(message) from error
-    serve_ray(source, config, int(namespace.replicas))
+    serve_ray(source, config, int(namespace.replicas), on_start)
     return 0
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from unspool.cluster.models import ModelSource
 from unspool.cluster.ray_router import PrefixRouter, name_of
 from unspool.cluster.ray_transport import RayTransport
 from unspool.events import FinishReason
+from unspool.server.host import host_of
 from unspool.server.run import set_up_logging
 
 HANGS = 3  # times the silence after which a replica counts as lost, its process is killed if it is still hung
@@ -84,6 +86,7 @@ class Ingress:
         self._service = await start_service(
             asked.source, asked.server_config(), transport, peers=peers, patience=asked.endurance
         )
+        self._watching = asyncio.create_task(host_of(self._service).keys.watch())
 
     async def counters(self) -> str:
         """What this ingress has counted, for the metrics of all."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,11 +26,13 @@ from unspool.cluster.ray_deploy import deploy, quiet_ray
 from unspool.machine import num_cores
 from unspool.server.config import ServerConfig
 from unspool.server.listener import bind
-from unspool.server.run import set_up_logging
+from unspool.server.notify import notifier
+from unspool.server.run import address_here, set_up_logging
 
 log = logging.getLogger("unspool.cluster")
 # Messages are small and few at a time; Ray would set aside a third of the memory.
 OBJECT_STORE_BYTES = 256 << 20
+POLL_SECONDS = 0.5  # between two looks for a signal
 LONGEST_FOLDER = 40  # characters: Ray puts sockets below it, whose paths may have 107
 
 
@@ -38,9 +40,14 @@ class StopSignalError(BaseException):
     """SIGINT or SIGTERM came."""
 
 
-def serve_ray(source: ModelSource, config: ServerConfig, replicas: int) -> None:
-    """Start a Ray of our own, serve until SIGINT or SIGTERM, and leave nothing behind."""
+def serve_ray(
+    source: ModelSource, config: ServerConfig, replicas: int, on_start: Callable[[str], None] | None = None
+) -> None:
+    """Start a Ray of our own, serve until SIGINT or SIGTERM, and leave nothing behind. `on_start` is called with the
+    server's address once it listens."""
     set_up_logging()
+    service_manager = notifier()
+    pause = min(POLL_SECONDS, (service_manager.watchdog_seconds or POLL_SECONDS) / 2)
     name = config.names[0] if config.names else open_source(source).name  # an unusable model is known before Ray starts
     port = _free_port(config)
     threads = source.options.get("threads") or max(1, num_cores() // replicas)
@@ -51,10 +58,14 @@ def serve_ray(source: ModelSource, config: ServerConfig, replicas: int) -> None:
             asked = options_of(source, config, num_replicas=replicas, log_socket=relay.path)
             deploy(asked, config.host, port)
             log.info("unspool serves %s at http://%s:%d/v1 with %d replicas", name, config.host, port, replicas)
+            if on_start is not None:
+                on_start(address_here(config.host, port))
             while True:  # and not signal.pause(), which sleeps on where another thread gets the signal
-                time.sleep(0.5)
+                if service_manager.watchdog_seconds is not None:
+                    service_manager.send(WATCHDOG=1)
+                time.sleep(pause)
     except StopSignalError:
-        pass
+        service_manager.stopping()
     log.info("stopped")
 
 

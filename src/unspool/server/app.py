@@ -8,6 +8,7 @@ from starlette.routing import Router
 
 from unspool.server.host import ModelHost, host_of
 from unspool.server.http import Guard
+from unspool.server.quotas import HEADERS
 from unspool.server.routes import Routes
 from unspool.server.service import Service
 from unspool.server.tracing import Tracer, make_tracer
@@ -28,6 +29,6 @@ def build(served: Service | ModelHost, tracer: Tracer | None = None) -> Any:
             allow_origins=list(config.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", *HEADERS],
         )
     return app

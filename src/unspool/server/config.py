@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from unspool.errors import RequestError
 
@@ -24,6 +21,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None  # of more of them, with limits: see keys
     names: tuple[str, ...] = ()  # that the model answers to, besides its own
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # Host headers taken besides loopback's, where no key guards
@@ -73,6 +71,10 @@ class ServerConfig:
             raise RequestError(message, "otel_endpoint")
 
     @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
     def is_loopback(self) -> bool:
         return is_loopback(self.host)
 
@@ -83,37 +85,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def read_keys(path: Path) -> tuple[str, ...]:
-    """A file of keys: one a line; blank lines and lines that begin with # are left out."""
-    try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise RequestError(f"{path} cannot be read: {reason}", "api_key_file") from error
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise RequestError(f"{path} holds no key; a server that it guards would be open", "api_key_file")
-    return keys
-
-
-class Keys:
-    """Compares in time that depends neither on how much of a key is right nor on which key it is."""
-
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._digests = [_digest(key) for key in keys]
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def match(self, offered: str) -> bool:
-        found = False
-        digest = _digest(offered)
-        for known in self._digests:
-            found |= hmac.compare_digest(digest, known)
-        return found
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -25,10 +25,17 @@ class HTTPFault(UnspoolError):
     """A request that is refused before its fields are read: for its path, its key, its size."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+        type: str | None = None,
     ) -> None:
+        """`type`: OpenAI's word for the kind of error, where the status does not say it."""
         super().__init__(message)
-        self.status, self.code, self.headers = status, code, headers or {}
+        self.status, self.code, self.headers, self.type = status, code, headers or {}, type
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,8 @@ def fault_of(error: BaseException, *, retry_after: int = 1) -> Fault:
     message = str(error)
     again = (("retry-after", str(retry_after)),)
     if isinstance(error, HTTPFault):
-        kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+        by_status = "server_error" if error.status >= 500 else "invalid_request_error"
+        kind = error.type or _TYPES.get(error.status, by_status)
         return Fault(error.status, message, kind, None, error.code, tuple(error.headers.items()))
     if isinstance(error, QueueFullError):
         return Fault(429, message, "rate_limit_error", None, error.code, again)

@@ -26,6 +26,7 @@ from unspool.errors import EngineClosedError, EngineDiedError, QueueFullError
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.hosted import HostedModel, LoadingStoppedError, load_fault, unload
+from unspool.server.keys import KeyRing
 from unspool.server.metrics import ServerMetrics
 from unspool.server.service import Service, Workers, unknown_model
 
@@ -64,6 +65,7 @@ class ModelHost:
     def __init__(self, models: Sequence[HostedModel], config: ServerConfig, budget: int | None = None) -> None:
         self.models, self.config, self.budget = list(models), config, budget
         self.workers = Workers()
+        self.keys = KeyRing(config)
         self.metrics = ServerMetrics(config.metrics_prefix, self._collectors)
         self._by_name: dict[str, HostedModel] = {}
         for model in self.models:
@@ -314,6 +316,7 @@ class ModelHost:
         for model in self.models:
             yield from model.collectors()
         yield Budget(self)
+        yield self.keys
 
 
 class Budget(Collector):

@@ -19,14 +19,16 @@ from starlette.requests import ClientDisconnect
 
 from unspool import strict_json
 from unspool.errors import RequestError
-from unspool.server.config import Keys, ServerConfig, is_loopback
+from unspool.server.config import ServerConfig, is_loopback
 from unspool.server.faults import Fault, HTTPFault, fault_of
+from unspool.server.keys import UNNAMED
 from unspool.server.sse import Receive, Scope, Send, dumps
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from unspool.server.host import Lease, ModelHost
+    from unspool.server.quotas import Account, Admission
 
 access = logging.getLogger("unspool.access")
 OPEN_ROUTES = frozenset({"/health", "/v1/health", "/ready", "/"})
@@ -132,7 +134,6 @@ class Guard:
 
     def __init__(self, app: Any, host: ModelHost) -> None:
         self._app, self._host, self._config = app, host, host.config
-        self._keys = Keys(host.config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -149,7 +150,9 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id)]
+                account: Account | None = scope.get("unspool.account")
+                limits = () if account is None else account.headers(scope["path"])
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", id), *limits]
             await send(message)
 
         try:
@@ -166,6 +169,9 @@ class Guard:
             lease: Lease | None = scope.get("unspool.lease")
             if lease is not None:
                 lease.release()
+            admission: Admission | None = scope.get("unspool.admission")
+            if admission is not None:
+                admission.end()
             self._log(scope, status, time.perf_counter() - started)
 
     def _fault(self, scope: Scope, error: BaseException) -> Fault:
@@ -187,10 +193,13 @@ class Guard:
         path = scope["path"]
         if path in OPEN_ROUTES or path.startswith(OPEN_FILES):
             return
-        if self._keys:
-            if not any(self._keys.match(key) for key in _offered(scope)):
+        keys = self._host.keys
+        if keys:
+            found = [account for key in _offered(scope) if (account := keys.match(key)) is not None]
+            if not found:
                 challenge = {"www-authenticate": 'Basic realm="unspool"' if path == "/docs" else "Bearer"}
                 raise HTTPFault(401, "a valid API key is needed", code="invalid_api_key", headers=challenge)
+            scope["unspool.account"] = found[0]
         else:
             self._check_host(scope)
 
@@ -217,24 +226,28 @@ class Guard:
             "path": scope["path"],
             "status": status,
             "seconds": round(seconds, 4),
-            **self._model_of(scope),
-            **scope.get("unspool.facts", {}),
+            **self._who_and_what(scope),
         }
         if self._config.log_format == "json":
             access.info(json.dumps(about, ensure_ascii=True))
         else:
-            told = {**self._model_of(scope), **scope.get("unspool.facts", {})}
-            facts = " ".join(f"{name}={value}" for name, value in told.items())
+            facts = " ".join(f"{name}={value}" for name, value in self._who_and_what(scope).items())
             line = (
                 f"{about['client']} {about['method']} {about['path']!r} {status} {seconds:.3f}s {about['id']} {facts}"
             )
             access.info(line.rstrip())
 
 
-    def _model_of(self, scope: Scope) -> dict[str, str]:
-        """The model that a request used, where there are several."""
+    def _who_and_what(self, scope: Scope) -> dict[str, Any]:
+        """The name of a request's key, the model that it used where there are several, and what came of it."""
+        told: dict[str, Any] = {}
+        account: Account | None = scope.get("unspool.account")
+        if account is not None and account.name != UNNAMED:
+            told["key"] = account.name
         lease: Lease | None = scope.get("unspool.lease")
-        return {"model": lease.model.name} if lease is not None and len(self._host.models) > 1 else {}
+        if lease is not None and len(self._host.models) > 1:
+            told["model"] = lease.model.name
+        return told | scope.get("unspool.facts", {})
 
 
 def _offered(scope: Scope) -> list[str]:

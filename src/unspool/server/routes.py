@@ -29,6 +29,7 @@ from unspool.server.host import Lease, ModelHost
 from unspool.server.http import BodyReader, parse_object
 from unspool.server.job import Job, Run
 from unspool.server.pages import json_response
+from unspool.server.quotas import Account, Admission
 from unspool.server.service import LARGE, Service
 from unspool.server.sse import EventStream, Write, until_gone
 from unspool.server.tracing import Span, Tracer
@@ -70,6 +71,7 @@ class Routes:
     def _endpoint(self, endpoint: Endpoint) -> Handler:
         async def handle(request: Request) -> Any:
             request.scope["unspool.route"] = endpoint.path  # for metrics and logs
+            self._admit(request)
             async with self.reader.read(request) as data:
                 checked = await self.host.workers.offload(len(data), partial(self._check, endpoint, data))
                 if isinstance(endpoint.answers, OfHost):
@@ -82,6 +84,12 @@ class Routes:
             return self._stream_late(request, checked, lease, len(data))
 
         return handle
+
+    def _admit(self, request: Request) -> None:
+        """Count the request among those of its key, if there are keys; a fault if it is over their limits."""
+        account: Account | None = request.scope.get("unspool.account")
+        if account is not None:
+            request.scope["unspool.admission"] = account.admit(self.host.retry_after())  # the guard ends it
 
     def _check(self, endpoint: Endpoint, data: bytes) -> Checked:
         """In another thread: the body."""
@@ -134,9 +142,16 @@ class Routes:
         assert isinstance(generation, Generation)
         span = self.tracer.begin(generation.operation, request, job, service.name)
         job.traceparent = span.traceparent
+        admission: Admission | None = request.scope.get("unspool.admission")
         try:
+            if admission is not None:
+                admission.reserve(job.prompts, service.llm.engine.context_length)
             run = await service.start(job)
+            if admission is not None:
+                admission.run = run
         except BaseException as error:
+            if admission is not None:
+                admission.settle()
             span.fail(error)
             raise
         span.start(run)
@@ -186,7 +201,7 @@ class Routes:
         except Exception as error:
             write(b"".join(writer.fail(fault_of(error))))
         finally:
-            request.scope["unspool.facts"] = _facts(run)
+            _settle(request, run)
             span.end(run)
 
     async def _finish(self, request: Request, service: Service, run: Run) -> None:
@@ -197,7 +212,15 @@ class Routes:
             await service.finish(run)
         finally:
             watcher.cancel()
-            request.scope["unspool.facts"] = _facts(run)
+            _settle(request, run)
+
+
+def _settle(request: Request, run: Run) -> None:
+    """An answer has ended: note for the access log what came of it, and give back the tokens that it did not use."""
+    request.scope["unspool.facts"] = _facts(run)
+    admission: Admission | None = request.scope.get("unspool.admission")
+    if admission is not None:
+        admission.settle()
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -10,16 +10,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from unspool.engine.driver import call_soon
 from unspool.llm import LLM
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
 from unspool.server.connection import Connection
 from unspool.server.host import ModelHost, host_of
 from unspool.server.listener import Gate, Listener, bind, fit_descriptors
+from unspool.server.notify import notifier
 from unspool.server.service import Service
 
 log = logging.getLogger("unspool.server")
@@ -36,6 +39,9 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._host, self._on_start = host_of(served), on_start
+        self._notifier = notifier()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,15 +50,23 @@ class Server(uvicorn.Server):
             yield
             return
         before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
+        if self._host.config.api_key_file is not None:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
         try:
             yield
         finally:
             for one, handler in before.items():
                 signal.signal(one, handler)
 
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        """Between two instructions of whatever runs: the event loop is to have the keys read again."""
+        if self._loop is not None:
+            call_soon(self._loop, self._host.keys.ask)
+
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Listen with limits of our own: asyncio's way of accepting loops when descriptors run out."""
         await self.lifespan.startup()
+        self._loop = asyncio.get_running_loop()
         config = self._host.config
         gate = Gate(config, fit_descriptors(config.max_connections))
 
@@ -69,7 +83,9 @@ class Server(uvicorn.Server):
         if len(self._host.models) == 1:
             self._host.load(self._host.default)
         # Beside the first requests, so that starting stays quick.
-        self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
+        self._tasks.append(asyncio.create_task(asyncio.to_thread(self._prepare)))
+        self._tasks.append(asyncio.create_task(self._host.keys.watch()))
+        self._tasks.append(asyncio.create_task(self._notifier.keep_alive(lambda: self._host.failure is None)))
 
     def _prepare(self) -> None:
         for service in self._host.services:
@@ -80,6 +96,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """Drain, then close. While answers finish, probes and new requests still connect and are told why not."""
         host, drain = self._host, self._host.config.drain
+        self._notifier.stopping()
         if host.num_open:
             log.info("stopping: %d answers have %g s to finish; Ctrl-C again ends them", host.num_open, drain)
         else:
@@ -91,6 +108,8 @@ class Server(uvicorn.Server):
             await asyncio.wait([drained], timeout=0.1)
         await super().shutdown(sockets)
         await drained
+        for task in self._tasks:
+            task.cancel()
         log.info("stopped")
 
 
@@ -166,7 +185,7 @@ def announce(host: ModelHost, port: int) -> None:
         )
     if host.budget is not None:
         log.info("a model is loaded when it is asked for; all together may take %.1f GB", host.budget / 1e9)
-    if not config.api_keys and not config.is_loopback:
+    if not config.has_keys and not config.is_loopback:
         log.warning(
             "\n" + "!" * 79 + "\n"
             "WARNING: %s is reachable from other machines and no --api-key is set:\n"
