@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class DraftContext:
     """What a drafter sees of a request: its tokens so far, and a sampler that it may fork but must not change.
 
-    `should_continue(confidences)` tells a drafter whose every guess costs time whether one more is worth it after a
-    draft with these confidences.
+    A drafter whose guesses cost time calls `should_continue(confidences)`: whether one more guess is worth its time
+    after a draft with these confidences.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Draft(list[int]):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """What a drafter of one's own needs."""
+    """The interface of a drafter."""
 
     def propose(self, contexts: Sequence[DraftContext], counts: Sequence[int]) -> Sequence[Sequence[int]]:
         """For each request at most `count` tokens that may come next; fewer, or none, is fine."""

@@ -1,4 +1,4 @@
-"""What an engine tells whoever asked: text as it comes, then exactly one ending for each choice."""
+"""The events of a request: text as it is generated, then exactly one ending for each choice."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What the engine's steps did while an answer was made: for it and for all that shared them, at the least."""
+    """The least that the engine's steps had to read and compute during an answer, for it and all requests beside it."""
 
     prefill_flops: float  # from its first step to its first token
     decode_bytes: float  # weights and cache that were read after that
 
 
 class Text(NamedTuple):
-    """Text that is final, and the tokens whose text is thereby wholly out.
+    """Text that is final, and the tokens whose text is now complete.
 
-    `held` is text behind it that waits, because it may yet become a stop or a banned string; it is told where a trace
-    was asked for, also by events without text.
+    `held` is the text after it that is held back because it may become a stop or a banned string. It is set only if a
+    trace was requested, also in events without text.
     """
 
     request: str
@@ -77,7 +77,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """What came of drafts: of one answer, or of all."""
+    """How many drafted tokens were accepted: in one answer, or in all."""
 
     steps: int = 0  # that had a draft
     drafted: int = 0  # tokens
@@ -107,7 +107,7 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One answer is whole. What was not asked for, or does not apply, is None or empty."""
+    """The end of one answer. Fields that were not requested or do not apply are None or empty."""
 
     request: str
     choice: int

@@ -41,7 +41,7 @@ class Plan:
 
     @cached_property
     def columns(self) -> tuple[tuple[Any, ...], ...]:
-        """The works' fields, each as a tuple with a place for each work: whoever looks at all of them is faster so."""
+        """The fields of all works as columns, one tuple for each field: faster for code that reads all of them."""
         return tuple(zip(*self.works, strict=True))
 
     @property

@@ -86,7 +86,7 @@ class Completion:
 
 
 def figures(answer: Finished | Completion) -> dict[str, Any]:
-    """What is told of an answer only where it applies, by name."""
+    """Optional figures of an answer by name: only those that apply."""
     found: dict[str, Any] = {}
     if answer.mean_logprob is not None:
         found["mean_logprob"] = answer.mean_logprob
@@ -219,7 +219,7 @@ class Result(Generic[T]):
 
 @record(slots=True)
 class Delta:
-    """What one event adds to a choice."""
+    """The part of a choice that one event adds."""
 
     choice: Choice
     parts: Sequence[Part] = ()
@@ -230,7 +230,7 @@ class Delta:
 
 @record(slots=True)
 class Choice:
-    """One answer while it grows. What comes after its message is full is left out."""
+    """One answer while it is generated. Text after the end of its message is dropped."""
 
     index: int
     message: Message = field(default_factory=Message)
@@ -256,7 +256,7 @@ class Choice:
 
     @property
     def num_tokens(self) -> int:
-        """What is counted as generated. Of a full message the engine computes some more before it stops."""
+        """Tokens that count as generated. The engine may compute a few more after a message has ended."""
         if self.end is None or self.message.is_full:
             return len(self.tokens)
         return self.end.usage.completion_tokens
@@ -311,7 +311,7 @@ class Fold:
 
     @property
     def wants_no_more(self) -> bool:
-        """Whether choices still run, and each of them has all that the request wants of it."""
+        """Whether choices still run although each of them already has all that the request needs."""
         return not self.is_done and all(choice.wants_no_more for choice in self._choices)
 
     def result(self) -> Result:

@@ -1,7 +1,7 @@
 """The requests that have not ended: how they begin, what outcomes do to them, and how they end.
 
-Invariant: the scheduler holds exactly the requests of `branches`, and every group in `groups` still has an ending to
-tell.
+Invariant: the scheduler holds exactly the requests of `branches`, and every group in `groups` has at least one branch
+whose ending was not sent.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ActiveRequests:
             self._scheduler.fork(leader.request, branch.request)
 
     def mark_started(self, plan: Plan, now: float) -> None:
-        """The first step of some begins now."""
+        """Note the start time of requests whose first step this is."""
         if self._unstarted:
             for work in plan.works:
                 if work.request in self._unstarted:
@@ -94,7 +94,7 @@ class ActiveRequests:
 
     # Outcomes -------------------------------------------------------------------------------------------------------
     def apply(self, group: Group, branch: Branch, outcome: Outcome) -> None:
-        """Make true what was brought to a branch. What a step chose, the scheduler has committed."""
+        """Apply an outcome to its branch. The scheduler has already committed the tokens that the step chose."""
         _, text, tokens, then = outcome
         held = branch.assembler.held if branch.tells_held and then is None else ""
         if text or tokens or held != branch.held:
@@ -118,7 +118,7 @@ class ActiveRequests:
             self._apply_generation(group, then)
 
     def _apply_generation(self, group: BeamGroup, generation: Generation) -> None:
-        """Fork beams before their parents go on, so that a fork shares what both have in common."""
+        """Fork beams before their parents continue, so that a fork shares the common prefix."""
         beams = []
         for survivor in generation.survivors:
             branch = survivor.parent
@@ -190,7 +190,7 @@ class ActiveRequests:
         self._events += [Failed(group.id, choice, error) for choice in range(group.params.n)]
 
     def fail_all(self, plan: Plan, error: Exception) -> None:
-        """The step itself failed: everyone in it is told."""
+        """The step itself failed: every request in it ends with the error."""
         failure = EngineError(f"the step failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         for work in plan.works:
@@ -198,7 +198,7 @@ class ActiveRequests:
                 self._fail(*self.branches[work.request], failure)
 
     def abort(self, id: str, reason: FinishReason = "abort") -> bool:
-        """End a request now, from outside; what it has goes out. False: there is no such request (any more)."""
+        """End a request now and deliver the output that it has. False: there is no such request (any more)."""
         group = self.groups.get(id)
         if group is None:
             return False
@@ -233,7 +233,7 @@ class ActiveRequests:
         self._deadlines.pop(group.id, None)
 
     def check(self) -> None:
-        """Every block is accounted for, and nobody is forgotten."""
+        """Assert that every block is accounted for and that no request is lost."""
         self._scheduler.check()
         known = {request.number for request in [*self._scheduler.running, *self._scheduler.waiting]}
         assert known == set(self.branches), f"the scheduler has {known}, the engine {set(self.branches)}"

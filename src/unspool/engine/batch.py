@@ -47,7 +47,7 @@ class BatchBuilder:
         return array("i", [self._unkept_state if work.state < 0 else work.state for work in plan.works])
 
     def _slots(self, start: int, rows: int, blocks: Sequence[int]) -> Iterable[int]:
-        """Where rows at consecutive positions keep their keys and values."""
+        """The cache slots of rows at consecutive positions."""
         size, end = self._block_size, start + rows
         first = start // size
         return _joined(

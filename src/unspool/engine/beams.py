@@ -1,8 +1,8 @@
 """Beam search inside the engine: beams are requests that share blocks by reference.
 
-Each beam is planned like any other request. When its logits come it hands in its best continuations and pauses; when
-all beams of the group have, the search decides: a beam that several continuations come from is forked, one that none
-comes from is dropped. Nothing is told before the search is over, since any beam may still lose.
+Each beam is planned like any other request. When its logits are computed, it submits its best continuations and pauses.
+When all beams of the group have submitted theirs, the search selects: a beam with several selected continuations is
+forked, one with none is dropped. No text is sent before the search is over, because any beam may still lose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class BeamGroup(Group):
-    """A request that is searched: `beams` run, their continuations gather in `offers`."""
+    """A request decoded by beam search: `beams` run, and `offers` collects their continuations."""
 
     search: BeamSearch
     make_assembler: Callable[[], Assembler]
@@ -37,7 +37,7 @@ class BeamGroup(Group):
         self.num_cached: int | None = None  # prompt tokens that the prefix cache gave; None: not looked up yet
 
     def advance(self, branch: Branch, output: StepOutput, row: int, now: float) -> Outcome:
-        """A beam's logits came: it hands in its best continuations and waits for the others. The last one decides."""
+        """Submit a beam's best continuations and wait for the other beams. The last beam of a round selects."""
         self.clock.tick(now)
         if self.num_cached is None:  # only the first beam looked the prompt up; others are forks of it
             self.num_cached = branch.request.num_cached
@@ -75,7 +75,7 @@ class BeamGroup(Group):
         return Generation(tuple(survivors), dropped, self.search.is_done)
 
     def fork(self, parent: Branch, request: Request) -> Branch:
-        """A beam that begins as another one is."""
+        """A new beam with the same tokens as another one."""
         return Branch(
             request=request,
             choice=0,

@@ -39,11 +39,11 @@ class Clock:
         self.started, self.meter, self.flops_before = now, meter, meter.flops
 
     def follow(self, leader: Clock) -> None:
-        """What came before the branches parted."""
+        """Copy the times of the branch that this one was forked from."""
         self.started, self.meter, self.flops_before = leader.started, leader.meter, leader.flops_before
 
     def tick(self, now: float) -> None:
-        """Tokens came."""
+        """Note the time of new tokens."""
         self.last_token = now
         if self.first_token is None:
             self.first_token = now
@@ -51,7 +51,7 @@ class Clock:
                 self.flops_to_first, self.bytes_to_first = self.meter.flops, self.meter.num_bytes
 
     def work(self) -> StepWork | None:
-        """What the steps did, up to now; None: no token came."""
+        """What the engine's steps computed up to now; None: there is no token yet."""
         if self.meter is None or self.first_token is None:
             return None
         return StepWork(self.flops_to_first - self.flops_before, self.meter.num_bytes - self.bytes_to_first)

@@ -9,13 +9,13 @@ Invariants:
 - Only the engine thread uses the engine. A step is never interrupted by another caller, nor by Ctrl-C, which Python
   raises in the main thread.
 - Calls run one by one, between steps, in the order in which they were sent. So an abort that is sent after a start
-  finds that request, even if nobody waited for the start.
+  finds that request, even if no caller waited for the start.
 - Every call gets exactly one reply: its result, its error, or the reason why the engine takes no more calls.
 - A sink gets the events of its request in order, and none after the ending of the last choice. `_submissions` holds
   the requests that still have such an ending to come.
 - The engine thread never waits for a reader, and readers hold no lock that it needs. Unread events wait with their
   reader.
-- While the engine thread has nothing to do it holds no reference to the driver: a model that nobody refers to is freed.
+- While the engine thread is idle it holds no reference to the driver, so a model without references is freed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Driver:
 
     # From any thread ------------------------------------------------------------------------------------------------
     def start(self, submissions: Sequence[Submission]) -> None:
-        """Have the engine take requests, all or none. What is wrong with one is raised here."""
+        """Submit requests, all or none. An error in one of them is raised here."""
         self.check_open()
         for one in submissions:
             if one.params.constraint is not None and self.engine.tokenizer is not None:
@@ -122,7 +122,7 @@ class Driver:
                 compile_constraint(one.params.constraint, self.engine.tokenizer)
         try:
             self.call(lambda engine: self._add(engine, submissions))
-        except BaseException:  # whoever was interrupted here never learns that they were taken
+        except BaseException:  # a caller that was interrupted here never learns that they were taken
             self._abort_all(submissions)
             raise
 
@@ -156,7 +156,7 @@ class Driver:
         self._send(Call(abort, _ignore))
 
     def call(self, function: Callable[[Engine], T]) -> T:
-        """What a function of the engine returns, run between two steps."""
+        """Run a function of the engine between two steps and return its result."""
         replies: SimpleQueue[Reply] = SimpleQueue()
         self._send(Call(function, replies.put))
         return cast("T", replies.get().unwrap())
@@ -258,7 +258,7 @@ class Driver:
             else:
                 mail.setdefault(submission.loop, []).append((submission, event))
         for loop, letters in mail.items():
-            if not call_soon(loop, _hand_over, letters):  # nobody is left to read them
+            if not call_soon(loop, _hand_over, letters):  # the reader's loop is closed
                 for submission, _ in letters:
                     assert submission.id is not None
                     self.engine.abort(submission.id)
@@ -268,7 +268,7 @@ class Driver:
         self._has_ended = True
 
     def _die(self, error: BaseException) -> None:
-        """The engine cannot be repaired: every request ends with the reason, and new ones are refused with it."""
+        """The engine has failed for good: end every request with the reason, and refuse new ones with it."""
         import logging
 
         logging.getLogger("unspool.engine").critical(
@@ -285,7 +285,7 @@ class Driver:
                 call_soon(submission.loop, _hand_over, [(submission, event)])
 
     def _refuse_calls(self) -> None:
-        """Reply to whatever is still in the queue. Several threads may do so at once: each call is taken by one."""
+        """Refuse every call that is still queued. Several threads may do so at once: each call goes to one of them."""
         while True:
             try:
                 call = self._calls.get_nowait()
@@ -314,7 +314,7 @@ class Driver:
         return None
 
     def check_open(self) -> None:
-        """Raises what a new request would be refused with, whatever it asks for."""
+        """Raise the error that any new request would get."""
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
@@ -344,7 +344,7 @@ def _hand_over(letters: Sequence[tuple[Submission, Event]]) -> None:
 
 
 def _resolve(future: asyncio.Future[Reply], value: Reply) -> None:
-    if not future.done():  # else whoever waited was cancelled
+    if not future.done():  # else the waiting caller was cancelled
         future.set_result(value)
 
 
@@ -362,6 +362,6 @@ _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Native code must not run while Python takes its modules apart."""
+    """At exit: native code must not run while Python unloads its modules."""
     for driver in list(_drivers):
         driver.close()

@@ -7,9 +7,9 @@ the last one, so that the host works while the device does:
     host       plan 2 · read 1   plan 3 · read 2   …
 
 A sampled token feeds the next step on the device. The host plans with a placeholder for it, which is all that planning
-needs, and learns the token one step later. If that token ended its answer, what the device went on to compute for it is
-void and nobody is told. Order on the device is order of launching, so a block that is freed and given to another is
-written by its new owner last.
+needs, and learns the token one step later. If that token ended its answer, what the device computed for it afterwards
+is discarded. The device runs steps in launch order, so a block that is freed and reused is written last by its new
+owner.
 
 A step is read at once where the next plan needs its tokens: while a request runs whose tokens the host chooses (a
 constraint, a trace, an order of stages of its own, …), and for drafts, whose outcome decides what is computed.
@@ -78,8 +78,8 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """`on_progress`: have the weights ready when this returns, and be told the share that is. Without it the first
-        step finishes what is left of loading."""
+        """`on_progress` is called with the loaded share of the weights, and the model is ready when this returns.
+        Without it, the first step finishes loading."""
         from unspool import ops as backends
 
         config = config or EngineConfig()
@@ -103,7 +103,7 @@ class Engine:
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(context, num_blocks * config.block_size)
         self.runner = make_runner(model, self.config, num_blocks, num_slots)
-        # Weights may still be being packed on another core: whatever else takes time comes now.
+        # Another core may still be packing weights, so other slow work is done now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
         self.scheduler = Scheduler(
             Blocks(num_blocks, config.block_size),
@@ -115,7 +115,7 @@ class Engine:
         )
         self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.blocks, clock)
         ends = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
-        # A tokenizer may have tokens that the model has no row for: those can end nothing.
+        # A tokenizer may have tokens without an embedding row: the model can never produce them.
         self.end_ids = frozenset(token for token in ends if token < checkpoint.config.vocab_size)
         self._notes = (*checkpoint.notes, *(self.tokenizer.notes if self.tokenizer else ()))
         self._now = clock
@@ -145,13 +145,14 @@ class Engine:
     ) -> str:
         """Queue a prompt; its events come from `step` under the id that this returns.
 
-        `output` is how the answer begins: those tokens are taken as if they had been chosen, and what follows is what
-        would have followed. So an answer can be rewound to any step and continued with another token.
+        `output` holds the first tokens of the answer. They are treated as if they had been chosen, so the tokens after
+        them are the same as in an answer that chose them. This rewinds an answer to any step and continues it with
+        another token.
 
-        The text of an answer continues its prompt's. `is_chat`: it is a text of its own, so the space that a
-        SentencePiece vocabulary puts in front of a text is taken off it.
+        By default the answer's text continues the prompt's text. With `is_chat` it is a separate text, so the leading
+        space that a SentencePiece vocabulary adds to a text is removed.
 
-        `pooling`: no token is chosen; the ending has the hidden rows of the prompt as one (`Finished.pooled`).
+        With `pooling` no token is chosen; `Finished.pooled` has the pooled hidden rows of the prompt.
         """
         if self._is_closed:
             raise EngineClosedError("the engine is closed")
@@ -174,7 +175,7 @@ class Engine:
 
     @property
     def _is_full(self) -> bool:
-        """Whether as many wait as may. Those that the next step will start do not count."""
+        """Whether the queue is full. Requests that the next step will start do not count."""
         scheduler = self.scheduler
         starting = max(0, scheduler.max_running - len(scheduler.running))
         return len(scheduler.waiting) >= self.config.max_waiting + starting
@@ -189,7 +190,7 @@ class Engine:
         return self.active.has_work
 
     def step(self) -> list[Event]:
-        """Launch one step of whatever is there, read what is due, and tell what came of it."""
+        """Plan and launch one step, read the steps that are due, and return their events."""
         self.active.expire()
         on_device, is_ahead = self._next_mode()
         if not is_ahead:
@@ -202,7 +203,7 @@ class Engine:
         return self.active.take_events()
 
     def _next_mode(self) -> tuple[bool, bool]:
-        """For the coming step: whether the device chooses its tokens, and whether it may be left in flight."""
+        """For the next step: whether the device chooses its tokens, and whether it may stay in flight."""
         if not self.runner.can_launch or self.active.num_on_host:
             return False, False
         if not self._drafts_are_due():
@@ -213,13 +214,13 @@ class Engine:
         return bool(self.speculation.drafters) and self.speculation.is_due(*self._drafted())
 
     def _drafted(self) -> tuple[list[Branch], int]:
-        """Those that may get drafts, and the rows that the coming step has without any."""
+        """Branches that may get drafts, and the number of rows of the next step without drafts."""
         running = [request for request in self.scheduler.running if not request.is_paused]
         rows = sum(min(request.num_left, self.config.chunk_tokens) for request in running)
         return [self.active.branches[request.number][1] for request in running], max(1, rows)
 
     def draft(self) -> None:
-        """Guesses that this step checks: what a grammar forces anyway, and what drafters propose."""
+        """Set the drafts that this step verifies: tokens that a grammar forces, and tokens that drafters propose."""
         for request in self.scheduler.running:
             group, branch = self.active.branches[request.number]
             if group.matcher is not None and request.num_left == 1 and not isinstance(group, BeamGroup):
@@ -253,7 +254,7 @@ class Engine:
                 self._take_in(flight, now)
 
     def _take_in(self, flight: InFlight, now: float) -> None:
-        """Bring a step's outcome to each of its branches. Those that have ended since are passed over."""
+        """Apply the result of a step to each of its branches. Branches that have ended meanwhile are skipped."""
         branches, output, row, hidden = self.active.branches, flight.output, 0, 0
         commit, apply = self.scheduler.commit, self.active.apply
         for work in flight.plan.works:
@@ -285,7 +286,7 @@ class Engine:
             apply(group, branch, outcome)
 
     def _measure(self, flight: InFlight, now: float) -> None:
-        """What a step took: from its launch, or from when the one before it was read, to now."""
+        """Record how long a step took: from its launch, or from the reading of the step before it, to now."""
         seconds = now - max(flight.launched, self._last_read)
         self._last_read = now
         step = self.steps.record(
@@ -301,11 +302,11 @@ class Engine:
 
     # Ending ---------------------------------------------------------------------------------------------------------
     def abort(self, id: str, reason: FinishReason = "abort") -> bool:
-        """End a request now, from outside; what it has goes out. False: there is no such request (any more)."""
+        """End a request now and deliver the output that it has. False: there is no such request (any more)."""
         return self.active.abort(id, reason)
 
     def close(self) -> list[Event]:
-        """Abort everything; the events are the last."""
+        """Abort every request; returns the last events."""
         self._is_closed = True
         for id in list(self.active.groups):
             self.active.abort(id)
@@ -313,7 +314,7 @@ class Engine:
 
     # Looking in -----------------------------------------------------------------------------------------------------
     def copy_states(self) -> None:
-        """Do the copies of states that the next step would begin with, so that every slot holds what it stands for."""
+        """Perform the pending copies of states now, so that every slot holds the state that it is recorded to hold."""
         if self.scheduler.states is not None:
             self.runner.copy(Plan(state_copies=self.scheduler.states.take_copies()))
 
@@ -342,5 +343,5 @@ class Engine:
         return self.active.finished
 
     def check(self) -> None:
-        """Every block is accounted for, and nobody is forgotten."""
+        """Assert that every block is accounted for and that no request is lost."""
         self.active.check()

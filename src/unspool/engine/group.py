@@ -1,4 +1,4 @@
-"""The branches of one user's request, and which of their events go out."""
+"""The branches of one user's request, and which of their events are delivered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def branch_seed(seed: int, choice: int) -> int:
 
 @dataclass
 class Group:
-    """Of `num_branches` answers the `n` best go out: at once when all do, else when all are there to be ranked."""
+    """`num_branches` answers, of which the `n` best are delivered: at once if all are, else after ranking them."""
 
     id: str
     prompt: tuple[int, ...]
@@ -62,7 +62,7 @@ class Group:
         return self._num_ended == self.params.best_of
 
     def deliver(self, event: Event) -> Sequence[Event]:
-        """What goes out because of this event."""
+        """The events to deliver because of this event."""
         is_end = isinstance(event, Finished | Failed)
         self._num_ended += is_end
         if not self.is_ranked:
@@ -92,7 +92,7 @@ class Group:
         return out
 
     def _with_prompt(self, event: Event) -> Event:
-        """The ending of choice 0 also has what was asked about the prompt."""
+        """The ending of choice 0 also carries the prompt's logprobs, if they were requested."""
         if isinstance(event, Finished) and (self.prompt_logprobs or self._num_pooled):
             return replace(event, prompt_logprobs=tuple(self.prompt_logprobs), pooled=self.pooled)
         return event

@@ -1,6 +1,6 @@
-"""What a step brings one branch, as values: the tokens, the text, and how it goes on.
+"""The outcome of a step for one branch, as values: tokens, text, and how the branch continues.
 
-A branch says what came; `ActiveRequests.apply` makes it true, in one place, once the scheduler has committed the step.
+A branch returns an outcome; `ActiveRequests.apply` applies it in one place, after the scheduler committed the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ending:
 
 @record(frozen=True, slots=True)
 class Rewind:
-    """Keep this many output tokens and continue with another token than the one that stood there."""
+    """Keep this many output tokens and continue with a different token at that position."""
 
     num_output: int
 

@@ -1,4 +1,4 @@
-"""What a step computed, for whoever takes the tokens: chosen by the host from rows of logits, or by the device."""
+"""The result of a step: tokens that the host chooses from rows of logits, or that the device has chosen."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class StepOutput(Protocol):
         """Return when the step is computed; raises what went wrong on the device."""
 
     def token(self, branch: Branch, row: int, position: int) -> Token:
-        """The token that a row of logits gives, with what was asked to be told of it. Of a draft's rows each is asked
-        for after the branch has accepted the token before."""
+        """The token chosen from a row of logits, with the logprobs and trace that were requested. For a draft, each row
+        is read after the branch has accepted the token before it."""
 
     def rows(self, start: int, count: int) -> HostRows:
-        """Rows of logits, for work that does not choose by a sampler."""
+        """Rows of logits, for work whose tokens no sampler chooses."""
 
     def hidden_rows(self, start: int, count: int) -> HostRows:
         """Rows after the last norm, for work that pools them."""

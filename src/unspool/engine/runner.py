@@ -1,4 +1,4 @@
-"""Plans in; logits, or tokens that the device chose, out: a model, its KV cache and the step that joins them."""
+"""Executes plans: a model, its KV cache and a compiled step. Returns logits, or tokens that the device chose."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Runner:
         return self._sampling is not None
 
     def can_draw(self, params: ResolvedParams) -> bool:
-        """Whether the device has all that shapes these draws; whatever it has not is the host's."""
+        """Whether the device has a kernel for every stage of these draws; otherwise the host samples."""
         return self._sampling is not None and self._sampling.can_draw(params)
 
     def add_sampler(self, number: int, sampler: Sampler) -> None:
-        """Let the device draw for the request of this number. Where the host chooses, nothing is to be done."""
+        """Register a request's sampler with the device. Does nothing if the host samples."""
         if self._sampling is not None:
             self._sampling.add_sampler(number, sampler)
 

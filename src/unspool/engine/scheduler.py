@@ -2,17 +2,17 @@
 
 There are no phases. A request has tokens left to compute; a step has a budget of tokens. It is spent in this order:
 
-    1. running requests with one token left (and their drafts): nobody's stream waits for somebody's prompt
-    2. running requests with more left: prompts, in chunks of what the budget still holds
+    1. running requests with one token left (and their drafts), so that no stream waits for another request's prompt
+    2. running requests with more left: prompts, in chunks that fit the rest of the budget
     3. waiting requests, by priority and arrival, while their whole prompt finds room
 
 When blocks run out, the running request whose turn is last loses its blocks and waits again; its tokens stay, so it
 computes them anew. The request whose turn is first can take everyone else's blocks and fits alone, so it always
 advances: no livelock, no starvation.
 
-What is planned counts as computed at once: the token that it will choose is PENDING until `commit` tells it. So the
-next step can be planned before this one was read. What a step computes may be shared from the next plan on, because a
-device works in the order of launching.
+Planned tokens count as computed at once; the token that a step will choose is PENDING until `commit`. So the next step
+can be planned before this one is read. Blocks that a step computes may be shared from the next plan on, because the
+device runs steps in launch order.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Scheduler:
         return True
 
     def _all_paused(self) -> bool:
-        """Whether everyone waits for a sibling. Who waits for a PENDING token is about to end, or to go on."""
+        """Whether every request waits for a sibling. A request with a PENDING token will soon end or continue."""
         return all(request.is_paused and not request.num_pending for request in self.running)
 
     def _begin_states(self, request: Request, snapshot: Snapshot | None, copies: list[tuple[int, int]]) -> None:
@@ -236,7 +236,7 @@ class Scheduler:
         return count == len(tokens)
 
     def _plan_one(self, request: Request) -> Work | None:
-        """The work of almost every step of almost all: one token, into a block that is the request's own.
+        """The most common case: one token, into a block that only this request uses.
 
         The shortest way to what `_plan_tokens` would plan: with it alone, `unspool bench host` takes 15% longer.
         """
@@ -307,7 +307,7 @@ class Scheduler:
         return work if self.states is None else self._with_states(request, work)
 
     def _make_writable(self, request: Request, index: int, copies: list[tuple[int, int]], *, in_place: bool) -> None:
-        """Copy on write; a block that is only registered leaves the index instead when none is free to copy to."""
+        """Copy on write. If no block is free to copy to, a block that only the index holds leaves the index instead."""
         block = request.blocks[index]
         if in_place and self.blocks.num_owners(block) == 1:
             self.blocks.unregister(block)
@@ -384,7 +384,7 @@ class Scheduler:
         request.num_computed = request.num_registered = 0
 
     def check(self) -> None:
-        """Every block is accounted for; every request is where it should be."""
+        """Assert that every block is accounted for and that every request is in the right queue."""
         self.blocks.check(request.blocks for request in [*self.running, *self.waiting])
         for queue in (self.running, self.waiting):
             assert queue == sorted(queue, key=_turn), "a queue is out of turn"

@@ -1,4 +1,4 @@
-"""How large the KV cache is: what the user says, else what the model and the free memory suggest."""
+"""The size of the KV cache: the configured one, else one derived from the model and the free memory."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def _find_blocks(engine: Engine, tokens: Sequence[int], num_asked: int, salt: st
 def load(engine: Engine, path: Path, salt: str = "") -> list[int]:
     """Put a file's blocks into the prefix cache; the tokens they stand for.
 
-    A checksum tells damage from what was saved. It does not tell who saved it: answers to these tokens are computed
-    from the file's numbers, so a file should be as trusted as the model is.
+    A checksum detects damage. It does not prove who saved the file: answers to these tokens are computed from its
+    numbers, so a state file must be as trusted as the model.
     """
     try:
         if not path.is_file():  # opening a pipe would wait for a writer

@@ -1,4 +1,4 @@
-"""What each step of an engine was, as plain values: rows, bytes and seconds, on every device. Never a token of anybody.
+"""What each step of an engine computed, as plain values: rows, bytes and seconds, on every device. Never a token.
 
 Bytes are those that a step must have read at the least: weights, with experts counted as if rows chose them by chance,
 and the keys, values and states of its sequences.

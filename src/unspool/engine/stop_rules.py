@@ -28,7 +28,7 @@ class StopRules:
         self.reset()
 
     def reset(self) -> None:
-        """The answer was taken back to an earlier token: its text is made anew."""
+        """Rebuild the text after the answer was rewound to an earlier token."""
         self._text, self._num_seen = "", 0
         self._detokenizer = None
         if self._tokenizer is not None:

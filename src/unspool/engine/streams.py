@@ -1,10 +1,9 @@
 """A request's events as an iterator, for threads (`Stream`) and for event loops (`AsyncStream`).
 
-A stream holds no lock between events. The engine computes on while nobody reads, and what is unread waits here. Closing
-a stream, leaving its `with` block or dropping it aborts its request.
+A stream holds no lock between events. The engine continues while no one reads, and unread events wait here. Closing a
+stream, leaving its `with` block or dropping it aborts its request.
 
-With `whole` the events are passed on together, once the last one is there: nobody is woken for a token that would only
-be put aside.
+With `whole` the events are passed on together after the last one, so that no thread wakes up for each token.
 """
 
 from __future__ import annotations
