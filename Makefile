@@ -20,6 +20,9 @@ PYTEST  ?=
 # The browser of `make test-web`.
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
+# The one of `make check-deploy`.
+PROMTOOL ?= promtool
+
 BIN     := $(VENV)/bin
 STAMPS  := $(VENV)/.stamps
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -37,7 +40,7 @@ SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
 .PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web check-web lint \
-        native bench clean
+        check-deploy native bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -53,6 +56,7 @@ help:
 	@echo "make eval-env       an environment of its own in $(EVAL), for \`unspool eval\`: lm-eval, transformers, torch"
 	@echo "make test-eval      the tests that need lm-eval, in that environment"
 	@echo "make test-clients   real clients against the server, each in its own environment (CLIENTS=\"openai langchain\")"
+	@echo "make check-deploy   the alerts of deploy/prometheus, with Prometheus' promtool (Debian: apt install prometheus)"
 	@echo "make native         build the native kernels again after a change in native/"
 	@echo "make bench          run benchmarks (BENCH=…; \`unspool bench\` lists them)"
 	@echo "make clean          remove what was built, the virtual environment too"
@@ -94,6 +98,11 @@ test-cluster:
 
 cluster-tests: $(TESTING) $(STAMPS)/install
 	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST)
+
+# tests/server/test_deploy.py checks in `make test` what needs no promtool.
+check-deploy:
+	@command -v $(PROMTOOL) > /dev/null || { echo "$(PROMTOOL) is missing: on Debian, apt install prometheus; or name it: make PROMTOOL=…" >&2; exit 1; }
+	cd deploy/prometheus && $(PROMTOOL) check rules unspool.rules.yml && $(PROMTOOL) test rules unspool.test.yml
 
 lint: $(TESTING)
 	$(BIN)/ruff check src tests scripts benchmarks

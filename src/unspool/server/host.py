@@ -315,25 +315,28 @@ class ModelHost:
     def _collectors(self) -> Iterator[Collector]:
         for model in self.models:
             yield from model.collectors()
-        yield Budget(self)
+        yield HostCollector(self)
         yield self.keys
 
 
-class Budget(Collector):
+class HostCollector(Collector):
+    """What is true of all models together."""
+
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     def collect(self) -> Iterable[Metric]:
-        prefix, host = self._host.config.metrics_prefix, self._host
-        if host.budget is None:
-            return
-        for name, text, value in (
-            ("memory_budget_bytes", "What all loaded models may take.", host.budget),
-            ("memory_planned_bytes", "What they take of it.", host._held),
-        ):
-            family = GaugeMetricFamily(prefix + name, text)
-            family.add_metric([], value)
-            yield family
+        host = self._host
+        yield self._gauge("ready", "1 while new requests are taken, as /ready says.", host.state == "ready")
+        yield self._gauge("engine_failed", "1 after an engine has died.", host.failure is not None)
+        if host.budget is not None:
+            yield self._gauge("memory_budget_bytes", "What all loaded models may take.", host.budget)
+            yield self._gauge("memory_planned_bytes", "What they take of it.", host._held)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(self._host.config.metrics_prefix + name, text)
+        family.add_metric([], float(value))
+        return family
 
 
 def host_of(served: Service | ModelHost) -> ModelHost:
