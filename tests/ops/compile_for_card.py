@@ -26,15 +26,15 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tests.ops.test_layers import GEOMETRIES, MODELS, WHOLE, architecture, random_weights
+from tests.ops.test_layers import GEOMETRIES, MODELS, OTHER_MODELS, WHOLE, architecture, random_weights
 from unspool.config import EngineConfig
 from unspool.models.decoder import Decoder
 from unspool.models.random import SHAPES, random_checkpoint, shared_checkpoint
-from unspool.models.registry import architecture_of, build
+from unspool.models.registry import build
 from unspool.models.shapes import EVERY_FAMILY, TINY
 from unspool.models.tensors import TensorReader
 from unspool.ops import ExpertWeights
-from unspool.ops.cuda import attention, launch, lower, project, runner, sampler
+from unspool.ops.cuda import attention, latent, launch, lower, lower_latent, lower_states, project, runner, sampler
 from unspool.ops.cuda.body import CudaOps
 from unspool.ops.cuda.device_experts import make_experts
 from unspool.ops.cuda.experts import expert_kernel
@@ -45,7 +45,6 @@ from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.sampler import SamplingRoom, results_room
 from unspool.ops.graph import Embed, Moe
 from unspool.ops.routing import Routing
-from unspool.ops.storage import state_bytes
 from unspool.weights.weight import encode_weight
 
 CPU = torch.device("cpu")
@@ -53,6 +52,7 @@ SHARED_MEMORY = 232_448  # bytes that a program may have on Hopper
 LARGE = (
     linear_kernel, linear_many_kernel, quantized_kernel, expert_kernel,
     attention.decode_attention_kernel, attention.prompt_attention_kernel,
+    latent.latent_attention_kernel, latent.head_products_kernel,
 )  # fmt: skip
 PROMPT: list[Any] = [("body", 300, 16, None), ("tail", 300, 16, None)]
 SHARED_ALL = 233_472  # that a multiprocessor has, with 1 KiB for each program
@@ -76,7 +76,7 @@ class NoCard:
 
 def pretend() -> None:
     driver.set_active(NoCard())
-    for module in (launch, lower, project, runner, sampler, attention):
+    for module in (launch, lower, lower_latent, lower_states, project, runner, sampler, attention):
         for name, value in (("multiprocessors", 132), ("has_dependent_launch", True), ("has_room_for_all", True)):
             if hasattr(module, name):
                 setattr(module, name, lambda value=value: value)
@@ -144,17 +144,14 @@ class OneNode:
 
 def variants() -> Iterator[tuple[str, Any]]:
     """The launches of every model that the interpreter's tests run, and the model's name."""
-    for name in (*MODELS, *WHOLE):  # of tests/ops/test_layers.py
-        model = architecture(GEOMETRIES, **WHOLE[name]) if name in WHOLE else architecture(MODELS[name])
+    models = MODELS | OTHER_MODELS
+    for name in (*models, *WHOLE):  # of tests/ops/test_layers.py
+        model = architecture(GEOMETRIES, **WHOLE[name]) if name in WHOLE else architecture(models[name])
         ops = card_ops()
         decoder = Decoder(TINY, model, TensorReader(ops, random_weights(model, seed=1, format="bf16")))
         yield from ((name, each) for each in laid_out(ops, decoder, [("all", 2, 2, None), *PROMPT], block_size=16))
     cases = [(shape, "bf16") for shape in EVERY_FAMILY] + [("tiny-wide", format) for format in ("q3_k", "q5_1")]
     for shape, format in cases:
-        if any(kept.kv is not None and kept.kv.latent for kept in architecture_of(SHAPES[shape]).storage):
-            continue
-        if state_bytes(architecture_of(SHAPES[shape]).storage):
-            continue  # refused by name
         checkpoint, ops = random_checkpoint(SHAPES[shape], format=format), card_ops()
         decoder = build(checkpoint.config, checkpoint.weights, ops)
         yield from ((shape, each) for each in laid_out(ops, decoder, [("all", 2, 2, None), *PROMPT], block_size=16))

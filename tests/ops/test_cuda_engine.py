@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.ops.cuda_setting import MARKS
+from tests.ops.cuda_setting import MARKS, ON_CARD
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
-from unspool.events import Failed
+from unspool.events import Failed, Finished
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
 
@@ -68,3 +68,53 @@ def test_the_host_chooses_in_between() -> None:
     expected = answers(make_engine(), ["penalties"])["penalties"]
     engine.add([1, 2], SamplingParams(max_tokens=2, temperature=1, typical_p=0.5, ignore_eos=True))
     assert answers(engine, ["penalties"])["penalties"] == expected
+
+
+# Layers of each kind that keeps something else than keys and values of each head; some of them under the interpreter.
+KEPT: dict[str, dict[str, Any]] = {
+    "tiny-qwen3.5": {"num_layers": 2, "attention_layers": (False, True)},
+    "tiny-deepseek-v2": {"num_layers": 1},
+}
+if ON_CARD:
+    KEPT["tiny-lfm2"] = {"num_layers": 2, "attention_layers": (True, False)}
+    KEPT["tiny-granite-hybrid-dense"] = {"num_layers": 2, "attention_layers": (False, True)}
+
+
+def make_engine_of(shape: str, **changes: Any) -> Engine:
+    checkpoint = random_checkpoint(replace(SHAPES[shape], **KEPT[shape]), format="bf16")
+    return Engine(checkpoint, EngineConfig(device="cuda", block_size=16, kv_tokens=512, step_tokens=12, **changes))
+
+
+def greedy(engine: Engine, *prompts: tuple[int, ...]) -> list[tuple[int, Answer]]:
+    """Of each prompt, how much of it was reused, and its answer."""
+    told: dict[str, Answer] = {str(index): [] for index in range(len(prompts))}
+    reused = {}
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=0)
+        engine.add(prompt, params, id=str(index))
+    while engine.has_work:
+        for event in engine.step():
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Finished):
+                reused[event.request] = event.usage.cached_tokens
+            told[event.request] += [(each.id, struct.pack("<d", each.logprob)) for each in getattr(event, "tokens", ())]
+    engine.check()
+    return [(reused[name], told[name]) for name in told]
+
+
+@pytest.mark.parametrize("shape", KEPT)
+def test_however_a_prompt_was_reached_its_answer_is_the_same(shape: str) -> None:
+    """In one step or in pieces, computed or from a snapshot, alone or in company."""
+    prompt = tuple(range(30, 49))
+    fresh, engine = (make_engine_of(shape) for _ in "ab")
+    [(none, answer)] = greedy(engine, prompt)
+    assert none == 0
+    longer = (*prompt, *(token for token, _ in answer), 7)
+    expected = greedy(fresh, longer)[0][1]
+    (again, same), (_, other), (reused, after) = greedy(engine, prompt, (5, 6), longer)
+    assert same == answer
+    assert after == expected
+    assert other == greedy(fresh, (5, 6))[0][1]
+    has_states = engine.runner.kv.state_bytes > 0
+    assert again == (len(prompt) - 1 if has_states else 16)
+    assert reused >= again

@@ -9,7 +9,7 @@ import pytest
 
 from tests.ops.cuda_setting import MARKS
 from tests.ops.test_cuda_models import make_batch, tokens_of
-from tests.ops.test_layers import GEOMETRIES, MODELS, VOCABULARY, WHOLE, architecture, random_weights
+from tests.ops.test_layers import GEOMETRIES, MODELS, OTHER_MODELS, VOCABULARY, WHOLE, architecture, random_weights
 from unspool.config import EngineConfig
 from unspool.models.decoder import Decoder
 from unspool.models.layers import Architecture
@@ -25,16 +25,17 @@ SLOW = [f"a feed-forward without gate: {activation}" for activation in ("gelu_ta
 
 
 def model_of(name: str) -> Architecture:
-    return architecture(GEOMETRIES, **WHOLE[name]) if name in WHOLE else architecture(MODELS[name])
+    return architecture(GEOMETRIES, **WHOLE[name]) if name in WHOLE else architecture((MODELS | OTHER_MODELS)[name])
 
 
 def step_of(ops: Any, model: Architecture) -> Any:
     engine = EngineConfig(block_size=16).with_device_defaults(ops.name)
     weights = random_weights(model, seed=1, format="bf16")
-    return ops.compile(Decoder(TINY, model, TensorReader(ops, weights)), ops.kv_cache(model.storage, engine, 8))
+    kv = ops.kv_cache(model.storage, engine, 8, num_states=8)
+    return ops.compile(Decoder(TINY, model, TensorReader(ops, weights)), kv)
 
 
-@pytest.mark.parametrize("name", [name for name in (*MODELS, *WHOLE) if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in (*MODELS, *OTHER_MODELS, *WHOLE) if name not in SLOW])
 def test_the_gpu_computes_what_the_reference_does(name: str) -> None:
     """A prompt of which the last logits are wanted, beside a decode; then all logits of a second piece."""
     model, tokens = model_of(name), tokens_of(1, 40) % VOCABULARY
@@ -48,7 +49,7 @@ def test_the_gpu_computes_what_the_reference_does(name: str) -> None:
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.03
 
 
-@pytest.mark.parametrize("name", ["geometries", "gates"])
+@pytest.mark.parametrize("name", ["geometries", "gates", "latents", "delta nets", "blocks of their own"])
 def test_a_row_does_not_depend_on_its_company(name: str) -> None:
     model, tokens = model_of(name), tokens_of(2, 40) % VOCABULARY
     step = step_of(CudaOps(), model)

@@ -41,6 +41,7 @@ def make_batch(sequences: Sequences, block_size: int, *, last: bool = False) -> 
         starts=starts,
         tables=tables,
         logit_rows=(starts[1:] - 1 if last else np.arange(starts[-1])).astype(np.int32),
+        states=np.array([blocks[0] for *_, blocks in sequences], np.int32),
     )
 
 

@@ -116,7 +116,7 @@ RECURRENT = {
 LATENT = Mla(4, latent_dim=32, plain_dim=16, value_dim=24, rotary=Rotary(16, 1e4, "interleaved"), scale=0.2, norm=NORM)
 # All experts of a row are used: which ones, would depend on how keys and values are rounded.
 EXPERTS = Moe(Routing(3, 3), 48, "relu2", shared_width=40, gated=False)
-CPU_MODELS = {
+OTHER_MODELS = {
     "experts without gates": (layer_of(ATTENTION, ffn=EXPERTS, residual_scale=0.5),) * 2,
     "experts that read latents": (layer_of(ATTENTION, ffn=replace(EXPERTS, latent=32), residual_scale=0.5),) * 2,
     "blocks of their own": (
@@ -168,11 +168,12 @@ def run(ops: Ops, model: Architecture, weights: dict[str, Weight], kv_dtype: Any
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
-@pytest.mark.parametrize("name", [*MODELS, *CPU_MODELS, *WHOLE])
+@pytest.mark.parametrize("name", [*MODELS, *OTHER_MODELS, *WHOLE])
 def test_the_cpu_computes_what_the_reference_does(name: str, kv_dtype: str, isa: str) -> None:
     from unspool.ops.cpu import CpuOps
 
-    model = architecture((MODELS | CPU_MODELS)[name]) if name not in WHOLE else architecture(GEOMETRIES, **WHOLE[name])
+    models = MODELS | OTHER_MODELS
+    model = architecture(models[name]) if name not in WHOLE else architecture(GEOMETRIES, **WHOLE[name])
     weights = random_weights(model, seed=1)
     expected = run(ReferenceOps(), model, weights, "f32", [20, 1, 1])
     found = run(CpuOps(threads=2, isa=isa), model, weights, kv_dtype, [20, 1, 1])
@@ -205,7 +206,7 @@ def test_blocks_are_copied_saved_and_restored() -> None:
 def test_a_layout_names_what_layers_keep() -> None:
     assert describe(architecture_of(TINY).storage) == "2x2x16"
     assert describe(architecture(GEOMETRIES).storage) == "1x2x16+1x1x32+1+1x3x16"
-    assert describe(architecture(CPU_MODELS["values of other sizes"]).storage) == "1x2x16/32+1x2x16"
+    assert describe(architecture(OTHER_MODELS["values of other sizes"]).storage) == "1x2x16/32+1x2x16"
 
 
 def test_states_are_cleared_copied_saved_and_restored() -> None:
@@ -227,7 +228,8 @@ def test_states_are_cleared_copied_saved_and_restored() -> None:
 def run_from(ops: Ops, name: str, plan: Sequence[tuple[int, int, int, dict[int, int]]]) -> np.ndarray:
     """Logits of pieces of one sequence: (first position, rows, state, saves by row)."""
     model = architecture(RECURRENT[name])
-    engine = EngineConfig(kv_dtype="f32", block_size=16).with_device_defaults(ops.name)
+    kept: Any = "f16" if ops.name == "cuda" else "f32"
+    engine = EngineConfig(kv_dtype=kept, block_size=16).with_device_defaults(ops.name)
     kv = ops.kv_cache(model.storage, engine, 8, num_states=4)
     step = ops.compile(Decoder(TINY, model, TensorReader(ops, random_weights(model, seed=1))), kv)
     ids, found = np.random.default_rng(3).integers(VOCABULARY, size=40).astype(np.int32), []

@@ -159,7 +159,7 @@ def decode_attention_kernel(
     kv,  # f16 [block, kv head, key or value, slot, head_dim], of one layer
     kv_tiles,  # a descriptor of the same, [rows of head_dim], where a tile lies within a block
     kv_pairs,  # the same for two tiles at once
-    out,  # bf16 [row, heads, head_dim]
+    out,  # bf16 [row, heads, VALUE_DIM]
     step,  # int32: the step's description, see steps.py
     told,  # where it tells the items' number and place, and where positions are
     partial,  # float32 [kv head, capacity, D + MORE]: all absent before and after
@@ -170,6 +170,7 @@ def decode_attention_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,  # of them, channels of a value: those after are zeros
     D: tl.constexpr,  # HEAD_DIM up to a power of two that the matrix unit takes on its M side
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -266,7 +267,13 @@ def decode_attention_kernel(
             whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 0)
             total = with_sink(tl.max(whole_mass, 0), whole_m, sinks, head * GROUP + t % GROUP)
             answer = answer_of(total[None, :], whole_acc)
-            tl.store(out + where, tl.trans(answer.to(tl.bfloat16)), mask=inside)
+            if VALUE_DIM == HEAD_DIM:
+                tl.store(out + where, tl.trans(answer.to(tl.bfloat16)), mask=inside)
+            else:
+                target = (row.to(tl.int64) * HEADS + head * GROUP + t % GROUP)[:, None] * VALUE_DIM + d[None, :]
+                tl.store(
+                    out + target, tl.trans(answer.to(tl.bfloat16)), mask=live[:, None] & (d < VALUE_DIM)[None, :]
+                )
         elif first_tile < end_tile:
             keep_split(partial, at + first_tile // SPLIT * rows, rows, m, mass, acc, T, D, ALONE)
         elif end_tile == 0:
@@ -274,7 +281,7 @@ def decode_attention_kernel(
                 wait_for_previous(PDL)
             merge_rows(
                 partial, out, sinks, at, of_merge, fresh, rows, begin // SPLIT, last // (N * SPLIT) + 1, first_row,
-                head, GROUP, HEADS, HEAD_DIM, D, ALONE,
+                head, GROUP, HEADS, VALUE_DIM, D, ALONE,
             )  # fmt: skip
         is_waiting = is_waiting & (first_tile >= end_tile) & (end_tile > 0)
         first_row, num_rows, sequence, fresh = next_first_row, next_num_rows, next_sequence, next_fresh
@@ -306,8 +313,9 @@ def walk_tiles(
 @triton.jit
 def prompt_attention_kernel(
     q, kv, kv_tiles, out, step, told, scale, softcap, sinks,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, TABLE: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr,
+    TABLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As decode_attention_kernel, for items of many rows, none of them divided."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -358,4 +366,8 @@ def prompt_attention_kernel(
         whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, 1)
         total = with_sink(tl.max(whole_mass, 1), whole_m, sinks, head * GROUP + r % GROUP)
         answer = answer_of(total[:, None], whole_acc)
-        tl.store(out + where, answer.to(tl.bfloat16), mask=inside)
+        if VALUE_DIM == HEAD_DIM:
+            tl.store(out + where, answer.to(tl.bfloat16), mask=inside)
+        else:
+            target = (row.to(tl.int64) * HEADS + head * GROUP + r % GROUP)[:, None] * VALUE_DIM + d[None, :]
+            tl.store(out + target, answer.to(tl.bfloat16), mask=live[:, None] & (d < VALUE_DIM)[None, :])

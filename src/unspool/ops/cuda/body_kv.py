@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -10,14 +11,25 @@ from torch import Tensor
 from unspool.config import EngineConfig
 from unspool.errors import BackendError, RequestError
 from unspool.ops.cuda.steps import KEYS
-from unspool.ops.storage import KeyValues, State, Storage, describe, state_bytes
+from unspool.ops.storage import KeyValues, Storage, describe, state_bytes
+
+
+def kept_channels(key_dim: int, value_dim: int, *, latent: bool) -> int:
+    """Channels that the cache has for a key, and for a value. Latent layers keep whole keys, whose last channels are
+    the values; others have as many for both, and zeros where there are fewer."""
+    return key_dim if latent else -(-max(key_dim, value_dim) // 16) * 16
+
+
+Kind = tuple[int, int, int]  # heads, 2 for keys and values or 1 for keys alone, channels
 
 
 class CudaKV:
-    """f16 [layer, block, kv head, key or value, slot, channel]: a head's keys in a block are contiguous.
+    """f16 [layer, block, kv head, key or value, slot, channel]: a head's keys in a block are contiguous. Of latent
+    layers, keys alone.
 
     Layers with as many heads and channels as each other share one such tensor, so that a copy of a block is one copy.
-    Channels that rotate together lie 8 apart in every 16, the order in which the q, k and v projection makes them.
+    Channels that rotate together lie 8 apart in every 16, the order in which the q, k and v projection makes them; a
+    latent layer's lie as rows have them. States are f32 [layer, slot, …], and share tensors as well.
     """
 
     def __init__(
@@ -33,42 +45,50 @@ class CudaKV:
         self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
         self.layout = f"cuda-f16-{engine.block_size}-paired-{describe(layers)}"
         self.storage = tuple(layers)
-        self._tensors: dict[tuple[int, int], Tensor] = {}
-        self._places: dict[int, tuple[tuple[int, int], int]] = {}  # of a layer: which tensor, and where in it
-        self._states: dict[tuple[int, str], Tensor] = {}
+        self._tensors: dict[Kind, Tensor] = {}
+        self._places: dict[int, tuple[Kind, int]] = {}  # of a layer: which tensor, and where in it
+        self._states: dict[tuple[int, ...], Tensor] = {}  # by shape
+        self._state_places: dict[tuple[int, str], tuple[tuple[int, ...], int]] = {}
         try:
             self._allocate(device)
         except torch.OutOfMemoryError as error:
             size = 2 * num_blocks * engine.block_size * sum(_values(each.kv) for each in layers) / 2**30
+            states = num_states * state_bytes(layers) / 2**30
             free = torch.cuda.mem_get_info()[0] / 2**30
             raise BackendError(
-                f"a KV cache of {num_blocks * engine.block_size:,} tokens takes {size:.1f} GiB; {free:.1f} GiB "
-                "are free on the GPU; set kv_tokens lower"
+                f"a KV cache of {num_blocks * engine.block_size:,} tokens takes {size:.1f} GiB"
+                + (f" and {num_states} states {states:.1f} GiB" if num_states else "")
+                + f"; {free:.1f} GiB are free on the GPU; set kv_tokens lower"
             ) from error
         self.block_bytes = sum(tensor[:, 0].numel() * 2 for tensor in self._tensors.values())
         self.state_bytes = state_bytes(layers)
 
     def _allocate(self, device: torch.device) -> None:
-        counts: dict[tuple[int, int], int] = {}
+        counts: dict[Kind, int] = {}
+        states: dict[tuple[int, ...], int] = {}
         for index, layer in enumerate(self.storage):
             if layer.kv is not None:
-                shape = (layer.kv.num_heads, layer.kv.key_dim)
-                self._places[index] = shape, counts.get(shape, 0)
-                counts[shape] = counts.get(shape, 0) + 1
+                kind = _kind(layer.kv)
+                self._places[index] = kind, counts.get(kind, 0)
+                counts[kind] = counts.get(kind, 0) + 1
             for state in layer.states:
-                self._states[index, state.name] = torch.zeros((self.num_states, *state.shape), device=device)
-        for (heads, dim), count in counts.items():
-            sizes = (count, self.num_blocks, heads, 2, self.block_size, dim)
-            self._tensors[heads, dim] = torch.zeros(sizes, dtype=torch.float16, device=device)
+                self._state_places[index, state.name] = state.shape, states.get(state.shape, 0)
+                states[state.shape] = states.get(state.shape, 0) + 1
+        for (heads, parts, dim), count in counts.items():
+            sizes = (count, self.num_blocks, heads, parts, self.block_size, dim)
+            self._tensors[heads, parts, dim] = torch.zeros(sizes, dtype=torch.float16, device=device)
+        for shape, count in states.items():
+            self._states[shape] = torch.zeros((count, self.num_states, *shape), device=device)
 
     def layer(self, index: int) -> Tensor:
         """Keys and values of a layer, [block, kv head, key or value, slot, channel]."""
-        shape, place = self._places[index]
-        return self._tensors[shape][place]
+        kind, place = self._places[index]
+        return self._tensors[kind][place]
 
-    def state(self, layer: int, state: State) -> Tensor:
-        """A layer's states, [slot, …]."""
-        return self._states[layer, state.name]
+    def state(self, layer: int, name: str) -> Tensor:
+        """A layer's states of one name, [slot, …]."""
+        shape, place = self._state_places[layer, name]
+        return self._states[shape][place]
 
     def copy_block(self, source: int, target: int) -> None:
         for tensor in self._tensors.values():
@@ -82,17 +102,17 @@ class CudaKV:
 
     def clear_state(self, slot: int) -> None:
         for tensor in self._states.values():
-            tensor[slot] = 0
+            tensor[:, slot] = 0
 
     def copy_state(self, source: int, target: int) -> None:
         for tensor in self._states.values():
-            tensor[target] = tensor[source]
+            tensor[:, target] = tensor[:, source]
 
     def read_state(self, slot: int) -> bytes:
-        return _read(tensor[slot] for tensor in self._states.values())
+        return _read(tensor[:, slot] for tensor in self._states.values())
 
     def write_state(self, slot: int, data: bytes) -> None:
-        _write((tensor[slot] for tensor in self._states.values()), data)
+        _write((tensor[:, slot] for tensor in self._states.values()), data)
 
 
 def _check(layers: Sequence[Storage], engine: EngineConfig) -> None:
@@ -103,18 +123,16 @@ def _check(layers: Sequence[Storage], engine: EngineConfig) -> None:
             f"block_size is {engine.block_size}; the CUDA body takes divisors and multiples of {KEYS}", "block_size"
         )
     for kv in (layer.kv for layer in layers):
-        if kv is not None and kv.key_dim % 16:
-            raise BackendError(
-                f"heads of {kv.key_dim} channels are not supported by the CUDA body; multiples of 16 are"
-            )
-        if kv is not None and kv.value_dim != kv.key_dim:
-            raise BackendError(
-                f"keys of {kv.key_dim} and values of {kv.value_dim} channels are not supported by the CUDA body"
-            )
+        if kv is not None and kv.key_dim % 2:
+            raise BackendError(f"keys of {kv.key_dim} channels are not supported by the CUDA body; even numbers are")
+
+
+def _kind(kv: KeyValues) -> Kind:
+    return kv.num_heads, 1 if kv.latent else 2, kept_channels(kv.key_dim, kv.value_dim, latent=kv.latent)
 
 
 def _values(kv: KeyValues | None) -> int:
-    return 0 if kv is None else kv.values_per_token
+    return 0 if kv is None else math.prod(_kind(kv))
 
 
 def _read(tensors: Iterable[Tensor]) -> bytes:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unspool.errors import BackendError
-from unspool.ops.cuda.matrix import make_matrix
+from unspool.ops.cuda.launch import descriptor
+from unspool.ops.cuda.matrix import LEAST_ROWS, make_matrix
 from unspool.ops.cuda.memory import ROWS
 from unspool.ops.cuda.orders import gated_order
 from unspool.ops.cuda.planes import Planes
@@ -45,6 +46,18 @@ class DeviceExperts:
     def nbytes_each(self) -> int:
         return self.planes.nbytes // self.count
 
+    def columns_at_once(self, tokens: int, *, is_few: bool) -> tuple[int, int]:
+        """Columns that a round of a product takes for so many tokens, and that a copy of codes brings."""
+        is_half = self.format == "u4g32o"  # two codes a byte
+        is_wide = is_half or self.format == "f8g128" or (tokens <= 32 and self.planes.width % 128 == 0)
+        columns = 128 if is_wide or (self.format == "bf16" and is_few) else 64
+        return columns, columns // 2 if is_half else columns
+
+    def operands(self, features: int, columns: int) -> dict[str, Any]:
+        """What kernels read of the weights, in tiles of so many features and columns."""
+        codes = descriptor(self.planes.codes, features, columns)
+        return {"codes": codes, "scales": self.planes.scales, "offsets": self.planes.offsets}
+
     def in_order(self, bias: Tensor | None) -> Tensor | None:
         """All experts' biases, in the order of rows."""
         if bias is None or not self.is_gated:
@@ -69,11 +82,17 @@ def make_experts(parts: Sequence[Sequence[Weight]], device: torch.device) -> Dev
         format=planes[0].format,
         features=sum(each.features for each in planes),
         width=planes[0].width,
-        codes=torch.cat([each.codes for each in planes]),
+        codes=_at_least(torch.cat([each.codes for each in planes])),
         scales=_joined([each.scales for each in planes]),
         offsets=_joined([each.offsets for each in planes]),
     )
     return DeviceExperts(first[0].name, len(parts), features, first[0].shape[1], whole, is_gated)
+
+
+def _at_least(codes: Tensor) -> Tensor:
+    """The copy engine's tile is never larger than what it is cut from."""
+    missing = LEAST_ROWS - len(codes)
+    return torch.nn.functional.pad(codes, (0, 0, 0, missing)) if missing > 0 else codes
 
 
 def _joined(planes: Sequence[Tensor | None]) -> Tensor | None:

@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False
 """Products with experts' weights, for the rows that use each: as linear layers (linear.py), expert by expert.
 
-    gate    y[use] = activation(gate_e · x[row] + bias) · (up_e · x[row] + bias)
+    gate    y[use] = activation(gate_e · x[row] + bias) · (up_e · x[row] + bias), or activation(up_e · x[row] + bias)
     down    y[use] = down_e · y[use] + bias
     gather  out[row] = residual + Σ over uses, the best first, of weight · y[use]
 
@@ -160,6 +160,7 @@ def expert_kernel(
     FORMAT: tl.constexpr,
     TILE: tl.constexpr,
     ACTIVATION: tl.constexpr,  # of the gate, whose rows take turns with the up projection's; None: down
+    GATED: tl.constexpr,  # or of the up projection, where there is no gate
     FROM_USES: tl.constexpr,
     PARTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -191,10 +192,13 @@ def expert_kernel(
             total = total * inverse_root(squares, inverse_size, eps)[None, :]
         if bias is not None:
             total = total + load_row(bias + expert * features, first_f, features, F)[:, None]
-        if ACTIVATION is not None:
+        if ACTIVATION is not None and GATED:
             gate, up = halves(total, F, T)
             y = tl.trans(join_gate(gate, up, ACTIVATION).to(tl.bfloat16))
             column, columns = first_f // 2 + tl.arange(0, F // 2), features // 2
+        elif ACTIVATION is not None:
+            y = tl.trans(activate(total, ACTIVATION).to(tl.bfloat16))
+            column, columns = first_f + tl.arange(0, F), features
         else:
             y = tl.trans(total)
             column, columns = first_f + tl.arange(0, F), features

@@ -11,13 +11,25 @@ from torch import Tensor
 
 from unspool.ops import AttentionSpec, Rope
 from unspool.ops.cuda import steps
+from unspool.ops.cuda.body_kv import kept_channels
 from unspool.ops.cuda.launch import Arena, Launch, next_power
 
-Heads = tuple[int, int, int]  # heads, KV heads, channels of each
+Heads = tuple[int, int, int, int]  # heads, KV heads, channels that are kept of each, and how many accumulate
+
+
+def kept_of(spec: AttentionSpec) -> int:
+    """Channels of a key in the cache, and of a query."""
+    return kept_channels(spec.head_dim, spec.value_dim, latent=spec.latent)
 
 
 def heads_of(spec: AttentionSpec) -> Heads:
-    return spec.num_heads, spec.num_kv_heads, spec.head_dim
+    """What layers must have in common to share lists of work. Where all heads read the same latents, groups of at most
+    16 heads are the KV heads."""
+    kv_heads = spec.num_kv_heads
+    if spec.latent:
+        counts = (count for count in range(1, spec.num_heads + 1) if spec.num_heads % count == 0)
+        kv_heads = next(count for count in counts if spec.num_heads // count <= 16)
+    return spec.num_heads, kv_heads, kept_of(spec), depth_of(spec)
 
 
 def pairs_of(spec: AttentionSpec) -> int:
@@ -27,18 +39,24 @@ def pairs_of(spec: AttentionSpec) -> int:
 
 def depth_of(spec: AttentionSpec) -> int:
     """A head's channels as the matrix unit takes them: keys and values stand on its M side, 64 wide at least."""
-    return max(next_power(spec.head_dim), 64)
+    return max(next_power(spec.value_dim if spec.latent else kept_of(spec)), 64)
 
 
-def prompt_rows(depth: int) -> int:
+def queries_of(spec: AttentionSpec) -> int:
+    """Values of a row of queries."""
+    return spec.num_heads * kept_of(spec)
+
+
+def prompt_rows(spec: AttentionSpec) -> int:
     """Query rows of the prompt kernel's tile: the registers hold results of a split and of all before it."""
-    return 128 if depth <= 128 else 64
+    return 32 if spec.latent else 128 if depth_of(spec) <= 128 else 64
 
 
-def programs_each(depth: int, rows: int) -> int:
+def programs_each(spec: AttentionSpec, rows: int) -> int:
     """Programs of the decode kernel for so many query rows that a multiprocessor runs at once, by the shared memory
     that their pipelines take. All of the card's must have room: whoever merges waits for others (handover.py)."""
-    each = 4 if depth <= 64 else 2 if depth <= 128 else 1
+    depth = depth_of(spec)
+    each = 1 if spec.latent else 4 if depth <= 64 else 2 if depth <= 128 else 1
     return each if rows <= steps.DECODE_ROWS else max(each // 2, 1)
 
 
@@ -46,7 +64,8 @@ def is_fusable(spec: AttentionSpec) -> bool:
     """Whether q, k and v can be rotated and stored where they are computed: pairs must come in eights, and a norm over
     a head needs the whole head."""
     is_usual = spec.q_norm is None and spec.stores and spec.growth == 0
-    return is_usual and pairs_of(spec) > 0 and pairs_of(spec) % 8 == 0 and spec.head_dim % 16 == 0
+    is_even = spec.head_dim == spec.value_dim == kept_of(spec) and not spec.latent
+    return is_usual and is_even and pairs_of(spec) > 0 and pairs_of(spec) % 8 == 0
 
 
 class Rotations:

@@ -11,6 +11,7 @@ from torch import Tensor
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.geometry import Heads
+from unspool.ops.cuda.sources import Sources
 from unspool.ops.graph import Arrange, Attention, Graph, LayerNorm, Node, Norm, Take
 
 
@@ -39,6 +40,7 @@ class Shared:
     handed: dict[Node, Tensor]  # float32: where a body leaves the rows that the tail takes some of
     queries: Tensor  # f16: and the last layer's queries
 
+    sources: dict[Node, tuple[Sources, Tensor]] = field(default_factory=dict)  # of latent layers' rows
     tables: dict[Node, Tensor] = field(default_factory=dict)  # parts of rows that are arranged
 
     @property

@@ -7,6 +7,7 @@ A step has a body and a tail: in the last layer, from attention on, rows whose l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,24 @@ from unspool.errors import BackendError
 from unspool.ops import AttentionSpec, Rope
 from unspool.ops.cuda import exact, general, steps
 from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
-from unspool.ops.cuda.geometry import Rotations, depth_of, heads_of, is_fusable, pairs_of, programs_each, prompt_rows
+from unspool.ops.cuda.geometry import (
+    Rotations,
+    depth_of,
+    heads_of,
+    is_fusable,
+    kept_of,
+    pairs_of,
+    programs_each,
+    prompt_rows,
+    queries_of,
+)
+from unspool.ops.cuda.latent import join_rows_kernel
 from unspool.ops.cuda.launch import Arena, Launch, descriptor, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.layout import Shared, Value, body_first
 from unspool.ops.cuda.linear import squares_kernel
 from unspool.ops.cuda.lower_experts import ExpertLowering
+from unspool.ops.cuda.lower_latent import attention_launches, heads_launch, rows_launch
+from unspool.ops.cuda.lower_states import conv_launch, recurrence_launch
 from unspool.ops.cuda.matrix import DeviceMatrix
 from unspool.ops.cuda.orders import gated_order, heads_order, rope_of
 from unspool.ops.cuda.project import FEW, Projection, columns_left
@@ -32,21 +46,26 @@ from unspool.ops.graph import (
     Embed,
     Gated,
     Graph,
+    Join,
     LayerNorm,
     Linear,
+    LinearHeads,
     Logits,
     Moe,
     Multiply,
     Node,
     Norm,
     Product,
+    Recurrence,
     ScaleRows,
+    ShortConv,
     Take,
 )
 
 REGISTERS = 65_536  # of a multiprocessor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = exact.GROUP.value
+TAKEN = 16_384  # values of a row of queries that are taken together with a row of the stream
 FUSED_ACTIVATIONS = ("silu", "gelu_tanh")  # of gated feed-forwards: in the kernel of their product
 
 
@@ -70,6 +89,7 @@ class Lowering:
                 self._ropes.append(rope)
         self._halves: dict[Node, Tensor] = {}  # float32 rows, rounded for the linear layers that read them
         self._released: list[Tensor] = []
+        self._skipped = {node for sources, _ in shared.sources.values() for node in sources.skipped}
         at = steps.places(rows, len(shared.shapes))
         self._at = {name: shared.step[place:] for name, place in at.items()}
         arena.reset()
@@ -111,7 +131,8 @@ class Lowering:
 
     def _feeds_products(self, node: Node) -> bool:
         """Whether nothing but linear layers and experts reads this: then they are given bf16."""
-        return all(isinstance(reader, Product | Moe) and reader.x is node for reader in self._readers[node])
+        kinds = Product | Moe | LinearHeads
+        return all(isinstance(reader, kinds) and reader.x is node for reader in self._readers[node])
 
     def _rows(self, node: Node) -> Tensor:
         """Where a node's float32 rows go."""
@@ -152,6 +173,8 @@ class Lowering:
     # One node --------------------------------------------------------------------------------------------------------
     def _lower(self, node: Node) -> None:
         match node:
+            case _ if node in self._skipped:
+                return
             case Embed():
                 self._embed(node)
             case Norm() if node in self._values:  # whoever made the stream made this too
@@ -178,6 +201,14 @@ class Lowering:
                 self._scale_rows(node)
             case Logits():
                 self._logits(node)
+            case LinearHeads():
+                self._linear_heads(node)
+            case Join():
+                self._join(node)
+            case ShortConv():
+                self._short_conv(node)
+            case Recurrence():
+                self._recurrence(node)
             case _:
                 raise BackendError(f"the CUDA backend has no kernel for {node!r}")
 
@@ -296,8 +327,9 @@ class Lowering:
         if self.take_all:  # an alias: whoever reads this reads that
             self._values[node] = self._values[node.x]
             self._reads_left[node.x] += self._reads_left[node] - 1
-        elif node not in self._values:
-            raise BackendError("the CUDA body takes wanted rows at the last layer's attention, and nowhere before")
+        elif node not in self._values:  # the last layer has no attention
+            self._enter_tail()
+            self._take_handed(self._takes)
 
     def _linear(self, node: Linear) -> None:
         readers = self._readers[node]
@@ -342,12 +374,12 @@ class Lowering:
         q = self._queries(spec, for_tail=self._is_for_tail(node))
         self._values[node] = Value(q)
         kv = self.shared.kv
-        detail = (*heads_of(spec), pairs_of(spec), kv.block_size)
+        detail = (*heads_of(spec)[:3], pairs_of(spec), kv.block_size)
         more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         self._project(matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=columns_left("heads", self.rows))
 
     def _queries(self, spec: AttentionSpec, *, for_tail: bool) -> Tensor:
-        return self.shared.queries if for_tail else self.arena.take(self.rows, spec.num_heads * spec.head_dim, F16)
+        return self.shared.queries if for_tail else self.arena.take(self.rows, queries_of(spec), F16)
 
     def _gated(self, node: Gated) -> None:
         matrix, features = matrix_of(node), 2 * node.width
@@ -407,28 +439,39 @@ class Lowering:
 
     def _attend(self, node: Attention) -> None:
         spec, shared = node.spec, self.shared
-        kv, x = shared.kv, self._use(node.x).data
+        kv, x = shared.kv, None if spec.latent else self._use(node.x).data
         q, is_late = x, node.narrow and not self.take_all
-        if x.dtype != F16:
+        if q is None or q.dtype != F16:
             q = self._queries(spec, for_tail=is_late)
-            self._norm_heads(spec, x, q)
+            if spec.latent:
+                self._latent_rows(node, q)
+            else:
+                self._norm_heads(spec, x, q)
             if not is_late:
                 self._released.append(q)
         if is_late:
-            q = self._narrow(node)
+            self._enter_tail()
+            q = self._take_queries()
             self._released.append(q)
-        out = self.arena.take(self.rows, spec.num_heads * spec.head_dim, BF16)
+        out = self.arena.take(self.rows, node.width, BF16)
         self._values[node] = Value(out)
-        depth, kind = depth_of(spec), shared.kinds[heads_of(spec)]
+        has_prompts = not self.take_all and not is_late
+        has_prompts = has_prompts and self.rows * (spec.num_heads // heads_of(spec)[1]) > steps.FEW_ROWS
+        if spec.latent:
+            self._launches += attention_launches(
+                spec, q, out, shared, self.rows, is_late=is_late, has_prompts=has_prompts
+            )
+            return
+        depth, kind, kept = depth_of(spec), shared.kinds[heads_of(spec)], kept_of(spec)
         layer, decode_rows, items = kv.layer(spec.layer), shared.shapes[kind].decode_rows, steps.HEADER * kind
         tiles = None
-        if kv.block_size % steps.KEYS == 0 and depth == spec.head_dim:
-            tiles = descriptor(layer.view(-1, spec.head_dim), steps.KEYS, spec.head_dim)
+        if kv.block_size % steps.KEYS == 0 and depth == kept:
+            tiles = descriptor(layer.view(-1, kept), steps.KEYS, kept)
         args = {"q": q, "kv": layer, "kv_tiles": tiles, "out": out, "step": shared.step}
         args |= {"scale": float(spec.scale), "softcap": spec.softcap, "sinks": spec.sinks}
-        args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "D": depth}
+        args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": kept, "D": depth}
         args |= {"BLOCK_SIZE": kv.block_size, "WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT}
-        args |= {"TABLE": steps.TABLES}
+        args |= {"VALUE_DIM": spec.value_dim, "TABLE": steps.TABLES}
         partial = shared.attention_partial[kind]
         few = {"partial": partial, "capacity": partial.shape[1], "T": decode_rows, "THREADS": 128}
         few["told"] = shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]
@@ -436,7 +479,7 @@ class Lowering:
         # With so few rows most multiprocessors have nothing to do, and the next kernel's programs would come to them at
         # once, two to a pair; when all of those are free, they spread: with one row soon, with more after the tiles.
         few["LET"] = 0 if depth <= 64 or self.rows > 4 else 1 if self.rows == 1 else 2
-        each, stages = programs_each(depth, decode_rows), 3 if depth <= 128 else 2
+        each, stages = programs_each(spec, decode_rows), 3 if depth <= 128 else 2
         if self.rows <= FEW and tiles is not None and depth <= 128 and decode_rows <= 32:
             few["BEFORE"] = stages - 1
             # Two tiles at once take twice the memory: for so few rows that half of the programs will do.
@@ -446,33 +489,70 @@ class Lowering:
         programs = 1 if few["ALONE"] else multiprocessors() * each
         room = {"warps": 4, "stages": stages, "registers": min(REGISTERS // (128 * each), 255)}
         self._add(decode_attention_kernel, (programs,), args | few, **room, label="attention")
-        if not self.take_all and not is_late and self.rows * (spec.num_heads // spec.num_kv_heads) > steps.FEW_ROWS:
-            many = {"M": prompt_rows(depth), "told": shared.step[items + steps.MANY_ITEMS :]}
+        if has_prompts:
+            many = {"M": prompt_rows(spec), "told": shared.step[items + steps.MANY_ITEMS :]}
             programs = multiprocessors() * (1 if depth > 64 else 2)
             self._add(
                 prompt_attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt"
             )
 
-    def _narrow(self, node: Attention) -> Tensor:
-        """From here on the tail: the wanted rows' queries come back, and the streams to add to are theirs."""
+    def _enter_tail(self) -> None:
+        """From here on only rows whose logits are wanted."""
         if not self._takes or self._launches is self.tail:
-            raise BackendError("the CUDA backend runs models whose last layer has one attention")
+            raise BackendError("the CUDA backend runs models whose last layer has no more than one attention")
         self._launches, self.rows = self.tail, self.logits
-        first, *others = self._takes
-        size, q_size = first.width, self.shared.queries.shape[1]
-        q, x = self.arena.take(self.rows, q_size, F16), self.arena.take(self.rows, size, F32)
-        self._values[first] = Value(x)
-        args = {"step": self.shared.step, "q": self.shared.queries, "x": self.shared.handed[first.x]}
-        args |= {"q_taken": q, "x_taken": x, "Q_SIZE": q_size, "SIZE": size}
-        args |= {"D": next_power(max(size, q_size)), "LOGIT_ROWS": steps.LOGIT_ROWS}
-        self._add(take_kernel, (self.rows,), args, label="take", bytes=self.rows * (8 * size + 4 * q_size))
-        for take in others:
-            rows = self.arena.take(self.rows, take.width, F32)
-            self._values[take] = Value(rows)
-            args = {"step": self.shared.step, "x": self.shared.handed[take.x], "out": rows}
-            args |= {"LOGIT_ROWS": steps.LOGIT_ROWS}
-            self._by_columns(general.take_rows_kernel, take.width, args, label="take")
+
+    def _take_handed(self, takes: Sequence[Take]) -> None:
+        """The wanted rows of what the body has handed over."""
+        for take in takes:
+            self._values[take] = Value(self.arena.take(self.rows, take.width, F32))
+            self._take_rows(self.shared.handed[take.x], self._values[take].data)
+
+    def _take_queries(self) -> Tensor:
+        """The same, and of the last layer's queries."""
+        queries, takes = self.shared.queries, self._takes
+        q = self.arena.take(self.rows, queries.shape[1], F16)
+        if queries.shape[1] > TAKEN:
+            self._take_rows(queries, q)
+            self._take_handed(takes)
+            return q
+        first, *others = takes
+        self._values[first] = Value(self.arena.take(self.rows, first.width, F32))
+        sizes = {"Q_SIZE": queries.shape[1], "SIZE": first.width}
+        args = {"step": self.shared.step, "q": queries, "x": self.shared.handed[first.x]}
+        args |= {"q_taken": q, "x_taken": self._values[first].data, "LOGIT_ROWS": steps.LOGIT_ROWS}
+        cost = self.rows * (8 * first.width + 4 * queries.shape[1])
+        args |= sizes | {"D": next_power(max(sizes.values()))}
+        self._add(take_kernel, (self.rows,), args, label="take", bytes=cost)
+        self._take_handed(others)
         return q
+
+    def _take_rows(self, x: Tensor, out: Tensor) -> None:
+        args = {"step": self.shared.step, "x": x, "out": out, "LOGIT_ROWS": steps.LOGIT_ROWS}
+        self._by_columns(general.take_rows_kernel, x.shape[1], args, label="take")
+
+    def _latent_rows(self, node: Attention, q: Tensor) -> None:
+        sources, table = self.shared.sources[node]
+        values = [self._use(each).data for each in sources.nodes]
+        more = self.rotations.of(node.spec) | {"slots": self._at["slots"], "positions": self._at["positions"]}
+        self.add(rows_launch(node.spec, sources, values, table, q, self.shared, more, self.rows))
+
+    def _linear_heads(self, node: LinearHeads) -> None:
+        x = self._use_half(node.x).data
+        self.add(heads_launch(node, x, self._result(node), self.rows))
+
+    def _join(self, node: Join) -> None:
+        args = {"x": self._use(node.x).data, "y": self._use(node.y).data, "out": self._result(node)}
+        self._by_columns(join_rows_kernel, node.width, args | {"X": node.x.width, "Y": node.y.width}, label="join")
+
+    def _short_conv(self, node: ShortConv) -> None:
+        x, states = self._use(node.x).data, self.shared.kv.state(node.spec.layer, node.spec.state)
+        self.add(conv_launch(node.spec, x, states, self._result(node), self.shared.step, self.rows))
+
+    def _recurrence(self, node: Recurrence) -> None:
+        x, gates = self._use(node.x).data, self._use(node.gates).data
+        states = self.shared.kv.state(node.spec.layer, node.spec.state)
+        self.add(recurrence_launch(node.spec, x, gates, states, self._result(node), self.shared.step, self.rows))
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv
@@ -480,11 +560,12 @@ class Lowering:
         args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": k_norm, "eps": spec.norm_eps, "q": q}
         args |= self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim}
+        args |= {"VALUE_DIM": spec.value_dim, "KEPT": kept_of(spec)}
         args |= {"ROPE_PAIRS": pairs_of(spec), "BLOCK_SIZE": kv.block_size, "ROW": spec.row_width}
         args |= {"INTERLEAVED": spec.rope is not None and spec.rope.style == "interleaved"}
         args |= {"positions": self._at["positions"], "GROWTH": float(spec.growth), "PERIOD": spec.period}
         grid = (self.rows, spec.num_heads + (2 * spec.num_kv_heads if spec.stores else 0))
-        self._add(heads_kernel, grid, args | {"D": next_power(spec.head_dim)}, warps=1, label="heads")
+        self._add(heads_kernel, grid, args | {"D": next_power(kept_of(spec))}, warps=1, label="heads")
 
 
 def matrix_of(node: Embed | Product) -> DeviceMatrix:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unspool.errors import EngineError
 from unspool.ops.cuda.device_experts import DeviceExperts
 from unspool.ops.cuda.exact import GROUP
 from unspool.ops.cuda.experts import expert_kernel, gather_kernel
-from unspool.ops.cuda.launch import Launch, descriptor, next_power
+from unspool.ops.cuda.launch import Launch, next_power
 from unspool.ops.cuda.layout import Value
 from unspool.ops.cuda.plane_layout import tile_columns
 from unspool.ops.cuda.routing import count_kernel, place_kernel, route_kernel
@@ -58,8 +57,6 @@ class Plan:
 
 class ExpertLowering:
     def __init__(self, low: Lowering, node: Moe) -> None:
-        if not node.experts.gated:
-            raise EngineError(f"{node.experts.gate_up.name}: experts without gates do not run on a GPU")
         self.low, self.node, self.routing = low, node, node.routing
         self.plan = Plan(low.rows, node.routing.num_experts, node.routing.num_used)
         self._taken: list[Tensor] = []
@@ -73,7 +70,7 @@ class ExpertLowering:
         chosen, weights = self._take(rows, plan.num_used, torch.int32), self._take(rows, plan.num_used, torch.float32)
         self._route(scores, chosen, weights)
         work = self._sort(chosen)
-        inner = self._take(plan.uses, gate_up.out_features // 2, torch.bfloat16)
+        inner = self._take(plan.uses, gate_up.out_features // (2 if experts.gated else 1), torch.bfloat16)
         self._product(gate_up, x, inner, chosen, work, experts.gate_up_bias, experts.activation)
         y = self._take(plan.uses, down.out_features, torch.float32)
         self._product(down, Value(inner), y, chosen, work, experts.down_bias, None)
@@ -129,13 +126,12 @@ class ExpertLowering:
         activation: str | None,
     ) -> None:
         plan, planes = self.plan, experts.planes
-        is_gate, is_half = activation is not None, planes.format == "u4g32o"
+        is_gate = activation is not None
         features, tokens = (64 if plan.is_few else 128), plan.tokens
-        is_wide = is_half or planes.format == "f8g128" or (tokens <= 32 and planes.width % 128 == 0)
-        columns = 128 if is_wide or (planes.format == "bf16" and plan.is_few) else 64
+        columns, at_once = experts.columns_at_once(tokens, is_few=plan.is_few)
         each_tile = -(-experts.out_features // features)
-        args = {"codes": descriptor(planes.codes, features, columns // 2 if is_half else columns)}
-        args |= {"scales": planes.scales, "offsets": planes.offsets, "x": x.data, "parts": x.parts, "eps": x.eps}
+        args = experts.operands(features, at_once) | {"x": x.data, "parts": x.parts, "eps": x.eps}
+        args["GATED"] = self.node.experts.gated
         args |= {"inverse_size": 1.0 / experts.in_features, "bias": experts.in_order(bias), "out": out}
         args |= work | {"chosen": chosen, "num_rows": self.low.rows, "features": experts.out_features}
         args |= {"each": experts.rows_each, "width": planes.width, "size": experts.in_features}

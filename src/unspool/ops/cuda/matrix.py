@@ -64,7 +64,7 @@ def make_matrix(parts: Sequence[Weight], device: torch.device) -> DeviceMatrix:
 
 
 def make_vector(parts: Sequence[Weight], device: torch.device) -> torch.Tensor:
-    values = np.concatenate([part.dequantize() for part in parts])
+    values = np.concatenate([part.dequantize().reshape(-1) for part in parts])
     return torch.from_numpy(values).to(device)
 
 

@@ -150,7 +150,9 @@ def heads_kernel(
     positions,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,  # of queries and keys
+    VALUE_DIM: tl.constexpr,
+    KEPT: tl.constexpr,  # channels that the cache has for either, and queries: those past a head's are zeros
     ROW: tl.constexpr,  # values of a row: without keys and values where another layer has stored them
     ROPE_PAIRS: tl.constexpr,  # 0: no rotation
     GROWTH: tl.constexpr,  # queries are times 1 + GROWTH · log(1 + ⌊position / PERIOD⌋)
@@ -165,10 +167,15 @@ def heads_kernel(
     wait_for_previous(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, D // 2)
-    inside = pair < HEAD_DIM // 2
+    kept = pair < KEPT // 2
     place = pair // 8 * 16 + pair % 8  # where the cache keeps a pair's first half; the second is 8 further
     first, second = place, place + 8
+    inside, inside_second = first < VALUE_DIM, second < VALUE_DIM
+    source = qkv + row * ROW + (HEADS + KV_HEADS) * HEAD_DIM + (head - HEADS - KV_HEADS) * VALUE_DIM
     if head < HEADS + KV_HEADS:
+        inside = pair < HEAD_DIM // 2
+        inside_second = inside
+        source = qkv + row * ROW + head * HEAD_DIM
         rest = 2 * pair  # channels past the rotated ones pair up as they come
         if INTERLEAVED:
             first, second = rest, rest + 1
@@ -176,9 +183,8 @@ def heads_kernel(
             turned = pair < ROPE_PAIRS
             first = tl.where(turned, pair, rest)
             second = tl.where(turned, pair + ROPE_PAIRS, rest + 1)
-    source = qkv + row * ROW + head * HEAD_DIM
     a = tl.load(source + first, mask=inside, other=0.0)
-    b = tl.load(source + second, mask=inside, other=0.0)
+    b = tl.load(source + second, mask=inside_second, other=0.0)
     if head < HEADS + KV_HEADS:
         if q_norm is not None:
             squares = tl.join(a, b)  # [pairs, 2]
@@ -197,14 +203,14 @@ def heads_kernel(
         if GROWTH > 0:
             by = 1.0 + GROWTH * tl.log(1.0 + (tl.load(positions + row) // PERIOD).to(tl.float32))
             a, b = a * by, b * by
-        target = q + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + place
-        tl.store(target, to_half(a), mask=inside)
-        tl.store(target + 8, to_half(b), mask=inside)
+        target = q + row * (HEADS * KEPT) + head * KEPT + place
+        tl.store(target, to_half(a), mask=kept)
+        tl.store(target + 8, to_half(b), mask=kept)
     else:
         slot = tl.load(slots + row)
         if slot >= 0:
             kv_head = (head - HEADS) % KV_HEADS
             inner = (slot // BLOCK_SIZE * KV_HEADS + kv_head).to(tl.int64) * 2 + (head - HEADS) // KV_HEADS
-            target = kv + (inner * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + place
-            tl.store(target, to_half(a), mask=inside)
-            tl.store(target + 8, to_half(b), mask=inside)
+            target = kv + (inner * BLOCK_SIZE + slot % BLOCK_SIZE) * KEPT + place
+            tl.store(target, to_half(a), mask=kept)
+            tl.store(target + 8, to_half(b), mask=kept)

@@ -24,13 +24,14 @@ from unspool.errors import BackendError
 from unspool.ops import ArrayBatch, AttentionSpec, Batch, Draws
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
-from unspool.ops.cuda.geometry import depth_of, heads_of, programs_each, prompt_rows
+from unspool.ops.cuda.geometry import depth_of, heads_of, programs_each, prompt_rows, queries_of
 from unspool.ops.cuda.handover import ABSENT, MORE
 from unspool.ops.cuda.launch import Arena, Launch, has_room_for_all, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.layout import Shared
 from unspool.ops.cuda.lower import Lowering
 from unspool.ops.cuda.sampler import Rows, Sampled, SamplingRoom, can_draw, results_room
 from unspool.ops.cuda.sampling import RESULT
+from unspool.ops.cuda.sources import all_sources
 from unspool.ops.graph import Attention, Graph, Logits, Take
 
 if TYPE_CHECKING:
@@ -47,10 +48,9 @@ RING = 4  # steps that the host may have under way
 
 def _shape_of(spec: AttentionSpec) -> steps.Shape:
     """What divides a layer's work."""
-    capacity, depth = 256 if is_interpreted() else ATTENTION_ROWS, depth_of(spec)
-    heads = (spec.num_heads, spec.num_kv_heads)
-    shape = steps.Shape(*heads, multiprocessors(), capacity, prompt_rows(depth), has_room_for_all())
-    return replace(shape, programs=shape.programs * programs_each(depth, shape.decode_rows))
+    capacity = 256 if is_interpreted() else ATTENTION_ROWS
+    shape = steps.Shape(*heads_of(spec)[:2], multiprocessors(), capacity, prompt_rows(spec), has_room_for_all())
+    return replace(shape, programs=shape.programs * programs_each(spec, shape.decode_rows))
 
 
 def bucket_of(rows: int) -> int:
@@ -136,6 +136,7 @@ class CudaStep:
         self._kinds = {heads_of(spec): spec for spec in self._specs}  # layers with equal heads share lists of work
         self.shapes = [_shape_of(spec) for spec in self._kinds.values()]
         self._arena = Arena(device)
+        self._sources = all_sources(graph, device)
         self._graphs: dict[tuple[object, ...], tuple[LaunchGraph, Tensor]] = {}
         self._shared = self._make_shared(1 << 16 if is_interpreted() else STEP_WORDS, kv.engine.step_tokens)
         self._rows = Rows(self.vocab_size, device)
@@ -160,6 +161,7 @@ class CudaStep:
         takes = [node for node in self.graph.nodes if isinstance(node, Take)]
         return Shared(
             kv=self.kv,
+            sources=self._sources,
             step=room(step_size, dtype=torch.int32),
             sampled=room(max(bucket_of(max_rows), 1024), dtype=torch.int32),
             partial=room(1 << 18 if is_interpreted() else PARTIAL_SUMS),
@@ -168,7 +170,7 @@ class CudaStep:
             attention_partial=[absent(*each) for each in zip(self.shapes, self._kinds.values(), strict=True)],
             kinds={heads: kind for kind, heads in enumerate(self._kinds)},
             handed={take.x: room(most, take.width) for take in takes},
-            queries=room(most, self._specs[-1].num_heads * self._specs[-1].head_dim, dtype=torch.float16),
+            queries=room(most, queries_of(self._specs[-1]) if self._specs else 1, dtype=torch.float16),
         )
 
     # Steps -----------------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def keep_split(partial, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr
 @triton.jit
 def merge_splits(
     partial, out, sinks, at, first, rows, begin, end, first_row, head,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, TIMES: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """Wait for an item's splits, merge them in order, and write the answer: ROWS of its rows from the first on, TIMES
@@ -166,8 +166,8 @@ def merge_splits(
     answer = ()
     for j in tl.static_range(EACH):
         answer = answer + (answer_of(mass, acc[j]).to(tl.bfloat16),)  # type: ignore[assignment]  # noqa: RUF005
-    target = out + ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP) * HEAD_DIM
-    tl.store(target + d, side_by_side(answer, 0, 1, EACH, ROWS), mask=(r < rows) & (d < HEAD_DIM))
+    target = out + ((first_row + r // GROUP).to(tl.int64) * HEADS + head * GROUP + r % GROUP) * VALUE_DIM
+    tl.store(target + d, side_by_side(answer, 0, 1, EACH, ROWS), mask=(r < rows) & (d < VALUE_DIM))
 
 
 @triton.jit
@@ -194,14 +194,14 @@ def side_by_side(parts, first: tl.constexpr, step: tl.constexpr, COUNT: tl.const
 @triton.jit
 def merge_rows(
     partial, out, sinks, at, first, count, rows, begin, end, first_row, head,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """The same for a count of rows, 1 or 4: many splits of one, or few of all four at once."""
     if count == 1:
         merge_splits(
-            partial, out, sinks, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 1, 8, ALONE
+            partial, out, sinks, at, first, rows, begin, end, first_row, head, GROUP, HEADS, VALUE_DIM, D, 1, 8, ALONE
         )
     else:
         merge_splits(
-            partial, out, sinks, at, first, rows, begin, end, first_row, head, GROUP, HEADS, HEAD_DIM, D, 4, 4, ALONE
+            partial, out, sinks, at, first, rows, begin, end, first_row, head, GROUP, HEADS, VALUE_DIM, D, 4, 4, ALONE
         )

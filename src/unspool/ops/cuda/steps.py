@@ -1,10 +1,16 @@
 """A step as the device reads it: one array of int32, copied over in one go.
 
-    header | ids | positions | slots | sources | logit rows, their positions | items, three lists | tables | sampling
-             rows  rows        rows    rows      these where the header says                                parameters
+    header | ids | positions | slots | sources | logit rows, their positions | items, three lists | tables | states |
+             rows  rows        rows    rows      these where the header says
+
+    sampling parameters
 
 The header has 16 words for each kind of attention heads that a model has: a kind has lists of items of its own, and the
 other places stand in the first 16.
+
+States are those of recurrent layers, where a model has some: of every row the slot that its states are saved to (-1:
+none) and its sequence (-1: a row that only fills up the step); of every sequence its first row, its number of rows, its
+slot, and whether it begins with zeros.
 
 The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
 those that a batch has are padding: their slot is -1 and nothing of theirs is kept.
@@ -22,8 +28,8 @@ from unspool.ops import ArrayBatch
 HEADER = 16
 # Places in the header. Of items it tells how many, where they are, and where their rows' positions are.
 FEW_ITEMS, LAST_ITEMS, MANY_ITEMS, TABLES = 0, 4, 8, 12
-LOGIT_ROWS, ROW_PARAMS, RESULTS = 3, 7, 11
-ITEM = 7
+LOGIT_ROWS, ROW_PARAMS, RESULTS, STATES = 3, 7, 11, 14  # of states where they are, and how many sequences
+ITEM, SEQUENCE = 7, 4
 PARAMS = 16  # words of a row's sampling parameters
 KEYS, SPLIT = 64, 4  # positions of a tile of keys, tiles of a split: part of every answer's bits
 # Query rows (tokens times the heads of a group) of the decode kernel's tile, and up to how many a sequence is that
@@ -56,7 +62,7 @@ class Shape:
 def places(rows: int, kinds: int = 1) -> dict[str, int]:
     """Where each part of fixed size begins: at multiples of 16 bytes, or kernels would come in two kinds."""
     names = ("ids", "positions", "slots", "sources")
-    return {name: HEADER * kinds + index * padded(rows) for index, name in enumerate(names)}
+    return {name: HEADER * max(kinds, 1) + index * padded(rows) for index, name in enumerate(names)}
 
 
 def padded(rows: int) -> int:
@@ -69,7 +75,9 @@ def size_of(batch: ArrayBatch, rows: int, logits: int, shapes: Sequence[Shape]) 
     for positions in (batch.positions, batch.positions[batch.logit_rows]):
         for shape in shapes:
             items += ITEM * (int((positions // (KEYS * SPLIT) + 1).sum()) + (1 + shape.group) * len(positions))
-    fixed = HEADER * len(shapes) + 4 * padded(rows) + TABLE_SLACK
+    fixed = HEADER * max(len(shapes), 1) + 4 * padded(rows) + TABLE_SLACK
+    if len(batch.states):
+        fixed += 2 * rows + SEQUENCE * len(batch.states)
     return fixed + 2 * logits + items + batch.tables.size + PARAMS * logits
 
 
@@ -88,7 +96,7 @@ def describe(
     """Write the step into `out`; its length comes back. `params` are the rows' sampling parameters, `results` says
     where theirs go."""
     live = len(batch.ids)
-    at, header = places(rows, len(shapes)), HEADER * len(shapes)
+    at, header = places(rows, len(shapes)), HEADER * max(len(shapes), 1)
     for name, values, filler in (
         ("ids", batch.ids, 0),
         ("positions", batch.positions, 0),
@@ -119,10 +127,27 @@ def describe(
     end += batch.tables.size
     out[end : end + TABLE_SLACK] = 0
     end += TABLE_SLACK
+    out[STATES], out[STATES + 1] = end, len(batch.states)
+    if len(batch.states):
+        end += write_states(out[end:], batch, rows)
     out[ROW_PARAMS], out[RESULTS] = end, results
     if params is not None:
         end += write_params(out[end:], params, logits)
     return end
+
+
+def write_states(out: np.ndarray, batch: ArrayBatch, rows: int) -> int:
+    """Where states lie and go."""
+    live, counts = len(batch.ids), np.diff(batch.starts)
+    out[: 2 * rows] = -1
+    if len(batch.saves):
+        out[:live] = batch.saves
+    out[rows : rows + live] = np.repeat(np.arange(len(counts)), counts)
+    sequences = out[2 * rows : 2 * rows + SEQUENCE * len(counts)].reshape(-1, SEQUENCE)
+    first = batch.starts[:-1]
+    sequences[:, 0], sequences[:, 1], sequences[:, 2] = first, counts, batch.states
+    sequences[:, 3] = batch.positions[first] == 0
+    return 2 * rows + sequences.size
 
 
 def write_params(out: np.ndarray, params: np.ndarray, logits: int) -> int:
