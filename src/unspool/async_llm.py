@@ -33,8 +33,12 @@ T = TypeVar("T")
 class AsyncLLM(Model):
     """A model, ready to answer in event loops. Methods and arguments are those of `LLM`.
 
-    >>> async with AsyncLLM() as llm:
-    ...     answers = await asyncio.gather(*(llm.generate(prompt, max_tokens=8) for prompt in prompts))
+    >>> async def capitals(*places):
+    ...     async with AsyncLLM() as llm:
+    ...         prompts = [f"The capital of {place} is" for place in places]
+    ...         return await asyncio.gather(*(llm.generate(prompt, max_tokens=2, temperature=0) for prompt in prompts))
+    >>> [result.text for result in asyncio.run(capitals("France", "Italy"))]
+    [' Paris.', ' Rome.']
 
     Making one loads the model and takes a while; so may tokenizing a long prompt. A task that is cancelled aborts its
     request.

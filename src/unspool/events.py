@@ -32,6 +32,8 @@ def bare_token(id: int) -> Token:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Counts of tokens."""
+
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
@@ -126,6 +128,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """A choice that the engine could not finish."""
+
     request: str
     choice: int
     error: Exception

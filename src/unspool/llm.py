@@ -70,11 +70,19 @@ class TextModel:
         return ModelChat(self.checkpoint.name, self.tokenizer, self.template)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; control tokens have none."""
+        """The text of token ids; control tokens have none.
+
+        >>> llm.decode([504, 6376])
+        'The sky'
+        """
         return self.tokenizer.decode(self.encode(ids))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: BOS where the model wants it, control tokens read as the characters they are."""
+        """Token ids of a prompt: BOS where the model wants it, control tokens read as the characters they are.
+
+        >>> llm.encode("The sky")
+        [504, 6376]
+        """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
@@ -100,6 +108,10 @@ class TextModel:
         `template_options` are variables of the template's own, such as `enable_thinking`. The ids end where the answer
         begins, or in a last message of the assistant's, which is to be continued, unless the other options say
         otherwise.
+
+        >>> ids = llm.render([{"role": "user", "content": "Hello"}])
+        >>> llm.generate(ids, max_tokens=8, temperature=0).text
+        'Hello! How can I help you today'
         """
         options, box = template_options or {}, make_toolbox(tools)
         return self._render(messages, box, options, add_generation_prompt, continue_final_message).ids
@@ -144,11 +156,21 @@ class Model(TextModel):
         self.driver = Driver(self.engine)
 
     def receipt(self, seed: int) -> Receipt:
+        """What an answer with this seed is a function of, besides its prompt and parameters.
+
+        >>> llm.receipt(7).version == unspool.__version__
+        True
+        """
         return self.engine.receipt(seed)
 
     def utilization(self, result: Result) -> Utilization | None:
         """How near an answer (of several: the first) came to what this machine can do. What the steps did for others
-        meanwhile counts. None: the machine's ceilings were never measured (`unspool plan` measures them)."""
+        meanwhile counts. None: the machine's ceilings were never measured (`unspool plan` measures them).
+
+        >>> used = llm.utilization(llm.generate("The sky is", max_tokens=16))
+        >>> used is None or 0 < used.mbu
+        True
+        """
         from unspool.ceilings import known_ceilings, utilization
 
         backend = self.engine.ops.name
@@ -253,8 +275,9 @@ class Model(TextModel):
 class LLM(Model):
     """A model, ready to answer, from any thread.
 
-    >>> llm = LLM()                                             # the default model, fetched once
-    >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
+    >>> llm = LLM()                          # the default model, fetched once
+    >>> llm.generate("The capital of France is", max_tokens=2, temperature=0).text
+    ' Paris.'
 
     `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; options are EngineConfig's.
     `on_progress` is told the share of the weights that is loaded, and the model is then ready at once: without it the
@@ -302,6 +325,13 @@ class LLM(Model):
 
         `schema`, a dataclass, a pydantic model or a JSON schema, binds answers to JSON; `result.parsed` is the value.
         `progress` shows how many of several answers are there: True, False, or None for where stderr is a terminal.
+
+        >>> llm.generate("The capital of France is", max_tokens=2, temperature=0).text
+        ' Paris.'
+        >>> places = ("France", "Italy")
+        >>> results = llm.generate([f"The capital of {place} is" for place in places], max_tokens=2, temperature=0)
+        >>> [result.text for result in results]
+        [' Paris.', ' Rome.']
         """
         generations, many = self._many(prompts, params, options, schema)
         results = self._answer(generations, progress=progress)
@@ -357,6 +387,13 @@ class LLM(Model):
         `template_options` are variables of the model's chat template, such as `enable_thinking`. If the last message
         is the assistant's, the answer continues it, by its `token_ids` where it brings them. `schema` and `progress`
         are those of `generate`.
+
+        >>> messages = [{"role": "user", "content": "Name a planet."}]
+        >>> llm.chat(messages, max_tokens=5, temperature=0).text
+        'The planet is called Kepler'
+        >>> Person = dataclasses.make_dataclass("Person", [("name", str), ("age", int)])
+        >>> llm.chat([{"role": "user", "content": "Bob is 47 years old."}], schema=Person, temperature=0).parsed
+        Person(name='Bob', age=47)
         """
         toolbox = make_toolbox(tools, tool_choice, parallel_tool_calls)
         generations, many = self._chats(messages, params, options, toolbox, template_options, schema)
@@ -379,6 +416,13 @@ class LLM(Model):
 
         A list of messages is a chat; with tools, `stream.messages` has the content and the calls of each choice so far.
         `stream.result()` is what `generate` or `chat` would have returned. Closing or dropping the stream aborts it.
+
+        >>> stream = llm.stream("Once upon a time", max_tokens=4, temperature=0)
+        >>> for event in stream:
+        ...     print(getattr(event, "text", "|"), end="")
+        , the city of|
+        >>> stream.result().text
+        ', the city of'
         """
         asked = sampling_params(params, options)
         generation = self._one(prompt, asked, tools, tool_choice, parallel_tool_calls, template_options, schema)
@@ -387,13 +431,23 @@ class LLM(Model):
         return stream
 
     def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
-        """The logprob of each token of a text given those before it, in one pass; None for the first."""
+        """The logprob of each token of a text given those before it, in one pass; None for the first.
+
+        `top` is how many of the likeliest tokens are told beside each.
+
+        >>> [token and token.rank for token in llm.score("The sky is blue")]
+        [None, 4222, 2, 14]
+        """
         scored = self._answer([self._score(text, top)])[0].prompt_logprobs
         assert scored is not None
         return scored
 
     def score_many(self, texts: Sequence[Prompt], top: int = 0) -> list[list[Token | None]]:
-        """`score` of several texts, which run as one batch."""
+        """`score` of several texts, which run as one batch.
+
+        >>> [len(tokens) for tokens in llm.score_many(["The sky is blue", "The sky"])]
+        [4, 2]
+        """
         results = self._answer([self._score(text, top) for text in texts])
         return [result.prompt_logprobs or [] for result in results]
 
@@ -410,6 +464,11 @@ class LLM(Model):
 
         Without `params` the parameters and the seed stay, so what follows is what would have followed. The computed
         prefix is shared, not computed again.
+
+        >>> result = llm.generate("The capital of France is", max_tokens=5, temperature=0)
+        >>> [lyon] = llm.encode(" Lyon")
+        >>> llm.fork(result, 0, lyon).text
+        ' Lyon.\\n\\nThe'
         """
         return self._answer([self._fork(result, index, token, params, choice, options)])[0]
 
@@ -428,7 +487,11 @@ class LLM(Model):
 
     # Keeping --------------------------------------------------------------------------------------------------------
     def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
-        """Compute a prompt and write its keys and values to a file; how many tokens that are."""
+        """Compute a prompt and write its keys and values to a file, in whole cache blocks; how many tokens that are.
+
+        >>> llm.save_state(folder / "story", "Once upon a time there was a king. " * 8)
+        64
+        """
         from unspool.engine import state
 
         generation = self._one(prompt, SamplingParams(max_tokens=0))
@@ -436,13 +499,22 @@ class LLM(Model):
         return self.driver.call(lambda engine: state.save(engine, generation.prompt_ids, Path(path)))
 
     def load_state(self, path: str | Path) -> int:
-        """Take a saved prompt into the prefix cache; how many tokens need not be computed thereby."""
+        """Take a saved prompt into the prefix cache; how many tokens need not be computed thereby.
+
+        >>> saved = llm.save_state(folder / "tale", "Once upon a time there was a queen. " * 8)
+        >>> llm.load_state(folder / "tale")
+        64
+        """
         from unspool.engine import state
 
         return len(self.driver.call(lambda engine: state.load(engine, Path(path))))
 
     def close(self) -> None:
-        """Abort what runs and end the engine's thread; later calls raise EngineClosedError."""
+        """Abort what runs and end the engine's thread; later calls raise EngineClosedError. `with` does it, too.
+
+        >>> with LLM() as llm:
+        ...     text = llm.generate("The sky is", max_tokens=4).text
+        """
         self.driver.close()
 
     def __enter__(self) -> Self:

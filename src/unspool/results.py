@@ -108,6 +108,7 @@ class Receipt:
     overrides: tuple[str, ...] = ()  # what was set instead of the model's own files, as option=value
 
     def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; `overrides` only where there are any."""
         told = {"model": self.model, "version": self.version, "kernels": self.kernels, "seed": self.seed}
         return told | ({"overrides": list(self.overrides)} if self.overrides else {})
 
@@ -141,20 +142,32 @@ class Result(Generic[T]):
 
     @property
     def parsed(self) -> T:
-        """The answer as a value of the `schema` that was asked for; a ParseError if it was cut short."""
+        """The answer as a value of the `schema` that was asked for; a ParseError if it was cut short.
+
+        >>> llm.generate("A prime number:", schema={"type": "integer", "maximum": 9}, temperature=0).parsed < 10
+        True
+        """
         if self.parse is None:
             raise RequestError("there is no schema: give one, as in llm.chat(messages, schema=Person)", "schema")
         return cast("T", self.parse(self.content))
 
     @property
     def token_texts(self) -> list[str]:
-        """What each token spells; half a character shows as U+FFFD."""
+        """What each token spells; half a character shows as U+FFFD.
+
+        >>> llm.generate("The capital of France is", max_tokens=2, temperature=0).token_texts
+        [' Paris', '.']
+        """
         if self.token_text is None:
             raise RequestError("this result has left its model: llm.decode([id]) spells a token")
         return [self.token_text(id) for id in self.token_ids]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: the answers, with the parameters in force, the usage, the timings and the receipt."""
+        """JSON-ready: the answers, with the parameters in force, the usage, the timings and the receipt.
+
+        >>> sorted(llm.generate("The sky", max_tokens=2).as_dict())[:4]
+        ['finish_reason', 'params', 'receipt', 'seed']
+        """
         return {
             **self.choices[0].as_dict(),
             **({"choices": [choice.as_dict() for choice in self.choices]} if len(self.choices) > 1 else {}),

@@ -134,6 +134,7 @@ class Stream(_Events):
         return self._result()
 
     def close(self) -> None:
+        """Abort the request, if it still runs."""
         self._stop()
 
     def __enter__(self) -> Self:
@@ -189,6 +190,7 @@ class AsyncStream(_Events):
         return self._result()
 
     async def aclose(self) -> None:
+        """Abort the request, if it still runs."""
         self._stop()
 
     async def __aenter__(self) -> Self:

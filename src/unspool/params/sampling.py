@@ -20,7 +20,12 @@ Origin = Literal["request", "model", "default", "drawn"]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(SamplingFields):
-    """How an answer's tokens are chosen and where it ends."""
+    """How an answer's tokens are chosen and where it ends. What is not given is the model's own default, or none.
+
+    >>> params = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, seed=7)
+    >>> llm.generate("The sea is", params).finish_reason
+    'length'
+    """
 
     def __post_init__(self) -> None:
         for parameter in PARAMETERS:

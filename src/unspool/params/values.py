@@ -16,7 +16,11 @@ CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = get_args(ConstraintKind)
 
 @record(frozen=True)
 class Constraint:
-    """What an answer must look like: `value` is a schema, an expression, the choices or a grammar, by `kind`."""
+    """What an answer must look like: `value` is a schema, an expression, the choices or a grammar, by `kind`.
+
+    >>> llm.generate("Is the sea salty? Answer:", constraint=Constraint("choice", [" yes", " no"])).finish_reason
+    'constraint'
+    """
 
     FIELDS: ClassVar[Mapping[str, Kind]] = {
         "kind": Word(CONSTRAINT_KINDS),
