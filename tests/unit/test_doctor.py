@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from unspool.config import RopeScaling
 from unspool.doctor import Finding, Subject, examine, open_subject, serious_findings
 from unspool.doctor.settings import check_context
 from unspool.doctor.tensors import check_tensors, rounding_noise
-from unspool.doctor.tokens import check_duplicates
+from unspool.doctor.tokens import check_duplicates, check_sizes
 from unspool.doctor.trial import judge, judge_calls
 from unspool.errors import ModelError
 from unspool.events import Timings, Usage
@@ -153,6 +154,7 @@ def test_a_context_beyond_rope_scaling(model: Path) -> None:
 def test_doubled_tokens(model: Path) -> None:
     vocabulary: Any = SmallVocabulary(doubled=True)
     (finding,) = check_duplicates(replace(open_subject(write_model(model)), tokenizer=vocabulary))
+    assert finding.code == "tokens-doubled"
     assert "'name'" in finding.title
 
 
@@ -168,6 +170,13 @@ def test_a_tokenizer_larger_than_the_embedding(model: Path) -> None:
     config = replace(subject.checkpoint.config, vocab_size=300)
     subject = replace(subject, checkpoint=replace(subject.checkpoint, config=config))
     assert found(subject)["more-tokens-than-rows"].severity == "error"
+
+
+def test_an_embedding_larger_than_the_tokenizer(model: Path) -> None:
+    subject = open_subject(write_model(model))
+    config = replace(subject.checkpoint.config, vocab_size=subject.tokenizer.vocab_size + 20)
+    (finding,) = check_sizes(replace(subject, checkpoint=replace(subject.checkpoint, config=config)))
+    assert (finding.code, finding.severity) == ("more-rows-than-tokens", "note")
 
 
 # Weights ------------------------------------------------------------------------------------------------------------
@@ -225,7 +234,8 @@ def test_judging_a_trial() -> None:
     assert list(judge([completion("eos")] * 6)) == []
     assert [f.code for f in judge([completion("length")] * 5 + [completion("eos")])] == ["trial-does-not-stop"]
     assert [f.code for f in judge([completion("length")] + [completion("eos")] * 5)] == ["trial-long-answers"]
-    assert [f.severity for f in judge([completion("repetition")] * 4 + [completion("eos")] * 2)] == ["error"]
+    (finding,) = judge([completion("repetition")] * 4 + [completion("eos")] * 2)
+    assert (finding.code, finding.severity) == ("trial-repeats", "error")
     assert [f.severity for f in judge([completion("repetition")] * 2 + [completion("eos")] * 4)] == ["warning"]
 
 
@@ -323,7 +333,45 @@ def test_the_command_tries_the_model(model: Path, capsys: pytest.CaptureFixture[
     assert "2 of 2 answers to a request for a tool have no call" in output
 
 
+def test_a_base_model_has_no_chat_to_try(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(write_model(model, template=None)), "--try", "--quick", "--json"]) == 0
+    told = validate("doctor", json.loads(capsys.readouterr().out))
+    assert "trial-needs-template" in [finding["code"] for finding in told["findings"]]
+
+
+def test_an_option_in_place_of_a_value_of_the_files(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["doctor", str(write_model(model)), "--quick", "--json", "--rope-theta", "5000"]
+    assert main(arguments) == 0
+    (finding,) = validate("doctor", json.loads(capsys.readouterr().out))["findings"]
+    assert (finding["code"], finding["severity"]) == ("overridden", "note")
+    assert "5000" in finding["title"]
+
+
 def test_a_file_that_cannot_be_opened_is_no_finding(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF\0")
     with pytest.raises(ModelError):
         open_subject(tmp_path / "broken.gguf")
+
+
+# Documentation ------------------------------------------------------------------------------------------------------
+def codes_in_source() -> set[str]:
+    """The first argument of every Finding that doctor makes."""
+    import unspool.doctor
+
+    calls = (
+        node
+        for path in Path(unspool.doctor.__path__[0]).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
+    )
+    return {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+
+
+def test_the_documents_table_has_every_finding() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) == codes_in_source()
+
+
+def test_every_finding_is_planted_in_a_test() -> None:
+    tests = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    assert {code for code in codes_in_source() if tests.count(f'"{code}"') == 0} == set()
