@@ -15,15 +15,17 @@ constexpr int LANES = 16, TURNS = 64;
 
 // So that nothing that was computed can be left out.
 template <class T> INLINE void keep(T& value) { asm volatile("" : "+m"(value)); }
+// Every loop over sums is unrolled and none takes a sum's address: else they lie in memory and each product stores one.
+template <class T> INLINE void use(T value) { keep(value); }
 
 double spin_floats(int64_t rounds) {
     F sums[SUMS], a = set1(0.5f), b = set1(0.25f);
     keep(a), keep(b);
-    for (F& sum : sums) sum = set1(0.0f);
+    UNROLL for (int s = 0; s < SUMS; s++) sums[s] = set1(0.0f);
     for (int64_t round = 0; round < rounds; round++)
         for (int turn = 0; turn < TURNS; turn++)
             UNROLL for (int s = 0; s < SUMS; s++) sums[s] = fma(a, b, sums[s]);
-    for (F& sum : sums) keep(sum);
+    UNROLL for (int s = 0; s < SUMS; s++) use(sums[s]);
     return 2.0 * LANES * SUMS * TURNS * static_cast<double>(rounds);
 }
 
@@ -31,11 +33,11 @@ double spin_integers(int64_t rounds) {
     I sums[SUMS], a = iset1(0x01010101);
     quad_t b{};
     keep(a), keep(b);
-    for (I& sum : sums) sum = izero();
+    UNROLL for (int s = 0; s < SUMS; s++) sums[s] = izero();
     for (int64_t round = 0; round < rounds; round++)
         for (int turn = 0; turn < TURNS; turn++)
             UNROLL for (int s = 0; s < SUMS; s++) dot_unsigned(sums[s], a, &b);
-    for (I& sum : sums) keep(sum);
+    UNROLL for (int s = 0; s < SUMS; s++) use(sums[s]);
     return 2.0 * LANES * 4 / QUAD_PARTS * SUMS * TURNS * static_cast<double>(rounds);
 }
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from unspool.events import StepWork, Timings, Usage
     from unspool.models.costs import StepCosts
 
-FORMAT = 1  # of the file
-SPIN_ROUNDS, SPIN_SECONDS = 2000, 0.3
+FORMAT = 2  # of the file
+SPIN_ROUNDS, SPIN_SECONDS = 10_000, 0.3  # a pass is long beside what waking the threads takes
 QUIET_CORES = 0.15
 
 

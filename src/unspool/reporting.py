@@ -245,7 +245,9 @@ def figures(
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    with mpl.rc_context({"svg.hashsalt": "unspool", "font.size": 9}):
+    # Text stays text in an SVG: as curves it would be most of the file.
+    style = {"svg.hashsalt": "unspool", "svg.fonttype": "none", "font.size": 9, "font.sans-serif": ["DejaVu Sans"]}
+    with mpl.rc_context(style):
         drawn, grid = pyplot.subplots(
             1, len(panels), figsize=(6.4 if len(panels) == 1 else 4.6 * len(panels), 4.0), layout="constrained",
             squeeze=False,
