@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from unspool.evaluation.compare import by_item
-from unspool.evaluation.grid import Answer, Form, Grid, jobs_of, setting, with_max_tokens
+from unspool.evaluation.grid import Answer, Form, Grid, jobs_of, journal_head, setting, with_max_tokens
 from unspool.evaluation.open_prompts import OPEN, open_items
 from unspool.evaluation.packages import find_task
 from unspool.evaluation.scorers import TaskScorer
@@ -49,16 +49,17 @@ class Study:
 
 BOTH: tuple[Form, ...] = ("raw", "chat")
 STUDIES = (
-    Study(SMOL, "arithmetic", ("greedy", "t=0.3", "t=0.7", "t=1", *HOT), 100, 4),
-    Study(SMALL, "humaneval", ("greedy", "t=0.7", "t=1"), 24, 3, max_tokens=192),
-    Study(SMALL, "humaneval", PENALTIES, 24, max_tokens=192),
-    Study(LARGE, "humaneval", ("greedy", "t=1", "greedy,rep=1.3"), 24, 1, max_tokens=192),
-    Study(SMOL, "open", LOOPS, 16, 1, BOTH, 256),
-    Study(SMOL, "open_list", LOOPS, 16, 1, BOTH, 256),
-    Study(SMALL, "humaneval", HOT, 24, 1, max_tokens=192),
-    Study(SMALL, "gsm8k", ("greedy", "t=0.7", "t=1"), 16, 2, max_tokens=160),
-    Study(SMALL, "open", ("greedy", "t=1", "greedy,pres=1.5"), 10, 1, BOTH, 256),
-    Study(SMALL, "open_list", ("greedy", "t=1"), 10, 1, BOTH, 256),
+    Study(SMOL, "arithmetic", ("greedy", "t=0.3", "t=0.7", "t=1", *HOT), 200, 4),
+    Study(SMOL, "lambada_word", ("greedy", "t=0.3", "t=0.7", "t=1", *HOT), 200, 4),
+    Study(SMALL, "humaneval", ("greedy", "t=0.7", "t=1"), 40, 4, max_tokens=192),
+    Study(SMALL, "humaneval", PENALTIES, 40, max_tokens=192),
+    Study(LARGE, "humaneval", ("greedy", "t=1", "greedy,rep=1.3"), 40, 2, max_tokens=192),
+    Study(SMOL, "open", LOOPS, 24, 4, BOTH, 256),
+    Study(SMOL, "open_list", LOOPS, 24, 4, BOTH, 256),
+    Study(SMALL, "humaneval", HOT, 40, 2, max_tokens=192),
+    Study(SMALL, "gsm8k", ("greedy", "t=0.7", "t=1"), 24, 3, max_tokens=160),
+    Study(SMALL, "open", ("greedy", "t=1", "greedy,pres=1.5"), 16, 2, BOTH, 256),
+    Study(SMALL, "open_list", ("greedy", "t=1", "greedy,pres=1.5"), 16, 2, BOTH, 256),
 )  # fmt: skip
 
 
@@ -96,8 +97,7 @@ def run(model: str, file: str, options: argparse.Namespace, found: dict[Any, lis
     clock = options.keep / f"{model}.seconds"
     spent = json.loads(clock.read_text()) if clock.exists() else 0.0
     with LLM(resolve(file), threads=options.threads) as llm:
-        head = {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels}
-        journal = Journal(options.keep / f"{model}.jsonl", head)
+        journal = Journal(options.keep / f"{model}.jsonl", journal_head(llm))
         grid = Grid(llm, TaskScorer(), journal)
         for study in (each for each in STUDIES if each.model == model):
             if spent > 60 * options.minutes:
@@ -159,7 +159,7 @@ class Claims:
                 return "cannot be told"
             return "holds" if less["high"] >= 0.10 and less["low"] <= 0.18 else "does not hold"
 
-        for task in ("arithmetic", "gsm8k", "humaneval"):
+        for task in ("arithmetic", "lambada_word", "gsm8k", "humaneval"):
             ours, theirs = self._scored(model, task, "greedy"), self._scored(model, task, "t=1")
             self._add("greedy and sampled scores differ by 10 to 18 points", model, task, "greedy, t=1", ours, theirs,
                       verdict)  # fmt: skip
@@ -195,7 +195,7 @@ class Claims:
                       as_lists, _more)  # fmt: skip
 
     def _hot(self, model: str) -> None:
-        for task in ("arithmetic", "humaneval"):
+        for task in ("arithmetic", "lambada_word", "humaneval"):
             ours, theirs = (self._scored(model, task, name) for name in ("t=1.5,m=0.1", "t=1.5,p=0.9"))
             self._add("min-p keeps quality at temperature 1.5 where top-p does not", model, task,
                       "min-p 0.1, top-p 0.9", ours, theirs, _more)  # fmt: skip

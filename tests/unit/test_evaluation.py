@@ -18,7 +18,7 @@ from unspool.cli import main as cli
 from unspool.errors import BackendError, ModelError, RequestError
 from unspool.evaluation import drift, packages, sampling, sandbox, scorers, tune
 from unspool.evaluation.compare import summarize
-from unspool.evaluation.grid import Answer, Grid, Setting, setting
+from unspool.evaluation.grid import Answer, Grid, Setting, jobs_of, setting
 from unspool.evaluation.packages import SOURCES, find_task
 from unspool.evaluation.sandbox import run_python
 from unspool.evaluation.scorers import TaskScorer, code_in, json_value, number_in, program, scorer_of
@@ -379,20 +379,31 @@ def test_greedy_against_sampling(chat_model: str, sums: str, tmp_path: Path, cap
 def test_the_answers_of_a_grid_are_those_of_generate(chat_model: str, sums: str) -> None:
     """Batched with others, as alone."""
     from unspool import LLM
-    from unspool.evaluation.grid import DETECTOR, jobs_of
+    from unspool.evaluation.grid import DETECTOR
     from unspool.reporting import Journal
 
     items = read_items(open_task(Path(sums)))
     settings = [setting("greedy"), setting("t=1")]
     with LLM(chat_model, threads=1) as llm:
-        found = Grid(llm, TaskScorer(), Journal(None, {})).run(jobs_of("sums", items, settings, [1, 2]))
+        jobs = jobs_of("sums", items, settings, [1, 2])
+        found = Grid(llm, TaskScorer(), Journal(None, {})).run(jobs)
         assert len(found) == 3 * (1 + 2)
-        for answer in found:
+        for job, answer in zip(jobs, found, strict=True):
             [each] = [each for each in settings if each.name == answer.setting]
             item = next(item for item in items if item.id == answer.item)
-            params = {**each.params, "seed": answer.seed, "repetition_detector": DETECTOR}
+            params = {**each.params, "seed": job.draw_seed, "repetition_detector": DETECTOR}
             alone = llm.generate(item.prompt, params, max_tokens=256, stop=["\n"])
             assert (answer.text, answer.tokens) == (alone.text, len(alone.tokens))
+
+
+def test_items_do_not_share_their_luck() -> None:
+    """Each item and seed has draws of its own; settings share them, so that their answers are pairs."""
+    items = [Item(str(number), "x") for number in range(20)]
+    settings = [setting("t=0.5"), setting("t=1")]
+    jobs = jobs_of("task", items, settings, range(1, 5))
+    seeds = {name: [job.draw_seed for job in jobs if job.setting.name == name] for name in ("t=0.5", "t=1")}
+    assert len(set(seeds["t=1"])) == 20 * 4
+    assert seeds["t=0.5"] == seeds["t=1"]
 
 
 def test_ctrl_c_and_going_on(

@@ -6,6 +6,7 @@ setting has one answer for each item, a sampled one has one for each seed.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -85,6 +86,12 @@ class Job:
     def key(self) -> Key:
         return self.form, self.task, self.item.id, self.setting.name, self.seed
 
+    @property
+    def draw_seed(self) -> int:
+        """Of the item too: draws depend on seed, position and token alone, so with one seed for all, similar items
+        would all be lucky or unlucky together, and intervals over items too narrow. Settings share it, as pairs do."""
+        return zlib.crc32(f"{self.task}\n{self.item.id}\n{self.seed}".encode())
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -121,6 +128,11 @@ def jobs_of(
         for each in settings
         for seed in ([0] if each.is_greedy else seeds)
     ]  # fmt: skip
+
+
+def journal_head(llm: LLM, **more: Any) -> dict[str, Any]:
+    """What a journal of answers must have in common with the run that goes on from it."""
+    return {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels, **more, "seeds": "of each item"}
 
 
 class Grid:
@@ -162,7 +174,7 @@ class Grid:
         item = job.item
         params = SamplingParams(
             **{**job.setting.params, "max_tokens": item.max_tokens, "stop": item.stop if job.form == "raw" else None,
-               "seed": job.seed, "logprobs": 0, "repetition_detector": DETECTOR},
+               "seed": job.draw_seed, "logprobs": 0, "repetition_detector": DETECTOR},
         )  # fmt: skip
         if job.form == "raw":
             return self._llm.stream(item.prompt, params)

@@ -19,7 +19,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from unspool.evaluation.compare import summarize
-from unspool.evaluation.grid import Answer, Form, Grid, Job, Setting, jobs_of, setting, with_max_tokens
+from unspool.evaluation.grid import (
+    Answer,
+    Form,
+    Grid,
+    Job,
+    Setting,
+    jobs_of,
+    journal_head,
+    setting,
+    with_max_tokens,
+)
 from unspool.evaluation.open_prompts import OPEN, open_items
 from unspool.evaluation.packages import SOURCES, find_task
 from unspool.evaluation.running import add_run, open_model, seeds_of
@@ -39,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     tasks = {name: items_of(name, options) for name in options.task}
     run = Run("sampling", argv, plot=options.plot, group="eval")
     llm = open_model(options)
-    journal = Journal(options.keep, {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels})
+    journal = Journal(options.keep, journal_head(llm))
     grid = Grid(llm, TaskScorer(), journal)
     jobs = [
         job for form in options.form for name, items in tasks.items()

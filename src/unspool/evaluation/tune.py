@@ -22,7 +22,7 @@ from typing import Any
 
 from unspool.errors import RequestError
 from unspool.evaluation.compare import summarize
-from unspool.evaluation.grid import PLAIN, Answer, Form, Grid, Job, Setting, jobs_of
+from unspool.evaluation.grid import PLAIN, Answer, Form, Grid, Job, Setting, jobs_of, journal_head
 from unspool.evaluation.running import add_run, open_model, seeds_of
 from unspool.evaluation.sampling import interval
 from unspool.evaluation.sandbox import require_sandbox
@@ -41,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     llm = open_model(options)
     form: Form = "raw" if options.raw or llm.template is None else "chat"
     head = {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels, "scorer": options.scorer, "form": form}
-    journal = Journal(options.keep, head | {"max_tokens": options.max_tokens})
+    more = {"scorer": options.scorer, "form": form, "max_tokens": options.max_tokens}
+    journal = Journal(options.keep, journal_head(llm, **more))
     grid = Grid(llm, scorer, journal)
     jobs = jobs_of("prompts", items, settings, seeds_of(options), form=form)
     interrupted = False
