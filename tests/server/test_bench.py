@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from unspool.bench import determinism, serve
 from unspool.cli import main as cli
 from unspool.errors import RequestError
 from unspool.openai_client import Endpoint, ask
+from unspool.reporting import Progress
 
 Capture = pytest.CaptureFixture[str]
 MODELS = b'{"data":[{"id":"m"}]}'
@@ -161,6 +164,16 @@ def test_what_others_used_is_told_where_the_servers_process_is_known(server: Liv
     for wrong in ("ours=none", f"other={os.getpid()}", "0"):
         with pytest.raises(RequestError, match="--pid is"):
             serve.main([*arguments, "--pid", wrong])
+
+
+def test_arrivals_have_the_rate_that_is_asked_for() -> None:
+    options = serve.make_parser().parse_args(["--url", "http://127.0.0.1:1"])
+    found = serve.Load(serve.Server("x", Endpoint("http://127.0.0.1:1"), "m", None), 4.0, options, Progress("", 1))
+    times = found._arrivals(2000)
+    assert times == sorted(times)
+    assert 0 <= times[0] < times[-1] <= 500
+    gaps = [b - a for a, b in pairwise(times)]
+    assert statistics.stdev(gaps) == pytest.approx(statistics.fmean(gaps), rel=0.1), "as of a Poisson process"
 
 
 def test_targets_that_nothing_meets(server: Live, capsys: Capture) -> None:

@@ -136,7 +136,7 @@ def measure(server: Server, rate: float, options: argparse.Namespace) -> dict[st
         watch = None if server.pid is None else Watch(server.pid)
         replies = asyncio.run(load.run(jobs))
         others = None if watch is None else others_than(watch, server)
-        seconds = time.perf_counter() - start
+        seconds = max(time.perf_counter() - start, options.requests / rate)
     row = {"server": server.name, "model": server.model, "rate": rate, **summary(replies, seconds, options)}
     row["disturbed"] = others
     return row if options.turns == 1 else row | {"turns": by_turn(load.of_turn)}
@@ -162,19 +162,22 @@ class Load:
 
     async def run(self, jobs: Sequence[Job]) -> list[Reply]:
         tasks: list[asyncio.Task[None]] = []
-        due = time.perf_counter()
+        start = time.perf_counter()
         try:
-            for number, job in enumerate(jobs):
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            for number, (due, job) in enumerate(zip(self._arrivals(len(jobs)), jobs, strict=True)):
+                await asyncio.sleep(max(0.0, start + due - time.perf_counter()))
                 if self._is_hopeless:
                     break
                 tasks.append(asyncio.create_task(self._user(number, job)))
-                due += self._rng.expovariate(self._rate)
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
         return self._replies
+
+    def _arrivals(self, count: int) -> list[float]:
+        """A Poisson process of which it is known that so many come in `count` / rate seconds: independent times."""
+        return sorted(self._rng.uniform(0, count / self._rate) for _ in range(count))
 
     @property
     def _is_hopeless(self) -> bool:
