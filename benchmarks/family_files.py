@@ -65,6 +65,7 @@ STANDS = {
     "lfm2-350m": Stand("lfm2-350m"),
     "granite-1b-a400m": Stand("granite-1b-a400m"),
     "olmoe-1b-7b": Stand("olmoe-1b-7b"),
+    "qwen3.5-0.8b": Stand("qwen3.5-0.8b"),
     "gpt-oss-4-layers": Stand("gpt-oss-20b", layers=4, format="q8_0", experts="mxfp4", table="q8_0"),
     "gemma4-e2b": Stand("gemma4-e2b"),
 }

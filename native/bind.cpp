@@ -102,7 +102,8 @@ void check_tiles(const Matrix& matrix, const std::string& rows) {
 nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
                                                  Array<int64_t, 1> slots, Array<int32_t, 1> starts,
                                                  Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows,
-                                                 Array<int32_t, 1> states, Array<int32_t, 1> saves) {
+                                                 Array<int32_t, 1> states, Array<int32_t, 1> saves,
+                                                 const std::optional<Array<float, 1>>& given) {
     Program& program = nb::cast<Program&>(self);
     if (positions.size() != ids.size() || slots.size() != ids.size())
         throw nb::value_error("ids, positions and slots differ in length");
@@ -121,7 +122,9 @@ nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t,
                     static_cast<int64_t>(states.size()),
                     static_cast<int64_t>(saves.size()),
                     states.data(),
-                    saves.data()};
+                    saves.data(),
+                    given ? static_cast<int64_t>(given->size()) : 0,
+                    given ? given->data() : nullptr};
     const std::string wrong = program.check(step);
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());
     const float* out;
@@ -486,6 +489,14 @@ void bind_building(nb::class_<Program>& program) {
                 self.quantize(operand(x), width, {{}, operand(q8), rows_of(rows)});
             },
             "x"_a, "width"_a, "q8"_a, "rows"_a)
+        .def(
+            "given",
+            [](Program& self, int width, Given out) {
+                if (width < 1) throw nb::value_error("given rows have at least one value");
+                self.given(width, operand(out));
+            },
+            "width"_a, "out"_a)
+        .def("set_kept", [](Program& self, Given kept, int64_t width) { self.set_kept(operand(kept), width); })
         .def("set_output", [](Program& self, Given out, int64_t width) { self.set_output(operand(out), width); });
 }
 
@@ -562,8 +573,14 @@ void bind_program(nb::module_& m) {
              })
         .def("run", [](nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int64_t, 1> slots,
                        Array<int32_t, 1> starts, Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows,
-                       Array<int32_t, 1> states, Array<int32_t, 1> saves) {
-            return run(self, ids, positions, slots, starts, tables, logit_rows, states, saves);
+                       Array<int32_t, 1> states, Array<int32_t, 1> saves, std::optional<Array<float, 1>> given) {
+            return run(self, ids, positions, slots, starts, tables, logit_rows, states, saves, given);
+        },
+            "ids"_a, "positions"_a, "slots"_a, "starts"_a, "tables"_a, "logit_rows"_a, "states"_a, "saves"_a,
+            "given"_a = nb::none())
+        .def("kept", [](nb::handle self) -> nb::ndarray<nb::memview, float, nb::ndim<1>> {
+            const Program& program = nb::cast<Program&>(self);
+            return {const_cast<float*>(program.kept()), {static_cast<size_t>(program.kept_values())}, self};
         });
     bind_building(program);
     bind_experts(program);

@@ -82,6 +82,13 @@ int Program::add_rope(std::vector<float> inv_freq, bool interleaved, float scale
 
 void Program::set_output(Operand output, int64_t width) { output_ = output, output_width_ = width; }
 
+void Program::set_kept(Operand kept, int64_t width) { kept_ = kept, kept_width_ = width; }
+
+const float* Program::kept() const {
+    if (!kept_rows_) return nullptr;
+    return reinterpret_cast<const float*>(slots_.data() + slot_offsets_[static_cast<size_t>(kept_.slot)]);
+}
+
 void Program::want_scratch(int64_t bytes) { scratch_bytes_ = std::max(scratch_bytes_, rounded(bytes)); }
 
 uint8_t* Program::at(Operand o, const Step& step, int thread) const {
@@ -166,6 +173,8 @@ std::string Program::check(const Step& s) const {
         for (int64_t i = 0; i < s.num_saves; i++)
             if (s.saves[i] >= kv_->states) return text("state", s.saves[i], " is outside the cache's ", kv_->states);
     }
+    if (s.given_values != s.rows * given_width_)
+        return text("given rows have", s.given_values, " values; the step needs ", s.rows * given_width_);
     for (int64_t i = 0; i < s.num_logits; i++)
         if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.rows)
             return text("logit row", s.logit_rows[i], " is outside the step's ", s.rows);
@@ -398,6 +407,7 @@ const float* Program::run_step(const Step& step) {
     const auto began = std::chrono::steady_clock::now();
     pool_->run([](void* self, int thread) { static_cast<Program*>(self)->work(thread); }, this);
     work_split_.record((std::chrono::steady_clock::now() - began) / std::chrono::nanoseconds(1));
+    kept_rows_ = kept_ ? step.rows : 0;
     return floats(output_, step, 0);
 }
 

@@ -46,6 +46,8 @@ struct Step {
     int64_t num_states, num_saves;
     const int32_t* states;  // of recurrent layers: the slot of each sequence
     const int32_t* saves;   // by row: the slot that states are also written to after it, or below 0; null: none
+    int64_t given_values = 0;
+    const float* given = nullptr;  // rows of float32 that the caller brings; null: none
 };
 
 // A causal convolution over the last tokens of each sequence (ops/recurrence.py).
@@ -212,6 +214,7 @@ public:
     void short_conv(Operand x, int width, ConvShape shape, Operand out);
     void recurrence(Operand x, Operand gates, RecurrenceShape shape, Operand out);
     void take(Operand x, int width, Forms out);
+    void given(int width, Operand out);  // rows that a step brings
     void quantize(Operand x, int width, Forms out);
     // Experts. `route` returns a number for the others; what they read and write has `used` places for each row.
     int route(Operand scores, RoutingShape shape);
@@ -224,6 +227,7 @@ public:
     void gather_experts(int routed, Operand x, Operand residual, int width, Operand out);
     void scale_rows(Operand x, Operand logit, Operand residual, int width, Operand out);
     void set_output(Operand output, int64_t width);
+    void set_kept(Operand kept, int64_t width);  // rows that can be read beside the output
 
     // Runs a step whose inputs have been checked by check(). The result stays until the next run.
     const float* run(const Step& step);
@@ -232,6 +236,9 @@ public:
 
     int64_t output_rows(const Step& step) const { return output_.narrow ? step.num_logits : step.rows; }
     int64_t output_width() const { return output_width_; }
+    // The rows that the last step kept, which stay until the next one.
+    const float* kept() const;
+    int64_t kept_values() const { return kept_rows_ * kept_width_; }
     int64_t num_steps() const { return num_steps_; }  // with the one under way
 
     // For instructions ------------------------------------------------------------------------------------------------
@@ -347,6 +354,9 @@ private:
     bool measures_ = false;                 // the step under way is measure()'s
     Operand output_;
     int64_t output_width_ = 0;
+    Operand kept_;
+    int64_t kept_width_ = 0, kept_rows_ = 0;
+    int64_t given_width_ = 0;
 
     std::vector<int64_t> slot_bytes_, slot_offsets_, copy_offsets_;
     int64_t capacity_ = 0, copies_stride_ = 0;

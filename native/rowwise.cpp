@@ -86,7 +86,28 @@ struct Join : RowByRow {
     }
 };
 
+struct GivenRows : RowByRow {
+    int width;
+
+    void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
+        float* outs = program.floats(out, step, thread);
+        const size_t bytes = static_cast<size_t>(width) * 4;
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t at = program.row_at(out, unit) * width;
+            if (step.given) memcpy(outs + at, step.given + at, bytes);
+            else memset(outs + at, 0, bytes);  // a step that measures keys is of tokens alone
+        }
+    }
+};
+
 }  // namespace
+
+void Program::given(int width, Operand out) {
+    auto given = std::make_unique<GivenRows>();
+    given->width = width, given->out = out;
+    given_width_ = width;
+    instructions_.push_back(std::move(given));
+}
 
 void Program::join(Operand x, int x_width, Operand y, int y_width, Operand out) {
     auto join = std::make_unique<Join>();

@@ -18,7 +18,7 @@ Device = Literal["auto", "cpu", "cuda", "reference"]
 Isa = Literal["auto", "avx512", "avx2", "plain"]
 Quantize = Literal["none", "fp8", "int8", "int4"]
 KVDtype = Literal["auto", "q8", "f16", "f32"]
-SPECULATE = "lookup, model:PATH, early-exit[:LAYERS], auto"
+SPECULATE = "lookup, model:PATH, early-exit[:LAYERS], mtp, auto"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class EngineConfig:
     max_running: int = 256  # requests in one step
     max_waiting: int = 4096  # requests that wait beyond those; one more is a QueueFullError
     prefix_cache: bool = True
-    # "lookup", "model:PATH", "early-exit[:LAYERS]", "auto", or a drafter of the caller's. Answers do not depend on it.
+    # "lookup", "model:PATH", "early-exit[:LAYERS]", "mtp", "auto", or a drafter of the caller's; answers do not
+    # depend on it.
     speculate: str | Drafter | None = None
     # What holds instead of the model's own files.
     chat_template: str | None = None  # a template, or the path of a file that holds one
@@ -178,7 +179,7 @@ _INTEGERS = {  # the least and the most, far above what any machine has
 def _check_speculate(how: str) -> None:
     kind, _, detail = how.partition(":")
     is_good = (
-        how in ("lookup", "auto", "early-exit")
+        how in ("lookup", "auto", "early-exit", "mtp")
         or (kind == "model" and bool(detail))
         or (kind == "early-exit" and detail.isdecimal())
     )

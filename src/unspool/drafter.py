@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from unspool.records import record
 
 if TYPE_CHECKING:
+    from unspool.lazy import np
+    from unspool.plan import Work
     from unspool.sampling.pipeline import Sampler
 
 
@@ -63,6 +65,7 @@ class BaseDrafter(ABC):
     """A drafter with all that the engine asks of one. Only `name` and `propose` have no default."""
 
     name: str  # by which a request chooses it
+    watches = False  # whether it reads the hidden rows of every step
     priors: Sequence[float] = (0.6, 0.7, 0.75, 0.8)  # by confidence: how often a guess is right, before any was seen
 
     @abstractmethod
@@ -73,6 +76,10 @@ class BaseDrafter(ABC):
 
     def forget(self, number: int) -> None:  # noqa: B027  # most have nothing to forget
         pass
+
+    def watch(self, number: int, tokens: Sequence[int], work: Work, rows: np.ndarray) -> None:  # noqa: B027
+        """A step has computed this part of a request, whose tokens these are so far, with these hidden rows, which the
+        next step overwrites."""
 
     def start_seconds(self, tokens: Sequence[int]) -> float | None:
         """What it takes before the first guess for a request that it has not seen; None: nothing."""

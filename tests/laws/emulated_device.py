@@ -45,6 +45,9 @@ class EmulatedStep:
         assert PENDING not in batch.arrays().ids, "a step with an unknown token"
         return self._step.run(batch)
 
+    def kept(self):
+        return self._step.kept()
+
     def can_draw(self, params) -> bool:
         return not params.dry_multiplier
 

@@ -18,9 +18,11 @@ from unspool.models.expert_config import ExpertConfig
 from unspool.models.random import random_checkpoint
 from unspool.models.registry import architecture_of, build
 from unspool.models.shapes import EVERY_FAMILY, SHAPES
-from unspool.ops import Batch, Ops, Step
+from unspool.ops import Batch, KVCache, Ops, Step
 from unspool.ops.cpu import CpuOps
 from unspool.ops.reference import ReferenceOps
+from unspool.ops.storage import Storage
+from unspool.weights.weight import encode_weight
 
 FAMILIES = ["tiny-untied", *EVERY_FAMILY]
 WITH_EXPERTS = [name for name in EVERY_FAMILY if isinstance(SHAPES[name], ExpertConfig)]
@@ -210,3 +212,43 @@ def test_a_forked_child_has_threads_of_its_own(tiny: Callable[[str, str], Checkp
         os._exit(0 if np.array_equal(step.run(batch), wanted) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert np.array_equal(step.run(batch), wanted)
+
+
+@pytest.mark.parametrize("family", ["tiny-qwen3", "tiny-qwen3.5", "tiny-glm4-moe", "tiny-gemma4"])
+def test_rows_that_are_kept_change_no_logits(isa: str, family: str, tiny: Callable[[str, str], Checkpoint]) -> None:
+    """A step that also tells its hidden rows, of all tokens: the same bits, and the rows that the head reads."""
+    checkpoint, engine = tiny(family, "q4_0"), EngineConfig(block_size=16, kv_dtype="f32")
+    ops = CpuOps(threads=2, isa=isa)
+    model = build(checkpoint.config, checkpoint.weights, ops)
+
+    def step_of(forward: Callable[..., object]) -> Step:
+        return ops.compile(forward, ops.kv_cache(model.architecture.storage, engine, 40, num_states=8))
+
+    plain, keeping, hidden = step_of(model), step_of(model.with_hidden), step_of(model.hidden)
+    ids = np.random.default_rng(4).integers(0, 256, 60)
+    for start, end in ((0, 57), (57, 58), (58, 60)):
+        batch = with_ids(make_batch([(start, end - start, range(4))], 16), ids[start:end])
+        every = replace(batch, logit_rows=np.arange(end - start, dtype=np.int32))
+        assert np.array_equal(np.array(keeping.run(batch)), np.array(plain.run(batch)))
+        assert np.array_equal(np.array(keeping.kept()), np.array(hidden.run(every)))
+    assert len(np.array(plain.kept())) == 0
+
+
+def test_given_rows_are_read_as_they_are(isa: str) -> None:
+    ops = CpuOps(threads=2, isa=isa)
+
+    def forward(batch: Batch, kv: KVCache) -> object:
+        rows = ops.given(batch, 24)
+        return ops.multiply(rows, rows)
+
+    kv = ops.kv_cache([Storage()], EngineConfig(block_size=16), 4)
+    step = ops.compile(forward, kv)
+    rows = np.random.default_rng(5).standard_normal((9, 24), np.float32)
+    batch = make_batch([(0, 5, [0]), (3, 4, [1])], 16)
+    assert np.array_equal(np.array(step.run(replace(batch, given=rows.reshape(-1)))), rows * rows)
+    with pytest.raises(EngineError, match="given rows have 0 values; the step needs 216"):
+        step.run(batch)
+    table = ops.matrix([encode_weight("ones", np.ones((256, 32), np.float32))])
+    plain = ops.compile(lambda batch, kv: ops.embed(batch, table), kv)
+    with pytest.raises(EngineError, match="given rows have 24 values; the step needs 0"):
+        plain.run(replace(make_batch([(0, 1, [0])], 16), given=rows[0]))

@@ -277,7 +277,7 @@ def test_both_have_the_same_methods_and_arguments() -> None:
         ({"step_tokens": 2**63}, "step_tokens is 9223372036854775808; allowed: an integer from 0 to 16,777,216"),
         ({"max_running": 0}, "max_running is 0; allowed: an integer from 1 to 1,048,576"),
         ({"max_waiting": None}, "max_waiting is None; allowed: an integer from 1 to 2,147,483,647"),
-        ({"speculate": "guess"}, r"speculate is 'guess'; allowed: lookup, model:PATH, early-exit\[:LAYERS\], auto"),
+        ({"speculate": "guess"}, r"'guess'; allowed: lookup, model:PATH, early-exit\[:LAYERS\], mtp, auto"),
         ({"speculate": "model:"}, "speculate is 'model:'"),
         ({"speculate": "early-exit:x"}, "speculate is 'early-exit:x'"),
         ({"speculate": 3}, "speculate is 3; allowed: .*an object with a drafter's methods"),

@@ -71,6 +71,9 @@ class StubStep:
     def run(self, batch: Batch) -> np.ndarray:
         raise NotImplementedError("the stub draws every token itself")
 
+    def kept(self) -> np.ndarray:
+        raise NotImplementedError("the stub computes no rows")
+
     def can_draw(self, params: Any) -> bool:
         return True
 

@@ -286,7 +286,7 @@ _WORDS: dict[str, Callable[[], Iterable[str]]] = {
     "random": _shapes,
     "on": _hardware,
     "sampling.order": _orders,
-    "engine.speculate": lambda: ("lookup", "auto", "early-exit", "model:"),
+    "engine.speculate": lambda: ("lookup", "auto", "early-exit", "mtp", "model:"),
     "sampling.beam.early_stopping": lambda: ("yes", "no", "never"),
     "log": lambda: ("text", "json", "off"),
     "shell": lambda: SCRIPTS,

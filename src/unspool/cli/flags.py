@@ -304,7 +304,9 @@ ENGINE_FLAGS = (
     EngineFlag("max_running", int, "N", "requests in one step", serving=True),
     EngineFlag("max_waiting", int, "N", "requests that may wait", serving=True),
     EngineFlag("prefix_cache", None, "", "compute every prompt anew"),
-    EngineFlag("speculate", str, "HOW", "lookup, model:PATH, early-exit[:LAYERS] or auto: faster, never different"),
+    EngineFlag(
+        "speculate", str, "HOW", "lookup, model:PATH, early-exit[:LAYERS], mtp or auto: faster, never different"
+    ),
     *OVERRIDE_FLAGS,
 )
 

@@ -8,10 +8,13 @@ from unspool.drafter import BaseDrafter
 from unspool.engine.runner import make_runner
 from unspool.errors import RequestError
 from unspool.models.decoder import Decoder
+from unspool.models.registry import draft_head_of
 from unspool.ops.storage import state_bytes
 
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
+    from unspool.models.checkpoint import Checkpoint
+    from unspool.ops import Ops
 
 
 def make_drafters(engine: Engine) -> dict[str, BaseDrafter]:
@@ -27,9 +30,46 @@ def make_drafters(engine: Engine) -> dict[str, BaseDrafter]:
     kind, _, detail = how.partition(":")
     if kind == "early-exit":
         return {"early-exit": _early_exit(engine, detail), "lookup": Lookup()}
+    if kind == "mtp":
+        return {"mtp": _head(engine), "lookup": Lookup()}
     if kind == "model":
         return {"model": _draft_model(engine, detail), "lookup": Lookup()}
     return {"lookup": Lookup()}
+
+
+def reads_hidden(how: object, checkpoint: Checkpoint, ops: Ops) -> bool:
+    """Whether the drafter that `how` names reads the model's hidden rows; it is refused where it cannot."""
+    if how != "mtp":
+        return False
+    if ops.name not in ("cpu", "reference"):
+        raise RequestError(
+            f"mtp: heads that predict further ahead draft on the CPU and on the reference backend, not on {ops.name}",
+            "speculate",
+        )
+    if draft_head_of(checkpoint.config) is None:
+        raise RequestError(
+            f"mtp: models of {checkpoint.config.architecture} have no head that predicts further ahead, or none that "
+            "is supported; lookup needs none",
+            "speculate",
+        )
+    if not checkpoint.draft_weights():
+        raise RequestError(
+            f"mtp: {checkpoint.name} has no head that predicts further ahead (its file may have left it out); lookup "
+            "needs none",
+            "speculate",
+        )
+    return True
+
+
+def _head(engine: Engine) -> BaseDrafter:
+    from unspool.engine.head_runner import make_head_runner
+    from unspool.models.draft_head import build_head
+    from unspool.speculate.mtp import MtpDrafter
+
+    head = draft_head_of(engine.checkpoint.config)
+    assert head is not None  # reads_hidden has looked
+    model = build_head(head, engine.runner.model, engine.checkpoint.draft_weights())
+    return MtpDrafter(make_head_runner(model, engine.config, engine.runner.kv.num_blocks))
 
 
 def _early_exit(engine: Engine, detail: str) -> BaseDrafter:

@@ -29,7 +29,7 @@ from unspool.config import EngineConfig
 from unspool.engine.active import ActiveRequests
 from unspool.engine.beams import BeamGroup
 from unspool.engine.building import GroupBuilder, seed_output
-from unspool.engine.drafters import make_drafters
+from unspool.engine.drafters import make_drafters, reads_hidden
 from unspool.engine.output import DeviceOutput, HostOutput, StepOutput
 from unspool.engine.request import Pooling
 from unspool.engine.runner import make_runner
@@ -102,7 +102,8 @@ class Engine:
         num_blocks = num_kv_blocks(storage, context, config, room)
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(context, num_blocks * config.block_size)
-        self.runner = make_runner(model, self.config, num_blocks, num_slots)
+        keeps_hidden = reads_hidden(self.config.speculate, checkpoint, self.ops)
+        self.runner = make_runner(model, self.config, num_blocks, num_slots, keeps_hidden=keeps_hidden)
         # Another core may still be packing weights, so other slow work is done now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
         self.scheduler = Scheduler(
@@ -234,11 +235,19 @@ class Engine:
         now = self._now()
         self.active.mark_started(plan, now)
         try:
-            output = DeviceOutput(self.runner.launch(plan)) if on_device else HostOutput(self.runner.compute(plan))
+            output = DeviceOutput(self.runner.launch(plan)) if on_device else self._compute(plan)
         except Exception as error:
             self.active.fail_all(plan, error)
         else:
             self._in_flight.append(InFlight(plan, output, now, is_ahead))
+
+    def _compute(self, plan: Plan) -> HostOutput:
+        rows = self.runner.compute(plan)
+        if self.speculation.watches:
+            works = [work for work in plan.works if not work.num_hidden]
+            branches = {number: branch for number, (_, branch) in self.active.branches.items()}
+            self.speculation.watch(branches, works, rows.kept)
+        return HostOutput(rows)
 
     def _read(self, down_to: int) -> None:
         """Read launched steps, oldest first, until no more than this many are unread."""

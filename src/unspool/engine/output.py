@@ -32,7 +32,7 @@ class HostOutput:
     """Rows in the host's memory."""
 
     def __init__(self, rows: StepRows) -> None:
-        self._rows, self._hidden = rows
+        self._rows, self._hidden = rows.logits, rows.hidden
 
     def wait(self) -> None:
         """The rows were waited for."""

@@ -24,13 +24,14 @@ class StepRows(NamedTuple):
 
     logits: HostRows
     hidden: HostRows = ()
+    kept: HostRows = ()  # hidden rows of all tokens of works that are not pooled, where a drafter reads them
 
 
 class Runner:
     """Computes plans. Where its device can choose tokens, it also launches them, to be read later."""
 
-    def __init__(self, model: Decoder, kv: KVCache, step: Step) -> None:
-        self.model, self.kv = model, kv
+    def __init__(self, model: Decoder, kv: KVCache, step: Step, *, keeps_hidden: bool = False) -> None:
+        self.model, self.kv, self._keeps_hidden = model, kv, keeps_hidden
         self._step, self._sampling = step, step.sampling
         self._hidden_step: Step | None = None  # compiled when hidden rows are first wanted
         # The last slot is for works that keep no state.
@@ -45,12 +46,16 @@ class Runner:
     def compute(self, plan: Plan) -> StepRows:
         """What a plan's works want: logits or hidden rows. These are computed apart, with the same bits as together."""
         if not any(plan.columns[-1]):
-            return StepRows(self.run(plan))
+            return StepRows(self.run(plan), kept=self._kept())
         self.copy(plan)
         pooled = tuple(work for work in plan.works if work.num_hidden)
         others = tuple(work for work in plan.works if not work.num_hidden)
         logits = self._step.run(self._batches.build(Plan(others))) if others else ()
-        return StepRows(logits, self.hidden_step().run(self._batches.build(Plan(pooled))))
+        kept = self._kept() if others else ()
+        return StepRows(logits, self.hidden_step().run(self._batches.build(Plan(pooled))), kept)
+
+    def _kept(self) -> HostRows:
+        return self._step.kept() if self._keeps_hidden else ()
 
     def hidden_step(self) -> Step:
         """The model up to its last norm. Raises a BackendError where the device cannot give hidden rows."""
@@ -103,9 +108,14 @@ class Runner:
         return Draws(list(chain.from_iterable(map(repeat, requests, num_samples))), list(positions), sources)
 
 
-def make_runner(model: Decoder, config: EngineConfig, num_blocks: int, num_states: int = 0) -> Runner:
+def make_runner(
+    model: Decoder, config: EngineConfig, num_blocks: int, num_states: int = 0, *, keeps_hidden: bool = False
+) -> Runner:
     """`num_states` slots for the states of sequences; a model that has states gets one more, for works that keep none.
+
+    `keeps_hidden`: steps tell the hidden rows of their tokens too, to a drafter that reads them.
     """
     storage = model.architecture.storage
     kv = model.ops.kv_cache(storage, config, num_blocks, num_states + 1 if state_bytes(storage) else 0)
-    return Runner(model, kv, model.ops.compile(model, kv))
+    forward = model.with_hidden if keeps_hidden else model
+    return Runner(model, kv, model.ops.compile(forward, kv), keeps_hidden=keeps_hidden)

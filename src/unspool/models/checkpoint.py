@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from unspool.config import ModelConfig
 from unspool.digest import sha256
 from unspool.errors import ModelError
-from unspool.models.registry import canonical_weights, config_from_gguf, config_from_json, gguf_weights
+from unspool.models.registry import (
+    canonical_draft_weights,
+    canonical_weights,
+    config_from_gguf,
+    config_from_json,
+    gguf_draft_weights,
+    gguf_weights,
+)
 from unspool.overrides import Override
 from unspool.records import record
 from unspool.weights.fields import Fields, is_text, read_json
@@ -56,6 +63,9 @@ class Checkpoint:
     notes: tuple[str, ...] = ()  # what its files ask for that is not done; every answer carries it as a warning
     overrides: tuple[Override, ...] = ()  # what a caller has set instead of what its files say
     overridden_by: tuple[Any, ...] = ()  # the options that asked for it
+    # Of the head that predicts a token further ahead, which drafts; empty where the files have none. Answers do not
+    # depend on them.
+    draft_weights: Callable[[], Mapping[str, Weight]] = dict
 
     @cached_property
     def fingerprint(self) -> str:
@@ -124,6 +134,7 @@ def _open_file(path: Path, overrides: Sequence[str] = ()) -> Checkpoint:
         name=model_name(path),
         config=config,
         weights=gguf_weights(file, config),
+        draft_weights=lambda: gguf_draft_weights(file, config),
         tokenizer=tokenizer,
         chat_template=_bounded(path, keys.optional_string("chat_template")),
         tool_template=_bounded(path, keys.optional_string("chat_template.tool_use")),
@@ -184,11 +195,13 @@ def _open_directory(path: Path) -> Checkpoint:
         return from_directory(path)
 
     templates = _directory_templates(path)
+    tensors = join_blocks(own_scales(open_safetensors_directory(path)))
     return Checkpoint(
         path=path,
         name=model_name(path),
         config=config,
-        weights=canonical_weights(join_blocks(own_scales(open_safetensors_directory(path))), config),
+        weights=canonical_weights(tensors, config),
+        draft_weights=lambda: canonical_draft_weights(tensors, config),
         tokenizer=tokenizer,
         chat_template=_bounded(path, templates.get("default")),
         tool_template=_bounded(path, templates.get("tool_use")),

@@ -51,6 +51,17 @@ class Decoder:
 
     def hidden(self, batch: Batch, kv: KVCache) -> Rows:
         """The wanted rows after the last norm, which is what the head reads."""
+        return self.norm(self.ops.take(self._stream(batch, kv), batch), None)
+
+    def with_hidden(self, batch: Batch, kv: KVCache) -> Rows:
+        """Logits of the wanted rows, of the same bits; the hidden rows of all tokens are kept beside them."""
+        ops, model = self.ops, self.architecture
+        rows = self.norm(self._stream(batch, kv), None)
+        logits = ops.logits(ops.take(rows, batch), self.head, model.logit_softcap, self.head_bias, model.logit_scale)
+        return ops.keep(logits, rows)
+
+    def _stream(self, batch: Batch, kv: KVCache) -> Rows:
+        """The rows of all tokens after the last layer."""
         ops, model = self.ops, self.architecture
         x = ops.embed(batch, self.embedding, model.embedding_scale, self.positions)
         if self.embedding_norm is not None:
@@ -58,7 +69,7 @@ class Decoder:
         inputs = None if self.token_inputs is None else self.token_inputs(x, batch)
         for layer in self.layers:
             x = layer(x, batch, kv, inputs)
-        return self.norm(ops.take(x, batch), None)
+        return x
 
 
 def tensor_shapes(config: ModelConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:

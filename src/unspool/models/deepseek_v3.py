@@ -20,6 +20,7 @@ from unspool.models.glm4_moe import (
     Glm4Moe,
     SigmoidExpertConfig,
     beyond_layers,
+    extra_layer_keys,
     sigmoid_expert_keys,
     sigmoid_experts_from_gguf,
     sigmoid_experts_from_hf,
@@ -192,7 +193,7 @@ class DeepseekV3(Glm4Moe):
         assert isinstance(config, LatentConfig)
         if config.rope_style != self.gguf_rope_style:
             raise ModelError(f"GGUF stores {config.architecture} for {self.gguf_rope_style} rotation")
-        values = gguf_keys.common_keys(config) | sigmoid_expert_keys(config)
+        values = gguf_keys.common_keys(config) | sigmoid_expert_keys(config) | extra_layer_keys(config)
         values |= {
             "attention.head_count_kv": 1,
             "attention.key_length": config.latent_dim + config.rope_dim,

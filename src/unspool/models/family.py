@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unspool.config import Activation, ModelConfig, RopeStyle
 from unspool.errors import ModelError
@@ -14,6 +14,9 @@ from unspool.models.rotary import Rotary
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
+
+if TYPE_CHECKING:
+    from unspool.models.draft_head import DraftHead
 
 # Hugging Face's names of tensors, and ours, which are GGUF's.
 WHOLE = {
@@ -111,6 +114,15 @@ class Family:
         """A Hugging Face tensor under GGUF's names, and by GGUF's conventions."""
         canonical = self.canonical_name(name, config)
         return [] if canonical is None else [Weight(canonical, weight.format, weight.shape, weight.raw)]
+
+    # A head that drafts ----------------------------------------------------------------------------------------------
+    def draft_head(self, config: ModelConfig) -> DraftHead | None:
+        """The head that predicts a token further ahead, which a file may have; None: no file of this family has one."""
+        return None
+
+    def draft_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        """A Hugging Face tensor of that head under GGUF's names, and by GGUF's conventions; nothing for all others."""
+        return []
 
     # Layers ------------------------------------------------------------------------------------------------------
     def architecture(self, config: ModelConfig) -> Architecture:

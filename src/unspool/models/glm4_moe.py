@@ -1,6 +1,6 @@
 """GLM 4.5 to 4.7: experts chosen by sigmoids with a correction, after some layers that have none; a shared expert.
 
-Files bring layers that predict tokens further ahead (MTP); they are left unread.
+Files bring a layer that predicts a token further ahead (MTP), which can draft; a model runs without it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unspool.config import ModelConfig
-from unspool.models import expert_config, gguf_keys, hf_keys
+from unspool.models import draft_head, expert_config, gguf_keys, hf_keys
+from unspool.models.draft_head import DraftHead
 from unspool.models.expert_config import ExpertConfig
 from unspool.models.family import IN_LAYER, Family
 from unspool.models.layers import Attention, FeedForward, Glu, Layer, RmsNorm
@@ -113,7 +114,7 @@ class Glm4Moe(Family):
             has_qk_norm=True,
         )
     }
-    layer_names = IN_LAYER | {
+    layer_names = IN_LAYER | draft_head.NAMES | {
         "post_attention_layernorm.weight": f"{FFN_NORM}.weight",
         "mlp.gate.weight": "ffn_gate_inp.weight",
         "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -144,7 +145,7 @@ class Glm4Moe(Family):
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         assert isinstance(config, SigmoidExpertConfig)
-        return super().gguf_keys(config) | sigmoid_expert_keys(config)
+        return super().gguf_keys(config) | sigmoid_expert_keys(config) | extra_layer_keys(config)
 
     def ignores(self, name: str, config: ModelConfig) -> bool:
         assert isinstance(config, SigmoidExpertConfig)
@@ -155,6 +156,17 @@ class Glm4Moe(Family):
         if beyond_layers(name, self.layer_prefix, config.num_layers, config.extra_layers):
             return []
         return super().canonical_weights(name, weight, config)
+
+    def draft_head(self, config: ModelConfig) -> DraftHead | None:
+        assert isinstance(config, SigmoidExpertConfig)
+        if not config.extra_layers:
+            return None
+        return DraftHead(self.layer(config, config.num_layers), config.num_layers, RmsNorm(config.norm_eps))
+
+    def draft_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        assert isinstance(config, SigmoidExpertConfig)
+        is_of_head = config.extra_layers and name.startswith(f"{self.layer_prefix}{config.num_layers}.")
+        return self.canonical_weights(name, weight, replace(config, extra_layers=0)) if is_of_head else []
 
     def canonical_layer_name(self, rest: str) -> str | None:
         found = EXPERT.fullmatch(rest)
@@ -175,6 +187,12 @@ class Glm4Moe(Family):
             return Glu(config.intermediate_size, config.activation)
         routing, width = sigmoid_routing(config), config.expert_width
         return Moe(routing, width, config.activation, choice_bias=True, shared_width=config.shared_width)
+
+
+def extra_layer_keys(config: SigmoidExpertConfig) -> dict[str, Any]:
+    if not config.extra_layers:
+        return {}
+    return {"block_count": config.num_layers + config.extra_layers, "nextn_predict_layers": config.extra_layers}
 
 
 def beyond_layers(name: str, prefix: str, num_layers: int, extra: int) -> bool:

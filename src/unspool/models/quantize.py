@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from unspool.errors import ModelError
@@ -26,21 +27,30 @@ def loaded_as(checkpoint: Checkpoint, kind: str) -> Checkpoint:
     if kind == "none":
         return checkpoint
     format = LOADED_AS[kind]
-    small = quantize(replace(checkpoint, weights=_wide(checkpoint)), format).weights
-    return replace(checkpoint, weights={**checkpoint.weights, **small}, name=f"{checkpoint.name}-{kind}")
 
+    def smaller(weights: Mapping[str, Weight]) -> dict[str, Weight]:
+        wide = {name: weight for name, weight in weights.items() if weight.format in WIDE}
+        return {**weights, **_matrices_in(wide, format)}
 
-def _wide(checkpoint: Checkpoint) -> dict[str, Weight]:
-    return {name: weight for name, weight in checkpoint.weights.items() if weight.format in WIDE}
+    draft_weights = checkpoint.draft_weights
+    return replace(
+        checkpoint,
+        weights=smaller(checkpoint.weights),
+        draft_weights=lambda: smaller(draft_weights()),
+        name=f"{checkpoint.name}-{kind}",
+    )
 
 
 def quantize(checkpoint: Checkpoint, format: str) -> Checkpoint:
     """A checkpoint in memory whose matrices are in `format` wherever their rows are whole blocks of it."""
     if format not in FORMATS:
         raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
+    return replace(checkpoint, weights=_matrices_in(checkpoint.weights, format), name=f"{checkpoint.name}-{format}")
+
+
+def _matrices_in(weights: Mapping[str, Weight], format: str) -> dict[str, Weight]:
     block = FORMATS[format].block
-    weights = {
+    return {
         name: quantize_weight(weight, format) if len(weight.shape) > 1 and weight.shape[-1] % block == 0 else weight
-        for name, weight in checkpoint.weights.items()
+        for name, weight in weights.items()
     }
-    return replace(checkpoint, weights=weights, name=f"{checkpoint.name}-{format}")

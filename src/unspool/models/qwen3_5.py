@@ -1,7 +1,7 @@
 """Qwen 3.5 to 3.8: most layers are gated delta nets, the others attend, with a gate on what they found.
 
-Positions of images (mRoPE's sections) are left unread: those of text are plain. So are layers that predict tokens
-further ahead (MTP).
+Positions of images (mRoPE's sections) are left unread: those of text are plain. Files bring a layer that predicts a
+token further ahead (MTP), which can draft; a model runs without it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
 from unspool.lazy import np
-from unspool.models import gguf_keys, hf_keys, hybrid
+from unspool.models import draft_head, gguf_keys, hf_keys, hybrid
+from unspool.models.draft_head import DraftHead
 from unspool.models.expert_config import ExpertConfig
 from unspool.models.family import IN_LAYER, Family
 from unspool.models.glm4_moe import beyond_layers
@@ -29,6 +30,14 @@ INTERVAL = 4  # every so many layers, one attends
 FFN_NORM = "post_attention_norm"  # GGUF's name of the norm before the feed-forward
 RECURRENT_LAYERS = "attention.recurrent_layers"
 MAX_TAPS = 64
+# Hugging Face's names of what the layer that predicts further ahead has beside a layer's own, and DeepSeek's.
+HEAD_NAMES = {
+    "mtp.fc.weight": "eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
+    "mtp.norm.weight": "shared_head.norm.weight",
+}
+HEAD_LAYER = "mtp.layers.0."
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class Qwen35(Family):
     shapes = {"qwen3.5-0.8b": QWEN3_5_0_8B, "tiny-qwen3.5": TINY_QWEN3_5}
     gguf_tiled: ClassVar[bool] = True
     joint_gates: ClassVar[bool] = False  # see DeltaNet
-    layer_names = IN_LAYER | {
+    layer_names = IN_LAYER | draft_head.NAMES | {
         "post_attention_layernorm.weight": f"{FFN_NORM}.weight",
         "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
         "linear_attn.in_proj_z.weight": "attn_gate.weight",
@@ -171,9 +180,24 @@ class Qwen35(Family):
         return super().ignores(name, config) or beyond_layers(name, "blk.", config.num_layers, config.extra_layers)
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
-        if name.startswith("mtp."):
+        if name.startswith(("mtp.", "model.mtp.")):
             return []
         return [_by_gguf(each) for each in super().canonical_weights(name, weight, config)]
+
+    # A head that drafts ----------------------------------------------------------------------------------------------
+    def draft_head(self, config: ModelConfig) -> DraftHead:
+        index = config.num_layers
+        layer = replace(super().layer(config, index), ffn_norm_name=FFN_NORM)  # it attends
+        return DraftHead(layer, index, RmsNorm(config.norm_eps))
+
+    def draft_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
+        name = name.removeprefix("model.") if name.startswith("model.mtp.") else name
+        in_layer = HEAD_NAMES.get(name)
+        if name.startswith(HEAD_LAYER):
+            in_layer = name.removeprefix(HEAD_LAYER)
+        if in_layer is None:
+            return []
+        return self.canonical_weights(f"{self.layer_prefix}{config.num_layers}.{in_layer}", weight, config)
 
     # Layers ------------------------------------------------------------------------------------------------------
     def layer(self, config: ModelConfig, index: int) -> Layer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
 from unspool.models.checkpoint import Checkpoint
-from unspool.models.registry import metadata_of, tensor_shapes, tensors_of
+from unspool.models.registry import architecture_of, draft_head_of, metadata_of, tensor_shapes, tensors_of
 from unspool.models.shapes import SHAPES
 from unspool.suggest import nearest
 from unspool.weights.formats import FORMATS
@@ -50,20 +50,30 @@ def random_checkpoint(config: ModelConfig, *, format: str = "f32", seed: int = 0
     if format not in FORMATS:
         raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
     pools: dict[float, np.ndarray] = {}
-    weights = {
-        name: _vector(name, shape[0], seed) if len(shape) == 1 else _matrix(name, shape, format, seed, pools)
-        for name, shape in tensor_shapes(config).items()
-    }
+
+    def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Weight]:
+        return {
+            name: _vector(name, shape[0], seed) if len(shape) == 1 else _matrix(name, shape, format, seed, pools)
+            for name, shape in shapes.items()
+        }
+
     return Checkpoint(
         path=Path(f"random:{config.architecture}"),
         name=f"random-{config.architecture}-{format}-{seed}",
         config=config,
-        weights=weights,
+        weights=drawn(tensor_shapes(config)),
         tokenizer=_tokenizer(config),
         chat_template=None,
         generation={},
         eos_ids=_ends(config),
+        draft_weights=lambda: drawn(_draft_shapes(config)),
     )
+
+
+def _draft_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the head that predicts a token further ahead, where the shape has one."""
+    head = draft_head_of(config) if getattr(config, "extra_layers", 0) else None
+    return {} if head is None else head.shapes(config, architecture_of(config))
 
 
 def stand_in(spec: str) -> Checkpoint:
@@ -155,7 +165,8 @@ def write_random_gguf(path: str | Path, config: ModelConfig, *, format: str = "f
     """The same model as a file."""
     checkpoint = random_checkpoint(config, format=format, seed=seed)
     words = byte_vocabulary(config.vocab_size)
-    write_gguf(path, metadata_of(config) | words, {**checkpoint.weights, **tensors_of(config)})
+    weights = {**checkpoint.weights, **checkpoint.draft_weights(), **tensors_of(config)}
+    write_gguf(path, metadata_of(config) | words, weights)
 
 
 def _generator(name: str, seed: int) -> np.random.Generator:

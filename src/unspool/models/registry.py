@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
@@ -20,6 +20,9 @@ from unspool.ops import Ops
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
+
+if TYPE_CHECKING:
+    from unspool.models.draft_head import DraftHead
 
 # Each family, which is a module here and a ModelConfig's `architecture`, by the names that files have for it.
 GGUF = {
@@ -189,6 +192,27 @@ def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dic
                 raise ModelError(f"tensor {stored!r}: another tensor is {weight.name!r} too")
             weights[weight.name] = weight
     return weights
+
+
+def gguf_draft_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]:
+    """The tensors of a file's head that predicts a token further ahead; none where it has no such head."""
+    head = family_of(config.architecture).draft_head(config)
+    if head is None:
+        return {}
+    return {name: weight for name, weight in file.tensors.items() if name.startswith(f"blk.{head.index}.")}
+
+
+def canonical_draft_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
+    """Those of a Hugging Face directory, under GGUF's names and by GGUF's conventions."""
+    from unspool.models.wrappers import text_name
+
+    family = family_of(config.architecture)
+    names = ((name, tensor) for stored, tensor in tensors.items() if (name := text_name(stored)) is not None)
+    return {each.name: each for name, tensor in names for each in family.draft_weights(name, tensor, config)}
+
+
+def draft_head_of(config: ModelConfig) -> DraftHead | None:
+    return family_of(config.architecture).draft_head(config)
 
 
 def architecture_of(config: ModelConfig) -> Architecture:

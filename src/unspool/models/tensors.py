@@ -68,6 +68,10 @@ class TensorReader:
             for expert in range(count)
         ]
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor that a model may be without."""
+        return name in self._weights
+
     def optional_floats(self, name: str, size: int) -> array[float] | None:
         """A vector's values, or None where the checkpoint does not have it."""
         return self._take([(name, (size,))])[0].floats() if name in self._weights else None

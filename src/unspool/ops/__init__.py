@@ -175,6 +175,9 @@ class Ops(Protocol):
     def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0, positions: Matrix | None = None) -> Rows:
         """Rows of `weight` by token, times scale, plus rows of `positions` by position."""
 
+    def given(self, batch: Batch, width: int) -> Rows:
+        """Rows that the batch brings beside its tokens."""
+
     def norm(self, x: Rows, weight: Vector, eps: float, residual: Rows | None = None) -> Rows:
         """residual + x / rms(x) · weight"""
 
@@ -240,6 +243,9 @@ class Ops(Protocol):
         scale: float = 1.0,
     ) -> Rows:
         """softcap · tanh(scale · (x · weightᵀ + bias) / softcap) in float32"""
+
+    def keep(self, x: Rows, rows: Rows) -> Rows:
+        """x, as the result of a step; `rows`, of all tokens, can be read beside it (Step.kept)."""
 
 
 def load(config: EngineConfig) -> Ops:

@@ -76,6 +76,19 @@ class Embed(Node):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Given(Node):
+    """Rows that a batch brings."""
+
+    can_narrow: ClassVar[bool] = False
+
+    given_width: int
+
+    @property
+    def width(self) -> int:
+        return self.given_width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Norm(Node):
     x: Node
     weight: Vector
@@ -269,6 +282,20 @@ class Take(Node):
         return self.x.width
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Keep(Node):
+    """x as the output of a graph, and beside it `rows`, of every token."""
+
+    can_narrow: ClassVar[bool] = False
+
+    x: Node
+    rows: Node
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
 # --- Graphs -----------------------------------------------------------------------------------------------------------
 
 
@@ -338,6 +365,9 @@ def only_wanted_rows(graph: Graph) -> Graph:
         if isinstance(node, Take):
             renamed[node] = wanted_rows(node.x)
             continue
+        if isinstance(node, Keep):
+            renamed[node] = replace(node, narrow=renamed[node.x].narrow, x=renamed[node.x], rows=renamed[node.rows])
+            continue
         is_late = node in late and not node.mixes_rows
         inputs = {role: wanted_rows(each) if is_late else renamed[each] for role, each in node.inputs.items()}
         has_narrow = any(each.narrow for each in inputs.values())
@@ -388,6 +418,9 @@ class RecordingOps:
         if positions is not None:
             expect_width(node, positions.in_features, "a table of positions")
         return node
+
+    def given(self, batch: Batch, width: int) -> Node:
+        return Given(width)
 
     def norm(self, x: Node, weight: Vector, eps: float, residual: Node | None = None) -> Node:
         expect_width(x, len(weight), "a norm's weight")
@@ -486,6 +519,9 @@ class RecordingOps:
     ) -> Node:
         expect_width(x, weight.in_features, f"the input of {weight.name}")
         return Logits(x, weight, softcap, bias, scale)
+
+    def keep(self, x: Node, rows: Node) -> Node:
+        return Keep(x, rows)
 
 
 def expect_width(node: Node, width: int, what: str) -> None:

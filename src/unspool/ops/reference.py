@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unspool.config import Activation, EngineConfig
-from unspool.errors import RequestError
+from unspool.errors import EngineError, RequestError
 from unspool.ops import (
     ArrayBatch,
     AttentionSpec,
@@ -94,11 +94,18 @@ def _write(arrays: Iterable[Array], index: int, data: bytes) -> None:
 class ReferenceStep:
     sampling = None
 
-    def __init__(self, forward: Callable[[Batch, KVCache], Array], kv: KVCache) -> None:
+    def __init__(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> None:
         self._forward, self._kv = forward, kv
+        self._kept = np.empty((0, 0), np.float32)
 
     def run(self, batch: Batch) -> Array:
-        return self._forward(batch.arrays(), self._kv)
+        result = self._forward(batch.arrays(), self._kv)
+        if isinstance(result, tuple):
+            result, self._kept = result
+        return result
+
+    def kept(self) -> Array:
+        return self._kept
 
 
 class ReferenceOps:
@@ -129,6 +136,12 @@ class ReferenceOps:
         batch = batch.arrays()
         rows = weight[batch.ids] * np.float32(scale)
         return rows if positions is None else rows + positions[batch.positions]
+
+    def given(self, batch: Batch, width: int) -> Array:
+        rows = batch.arrays().given
+        if rows.size != len(batch.ids) * width:
+            raise EngineError(f"given rows have {rows.size} values; the step needs {len(batch.ids) * width}")
+        return rows.reshape(-1, width)
 
     def norm(self, x: Array, weight: Array, eps: float, residual: Array | None = None) -> Array:
         y = rms_norm(x, weight, eps)
@@ -315,6 +328,9 @@ class ReferenceOps:
     ) -> Array:
         y = self.linear(x, weight, bias, scale=scale)
         return y if softcap is None else np.float32(softcap) * np.tanh(y / np.float32(softcap))
+
+    def keep(self, x: Array, rows: Array) -> tuple[Array, Array]:
+        return x, rows
 
 
 def walk(batch: ArrayBatch, states: Array) -> Iterator[tuple[int, Array, Callable[[Array], None]]]:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from unspool.sampling.pipeline import Sampler
 
     Integers = array[int] | memoryview[int] | np.ndarray
+    Floats = array[float] | memoryview[float] | np.ndarray
     Row = memoryview[float] | np.ndarray
 
 
 NO_INTEGERS = memoryview(b"").cast("i")  # as a default: an array is mutable
+NO_FLOATS = memoryview(b"").cast("f")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Batch:
     Recurrent layers keep the states of sequence s in the slot `states[s]`. They are zeros before position 0. After row
     r they are also written to the slot `saves[r]`, unless that is negative.
 
+    A model that reads rows beside its tokens (Ops.given) finds them in `given`, row after row.
+
     The numbers lie in any buffers of these types: Python's own arrays cost less than numpy's where they are few.
     """
 
@@ -46,6 +50,7 @@ class Batch:
     logit_rows: Integers  # int32 [logits]
     states: Integers = NO_INTEGERS  # int32 [sequences]; empty for models without states
     saves: Integers = NO_INTEGERS  # int32 [rows]; empty: nothing is saved
+    given: Floats = NO_FLOATS  # float32 [rows · width]; empty for models that read tokens alone
 
     def arrays(self) -> ArrayBatch:
         """The same numbers as numpy arrays, not copied."""
@@ -62,6 +67,7 @@ class ArrayBatch(Batch):
     logit_rows: np.ndarray
     states: np.ndarray
     saves: np.ndarray
+    given: np.ndarray
 
     def arrays(self) -> ArrayBatch:
         return self
@@ -132,3 +138,7 @@ class Step(Protocol):
 
         They may lie in a buffer that the next step overwrites.
         """
+
+    def kept(self) -> HostRows:
+        """The rows that the last run kept beside its result (Ops.keep), one for each row of the batch; they lie in a
+        buffer that the next run overwrites. None are kept by most models."""

@@ -13,27 +13,22 @@ the tokens still begin that way, and found again by the next request that begins
 
 from __future__ import annotations
 
-import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks, chain_key, root_key
 from unspool.drafter import BaseDrafter, Draft, DraftContext
-from unspool.errors import EngineError, RequestError
-from unspool.lazy import np
+from unspool.errors import RequestError
 from unspool.plan import PENDING, Plan, Work
-from unspool.sampling import native
 from unspool.sampling.pipeline import draws_in_turn
 from unspool.speculate.estimates import MAX_DRAFT, clamped
+from unspool.speculate.lines import PRIORS_BY_PROBABILITY, Line, choose_guess
 from unspool.speculate.timing import step_times
 
 if TYPE_CHECKING:
     from unspool.ops import Launched
-    from unspool.ops.step import Row
-    from unspool.sampling.pipeline import Sampler
     from unspool.speculate.protocols import Runner
     from unspool.text.tokenizer import Tokenizer
 
@@ -41,8 +36,6 @@ STEP_ROWS = 512  # of prompts that are caught up on, in one call
 MAX_IN_FLIGHT = 2  # steps behind the last that a device is asked for
 BY_PLACE = tuple(range(MAX_DRAFT))
 PROMPT_ROWS = 16  # from which on a step's time tells what a row of a prompt takes
-PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # where the next confidence begins
-PRIORS_BY_PROBABILITY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)
 PRIORS_BY_PLACE = (0.7, 0.75, 0.8)
 
 
@@ -57,16 +50,8 @@ class Known:
 
 
 @dataclass
-class Line:
-    """A request while its draft is made."""
-
-    number: int
-    known: Known
-    tokens: list[int]  # the request's, then the draft's
-    sampler: Sampler
-    left: int
-    should_continue: Callable[[Sequence[int]], bool]
-    draft: Draft = field(default_factory=Draft)
+class KnownLine(Line):
+    known: Known = field(kw_only=True)
     num_read: int = 0  # places of the draft that were read from the device
 
     @property
@@ -101,10 +86,10 @@ class ModelDrafter(BaseDrafter):
                 active = [line for line in active if line.left]
         return [lines[context.number].draft if context.number in lines else Draft() for context in contexts]
 
-    def _line(self, context: DraftContext, count: int) -> Line:
-        sampler = context.sampler.fork(reports=False)
-        known = self._recall(context)
-        return Line(context.number, known, list(context.tokens), sampler, count, context.should_continue)
+    def _line(self, context: DraftContext, count: int) -> KnownLine:
+        known, sampler = self._recall(context), context.sampler.fork(reports=False)
+        tokens = list(context.tokens)
+        return KnownLine(context.number, tokens, sampler, count, context.should_continue, known=known)
 
     def seconds(self, count: int) -> float:
         return self._seconds * count
@@ -164,7 +149,7 @@ class ModelDrafter(BaseDrafter):
             self._blocks.register(known.blocks[index], known.keys[-1], parent, tokens)
 
     # Steps ----------------------------------------------------------------------------------------------------------
-    def _step(self, lines: Sequence[Line]) -> bool:
+    def _step(self, lines: Sequence[KnownLine]) -> bool:
         """One more token for each line; False when there is no room for it."""
         plan: list[Work] = []
         for index, line in enumerate(lines):
@@ -177,7 +162,7 @@ class ModelDrafter(BaseDrafter):
         for line, row in zip(lines, logits, strict=True):
             line.known.tokens = list(line.tokens)
             self._register(line.known, len(line.tokens) - len(line.draft))
-            self._choose(line, row)
+            choose_guess(line, row)
         if all(len(work.tokens) == 1 for work in plan):  # catching up on a prompt says nothing of what a guess costs
             ratio = (self._clock() - begun) / len(lines) / self._seconds
             self._seconds *= 1 + 0.1 * (clamped(ratio) - 1)
@@ -185,7 +170,7 @@ class ModelDrafter(BaseDrafter):
             self._row_seconds += 0.3 * ((self._clock() - begun) / len(plan[0].tokens) - self._row_seconds)
         return True
 
-    def _device_can_draw(self, lines: Sequence[Line]) -> bool:
+    def _device_can_draw(self, lines: Sequence[KnownLine]) -> bool:
         return all(
             line.sampler.constraint is None
             and not params.bad_words
@@ -195,7 +180,7 @@ class ModelDrafter(BaseDrafter):
             for params in (line.sampler.params,)
         )
 
-    def _draft_on_device(self, lines: Sequence[Line]) -> None:
+    def _draft_on_device(self, lines: Sequence[KnownLine]) -> None:
         """All guesses without a word to the host: each feeds the next step there, and they are read at the end.
 
         How sure each looks is not known in time, so they are marked by their place.
@@ -203,7 +188,7 @@ class ModelDrafter(BaseDrafter):
         if not all(self._catch_up(line) and self._make_room(line.known, line.end, lines) for line in lines):
             return
         begun, is_prompt = self._clock(), any(len(line.tokens) - len(line.known.tokens) > 2 for line in lines)
-        flights: list[tuple[list[Line], Launched]] = []
+        flights: list[tuple[list[KnownLine], Launched]] = []
         for line in lines:
             self._runner.add_sampler(line.number, line.sampler)
         active = list(lines)
@@ -228,7 +213,7 @@ class ModelDrafter(BaseDrafter):
             ratio = (self._clock() - begun) / sum(len(members) for members, _ in flights) / self._seconds
             self._seconds *= 1 + 0.1 * (clamped(ratio) - 1)
 
-    def _launch(self, lines: Sequence[Line], place: int) -> Launched:
+    def _launch(self, lines: Sequence[KnownLine], place: int) -> Launched:
         """Queue the step for the guesses at a place of the draft."""
         works = []
         for line in lines:
@@ -237,22 +222,7 @@ class ModelDrafter(BaseDrafter):
             works.append(Work(line.number, start, tokens, tuple(line.known.blocks), 1, 1))
         return self._runner.launch(Plan(tuple(works)))
 
-    def _choose(self, line: Line, logits: Row) -> None:
-        row = _fitted(np.asarray(logits), line.sampler.vocab_size)
-        try:
-            token = line.sampler.choose(row, len(line.tokens)).token
-            line.sampler.accept(token)
-        except (EngineError, RequestError):  # no way on from here, for the draft model; the target judges for itself
-            line.left = 0
-            return
-        line.tokens.append(token)
-        line.draft.append(token)
-        line.draft.confidences.append(bisect_right(PROBABILITIES, _probability(row, token)))
-        line.left -= 1
-        if line.left and not line.should_continue(line.draft.confidences):
-            line.left = 0
-
-    def _catch_up(self, line: Line) -> bool:
+    def _catch_up(self, line: KnownLine) -> bool:
         """Compute what the target already has, up to the last few tokens, in steps of bounded size."""
         while len(line.tokens) - len(line.known.tokens) > STEP_ROWS:
             start = len(line.known.tokens)
@@ -264,7 +234,7 @@ class ModelDrafter(BaseDrafter):
             self._row_seconds += 0.3 * ((self._clock() - begun) / STEP_ROWS - self._row_seconds)
         return True
 
-    def _make_room(self, known: Known, num_tokens: int, lines: Sequence[Line]) -> bool:
+    def _make_room(self, known: Known, num_tokens: int, lines: Sequence[KnownLine]) -> bool:
         """Blocks for this many tokens, taken from requests not drafted for just now if need be."""
         missing = -(-num_tokens // self._blocks.block_size) - len(known.blocks)
         busy = {id(line.known) for line in lines}
@@ -277,20 +247,6 @@ class ModelDrafter(BaseDrafter):
             return False
         known.blocks += [self._blocks.allocate() for _ in range(missing)]
         return True
-
-
-def _probability(row: np.ndarray, token: int) -> float:
-    stats, _, _ = native.describe(row, token, 0, native.body())
-    return math.exp(stats.logprob(row[token]))
-
-
-def _fitted(row: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Models of one family pad their vocabularies differently; the padding is never drawn."""
-    if len(row) >= vocab_size:
-        return row[:vocab_size]
-    fitted = np.full(vocab_size, -np.inf, np.float32)
-    fitted[: len(row)] = row
-    return fitted
 
 
 def check_same_tokenizer(target: Tokenizer, draft: Tokenizer, path: str) -> None:

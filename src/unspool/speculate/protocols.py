@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from unspool.lazy import np
     from unspool.models.decoder import Decoder
     from unspool.ops import HostRows, KVCache, Launched
     from unspool.params import ResolvedParams
-    from unspool.plan import Plan
+    from unspool.plan import Plan, Work
     from unspool.sampling.pipeline import Sampler
 
 
@@ -54,3 +56,14 @@ class Runner(Protocol):
     def remove_sampler(self, number: int) -> None: ...
 
     def launch(self, plan: Plan) -> Launched: ...
+
+
+class HeadRunner(Protocol):
+    """Computes rows of a head that drafts (models/draft_head.py)."""
+
+    kv: KVCache
+    width: int  # of a hidden row
+
+    def run(self, works: Sequence[Work], given: np.ndarray) -> tuple[HostRows, np.ndarray]:
+        """Logits of the wanted rows, and the rows that the head makes of all tokens; `given` are the hidden rows that
+        it reads."""

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 from unspool.drafter import BaseDrafter, Draft, DraftContext
 from unspool.errors import RequestError
 from unspool.events import DraftStats
+from unspool.lazy import np
 from unspool.speculate.estimates import MAX_DRAFT
 from unspool.speculate.policy import DraftPolicy, Guess, measure
 
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
+    from unspool.ops import HostRows
     from unspool.params import ResolvedParams
+    from unspool.plan import Work
     from unspool.speculate.protocols import Branch, Runner
 
 
@@ -106,6 +109,22 @@ class Speculation:
             should_continue = partial(self.policy.should_continue, branch, drafter, num_rows, num_costly)
             context = replace(context, should_continue=should_continue)
         return context
+
+    # During a step --------------------------------------------------------------------------------------------------
+    @property
+    def watches(self) -> bool:
+        """Whether a drafter reads the hidden rows of steps."""
+        return any(drafter.watches for drafter in self.drafters.values())
+
+    def watch(self, branches: Mapping[int, Branch], works: Sequence[Work], rows: HostRows) -> None:
+        """These works were computed, with these hidden rows, of branches by their requests' numbers."""
+        end = 0
+        for work in works:
+            start, end = end, end + len(work.tokens)
+            branch = branches.get(work.request)
+            drafter = None if branch is None else self._drafter_of(branch)
+            if branch is not None and drafter is not None and drafter.watches:
+                drafter.watch(work.request, branch.request.tokens, work, np.asarray(rows[start:end]))
 
     # After a step ---------------------------------------------------------------------------------------------------
     def learn(self, branch: Branch, chosen: Sequence[int], num_drafted: int) -> None:

@@ -15,7 +15,7 @@ from unspool.ops.cpu.float_rows import FloatRows
 from unspool.ops.cpu.kv import CpuKV
 from unspool.ops.cpu.lower import Lowering, expand_experts, expand_latents, find_last, matrix_of, multiplied
 from unspool.ops.cpu.matrix import CpuMatrix
-from unspool.ops.graph import Embed, Product, RecordingOps, only_wanted_rows, record
+from unspool.ops.graph import Embed, Keep, Product, RecordingOps, only_wanted_rows, record
 from unspool.ops.storage import Storage, Widths
 from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
@@ -85,7 +85,8 @@ class CpuOps(RecordingOps):
         self._pack([matrix for node in graph.nodes for matrix in multiplied(node)])
         program = _native.Program(self._pool, self.isa, kv.native)
         Lowering(graph, kv.state_offsets).emit(program)
-        return CpuStep(program, self.finish_loading)
+        kept_width = graph.output.rows.width if isinstance(graph.output, Keep) else 1
+        return CpuStep(program, self.finish_loading, kept_width)
 
     def _pack(self, matrices: Sequence[CpuMatrix]) -> None:
         """Begin to pack what is not packed yet. Another core does it while this one goes on with the start."""
@@ -120,8 +121,8 @@ class CpuStep:
 
     sampling = None
 
-    def __init__(self, program: Any, prepare: Callable[[], None]) -> None:
-        self._program = program
+    def __init__(self, program: Any, prepare: Callable[[], None], kept_width: int) -> None:
+        self._program, self._kept_width = program, kept_width
         self._prepare: Callable[[], None] | None = prepare  # before the first step
 
     def run(self, batch: Batch) -> FloatRows:
@@ -132,8 +133,11 @@ class CpuStep:
             # Arrays of other types or shapes in memory are converted there.
             found = self._program.run(
                 batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows, batch.states,
-                batch.saves,
+                batch.saves, **({"given": batch.given} if len(batch.given) else {}),
             )  # fmt: skip
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
         return FloatRows(found, self._program.output_width)
+
+    def kept(self) -> FloatRows:
+        return FloatRows(self._program.kept(), self._kept_width)

@@ -19,8 +19,10 @@ from unspool.ops.graph import (
     Attention,
     Embed,
     Gated,
+    Given,
     Graph,
     Join,
+    Keep,
     LayerNorm,
     Linear,
     LinearHeads,
@@ -99,7 +101,9 @@ class Lowering:
         self.routes: dict[Node, int] = {}  # numbers that the native program gives to routings
         self.rows: dict[Node, RowKind] = {}  # what a node writes, of the kinds that it can
         self.rounded: dict[Node, Node] = {}  # by product: who writes its rounded rows
-        self.output = graph.output
+        self.output = graph.output.x if isinstance(graph.output, Keep) else graph.output
+        self.kept = graph.output.rows if isinstance(graph.output, Keep) else None
+        self.told = [self.output] if self.kept is None else [self.output, self.kept]  # read when the step is done
         self.nodes = self._insert_quantize(graph)
         self.reads = {node: self._reads_of(node) for node in self.nodes}
         self.copied = self._find_copied()
@@ -113,6 +117,8 @@ class Lowering:
         made: dict[tuple[Node, RowKind], Quantize] = {}
         nodes: list[Node] = []
         for node in graph.nodes:
+            if isinstance(node, Keep):
+                continue  # it computes nothing
             if isinstance(node, Product) and matrix_of(node).native.wants_q8:
                 rows = self.rows_wanted(node)
                 if self._writes(node.x, rows):
@@ -164,7 +170,7 @@ class Lowering:
         wait = len(self.nodes)
         for index in range(wait - 1, -1, -1):
             node = self.nodes[index]
-            if isinstance(node, COPIABLE) and node is not self.output and last_reader.get(node, index) <= wait:
+            if isinstance(node, COPIABLE) and node not in self.told and last_reader.get(node, index) <= wait:
                 copied.add(node)
             else:
                 wait = index
@@ -173,7 +179,8 @@ class Lowering:
     def _find_forms(self) -> dict[Node, dict[Form, Buffer]]:
         forms: dict[Node, dict[Form, Buffer]] = {node: {} for node in self.nodes}
         wanted = [read for node in self.nodes for read in self.reads[node]]
-        for node, form in [*wanted, (self.output, "f32")]:
+        results: list[tuple[Node, Form]] = [(node, "f32") for node in self.told]
+        for node, form in [*wanted, *results]:
             size = node.width * 4
             if isinstance(node, NativeNode) and form == "q8":
                 size = node.rounded_bytes_per_row
@@ -189,8 +196,9 @@ class Lowering:
                 buffer.last_read = index
                 if node in self.copied:
                     buffer.late_read = max(buffer.late_read, self._wait_after(index))
-        for buffer in self.forms[self.output].values():
-            buffer.last_read = buffer.late_read = len(self.nodes)
+        for node in self.told:
+            for buffer in self.forms[node].values():
+                buffer.last_read = buffer.late_read = len(self.nodes)
 
     def _wait_after(self, index: int) -> int:
         """The next node that every thread waits for."""
@@ -213,12 +221,12 @@ class Lowering:
                     live.remove(reused)
                     buffer.slot = reused.slot
                 else:
-                    buffer.slot = self._take_slot(free, buffer, own=node is self.output)
+                    buffer.slot = self._take_slot(free, buffer, own=node in self.told)
                 live.append(buffer)
 
     def _in_place(self, node: Node, form: Form, index: int) -> Buffer | None:
         """A linear layer may write over the residual that it adds, element by element, when nobody else reads that."""
-        if not isinstance(node, Linear) or node.residual is None or form != "f32" or node is self.output:
+        if not isinstance(node, Linear) or node.residual is None or form != "f32" or node in self.told:
             return None
         if node.residual.narrow != node.narrow or node.residual in self.copied:
             return None
@@ -247,6 +255,8 @@ class Lowering:
                 raise EngineError(f"the CPU backend has no kernel for {node!r}")
             EMIT[type(node)](self, program, node)
         program.set_output(self.operand(self.output, "f32"), self.output.width)
+        if self.kept is not None:
+            program.set_kept(self.operand(self.kept, "f32"), self.kept.width)
 
     def operand(self, node: Node | None, form: Form) -> Operand | None:
         """Where an instruction reads or writes that form; None: it does neither."""
@@ -319,7 +329,7 @@ def find_last(graph: Graph) -> set[Product]:
     """The head, and the product before it with nothing but norms between: what they round goes straight into the
     output. A graph of hidden rows ends with the norm before the head, so its rows are those that the head reads."""
     last: set[Product] = set()
-    before = graph.output
+    before = graph.output.x if isinstance(graph.output, Keep) else graph.output
     if not isinstance(before, Logits | Norm | LayerNorm):
         return last  # no model's output
     if isinstance(before, Logits):
@@ -339,6 +349,10 @@ def _embed(low: Lowering, program: Any, node: Embed) -> None:
         positions = node.positions.native
     out = low.operand(node, "f32")
     program.embed(table=matrix_of(node).native, scale=node.scale, positions=positions, out=out)
+
+
+def _given(low: Lowering, program: Any, node: Given) -> None:
+    program.given(width=node.width, out=low.operand(node, "f32"))
 
 
 def _norm(low: Lowering, program: Any, node: Norm | LayerNorm) -> None:
@@ -507,6 +521,7 @@ def _scale_rows(low: Lowering, program: Any, node: ScaleRows) -> None:
 
 EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     Embed: _embed,
+    Given: _given,
     Norm: _norm,
     LayerNorm: _norm,
     Multiply: _multiply,

@@ -185,6 +185,9 @@ class CudaStep:
             return np.zeros((0, self.vocab_size), np.float32)
         return out[: len(batch.logit_rows)].cpu().numpy()
 
+    def kept(self) -> np.ndarray:
+        raise BackendError("the CUDA backend keeps no rows beside the logits")
+
     def can_draw(self, params: ResolvedParams) -> bool:
         return can_draw(params)
 
