@@ -120,6 +120,8 @@ class _Tensors(Mapping[str, Weight]):
     @staticmethod
     def _vector(name: str, size: int, rng: np.random.Generator) -> np.ndarray:
         values = 0.1 * rng.standard_normal(size, dtype=np.float32)
+        if name.endswith(".ssm_a"):
+            return -1 - values  # rates of decay
         return values if name.endswith((".bias", "attn_sinks.weight")) else 1 + values
 
     def _pool(self, format: str, deviation: float) -> np.ndarray:

@@ -129,11 +129,12 @@ class CpuStep:
         if self._prepare is not None:
             self._prepare()
             self._prepare = None
+        given = {"given": batch.given} if len(batch.given) else {}
         try:
             # Arrays of other types or shapes in memory are converted there.
             found = self._program.run(
                 batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows, batch.states,
-                batch.saves, **({"given": batch.given} if len(batch.given) else {}),
+                batch.saves, **given,
             )  # fmt: skip
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"a step that cannot be run: {error}") from error
