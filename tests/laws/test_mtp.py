@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.laws.crowd import Crowd, Job, random_job
+from tests.laws.test_speculation import eager
 from unspool.config import ModelConfig
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
-from unspool.speculate.estimates import Costs
 from unspool.speculate.mtp import MAX_ENDED, MtpDrafter
 
 WITH_HEADS: dict[str, ModelConfig] = {
@@ -25,10 +25,9 @@ NOISY = SamplingParams(max_tokens=24, temperature=3.0, ignore_eos=True, logprobs
 def drafting(config: ModelConfig, **options: object) -> tuple[Crowd, MtpDrafter]:
     """An engine that sends every guess."""
     crowd = Crowd(random_checkpoint(config), speculate="mtp", **options)
-    crowd.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])
+    eager(crowd.engine)
     drafter = crowd.engine.speculation.drafters["mtp"]
     assert isinstance(drafter, MtpDrafter)
-    drafter.seconds = lambda count: 1e-9 * count  # type: ignore[method-assign]  # a guess costs nothing here
     return crowd, drafter
 
 

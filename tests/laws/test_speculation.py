@@ -45,8 +45,11 @@ class Oracle(BaseDrafter):
 
 
 def eager(engine: Engine) -> None:
-    """Let every proposal be sent: on models this small nothing ever pays."""
+    """Let every proposal be sent: on models this small nothing ever pays, least of all on a busy machine."""
     engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])
+    for drafter in engine.speculation.drafters.values():
+        if drafter.seconds(1) > 0:
+            drafter.seconds = lambda count: 1e-9 * count
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.laws.crowd import Crowd
+from tests.laws.test_speculation import eager
 from tests.models.family_files import FIXTURES
 from tests.models.head_reference import head_rows
 from unspool import ops as backends
@@ -25,7 +26,6 @@ from unspool.models.random import SHAPES, random_checkpoint, write_random_gguf
 from unspool.models.registry import build, draft_head_of
 from unspool.params import SamplingParams
 from unspool.plan import Plan, Work
-from unspool.speculate.estimates import Costs
 from unspool.weights.safetensors import open_safetensors_directory, write_safetensors
 from unspool.weights.weight import encode_weight
 
@@ -146,7 +146,7 @@ def check_directory(folder: Path, names: dict[str, str], one_more: str = "none")
     for speculate in (None, "mtp"):
         crowd = Crowd(checkpoint, with_text=False, kv_tokens=128, speculate=speculate)
         if speculate:
-            crowd.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])
+            eager(crowd.engine)
         id = crowd.engine.add(range(20), GREEDY)
         crowd.drain()
         answers.append(crowd.collector.answer(id))
@@ -160,7 +160,7 @@ def test_drafts_are_the_heads_guesses_after_the_models_own_rows(family: str) -> 
     checkpoint = random_checkpoint(WITH_HEADS[family])
     crowd = Crowd(checkpoint, device="reference", kv_tokens=128, kv_dtype="f32", block_size=16, speculate="mtp")
     engine = crowd.engine
-    engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])
+    eager(engine)
     drafter, drafts = engine.speculation.drafters["mtp"], []
     propose = drafter.propose
 
