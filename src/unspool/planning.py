@@ -53,6 +53,8 @@ class KvLayers:
             key = integer_key_bytes(self.key_dim)
             return f"{factors} · (a key of {key}, a value of {self.value_dim}, 4 for the scale of each)"
         size = 4 if kv_dtype == "f32" else 2
+        if self.value_dim == 0:  # latent layers, of which a GPU keeps whole keys alone
+            return f"{factors} · {self.key_dim} · {size} bytes"
         if self.key_dim == self.value_dim:
             return f"2 · {factors} · {self.key_dim} · {size} bytes"
         return f"{factors} · ({self.key_dim} + {self.value_dim}) · {size} bytes"
@@ -119,7 +121,9 @@ class Planner:
         self._architecture = architecture_of(model)
         self._context = engine.context_of(model.context_length)
         self.request_tokens = min(request_tokens or EXAMPLE_TOKENS, self._context)
-        self._kv_bytes = kv_bytes_per_token(self._architecture.storage, self._engine.kv_dtype)
+        self._keys_alone = target.kind == "cuda"
+        kept = self._architecture.storage
+        self._kv_bytes = kv_bytes_per_token(kept, self._engine.kv_dtype, keys_alone=self._keys_alone)
         self.costs: StepCosts = step_costs(model, weights.values(), self._kv_bytes, lambda w: self._held(w)[1])
 
     # Memory ---------------------------------------------------------------------------------------------------------
@@ -135,7 +139,7 @@ class Planner:
             model=self._name,
             architecture=model.architecture,
             num_layers=model.num_layers,
-            kv_layers=_kv_layers(self._architecture),
+            kv_layers=_kv_layers(self._architecture, keys_alone=self._keys_alone),
             context_length=self._context,
             parameters=sum(math.prod(weight.shape) for weight in self._weights.values()),
             weight_bytes=formats.total(),
@@ -179,7 +183,8 @@ class Planner:
             num_slots = num_states(storage, self._engine, room)
             if room is not None:
                 room -= num_slots * state_bytes(storage)
-            return (num_kv_blocks(storage, context, self._engine, room), num_slots), workspace, None
+            blocks = num_kv_blocks(storage, context, self._engine, room, keys_alone=self._keys_alone)
+            return (blocks, num_slots), workspace, None
         except RequestError as error:
             if room is None:  # a setting of the user's, which an engine would refuse too
                 raise
@@ -243,7 +248,7 @@ def compute_bound_batch(costs: StepCosts, context: int, bandwidth: float, comput
     return high
 
 
-def _kv_layers(architecture: Architecture) -> list[KvLayers]:
+def _kv_layers(architecture: Architecture, *, keys_alone: bool) -> list[KvLayers]:
     caches = [layer.kv for layer in architecture.storage if layer.kv is not None]
-    kept = Counter((kv.num_heads, kv.key_dim, kv.value_dim) for kv in caches)
+    kept = Counter((kv.num_heads, kv.key_dim, 0 if kv.latent and keys_alone else kv.value_dim) for kv in caches)
     return [KvLayers(count, *sizes) for sizes, count in kept.items()]

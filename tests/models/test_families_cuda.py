@@ -14,8 +14,9 @@ from unspool.ops.reference import ReferenceOps
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
-# At the fixture's tokens, two experts' scores are so near each other that bf16 chooses the other one.
-NEAR_TIES = ("mistral4",)
+# At the fixture's tokens, two experts' scores are so near each other that bf16 chooses the other one: so does the
+# reference with weights that are changed by as little.
+NEAR_TIES = ("mistral4", "deepseek-v3")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NEAR_TIES])

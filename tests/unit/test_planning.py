@@ -12,7 +12,7 @@ from unspool.cli import main
 from unspool.config import EngineConfig
 from unspool.hardware import HARDWARE, find_hardware
 from unspool.models.costs import ExpertLayer, step_costs
-from unspool.models.random import SHAPES, outline, random_checkpoint
+from unspool.models.random import SHAPES, outline, random_checkpoint, shared_checkpoint
 from unspool.planning import Planner, Target
 
 Capture = pytest.CaptureFixture[str]
@@ -148,3 +148,20 @@ def test_a_small_memory_is_no_traceback(capsys: Capture) -> None:
     plan = planned(capsys, "--random", "llama-8b", "--on", "m1", "--memory", "8GB")
     assert plan["fits"] is False
     assert "the weights alone take 16.1 GB of 8.0 GB" in plan["problem"]
+
+
+def test_a_gpu_keeps_latents_once(capsys: Capture) -> None:
+    """A latent layer's values are the last channels of its keys: the CUDA backend keeps the keys alone."""
+    plan = planned(capsys, "--random", "deepseek-v2-lite", "--on", "h200")
+    assert plan["kv_bytes_per_token"] == 27 * 576 * 2
+    assert main(["plan", "--random", "deepseek-v2-lite", "--on", "h200"]) == 0
+    assert "27 layers · 1 KV heads · 576 · 2 bytes" in capsys.readouterr().out
+
+
+def test_states_of_random_models_fade() -> None:
+    """A rate of decay above zero would make a state grow without end."""
+    for name in ("tiny-qwen3.5", "tiny-granite-hybrid"):
+        for checkpoint in (random_checkpoint(SHAPES[name]), shared_checkpoint(SHAPES[name])):
+            rates = [each.dequantize() for key, each in checkpoint.weights.items() if key.endswith(".ssm_a")]
+            assert rates
+            assert all((rate < 0).all() for rate in rates)

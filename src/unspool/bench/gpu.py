@@ -33,6 +33,7 @@ from unspool.models.registry import architecture_of
 from unspool.models.shapes import SHAPES
 from unspool.ops.cuda import require_card
 from unspool.ops.cuda.memory import weight_bytes
+from unspool.ops.storage import kv_bytes_per_token
 from unspool.reporting import Run
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def step_bytes(checkpoint: Checkpoint, batch: int, context: int) -> int:
     """What one step of decoding must read: every weight once (of an embedding that is not the head, its rows alone; of
     experts, as many as so many rows are expected to use), and the keys and values of every sequence."""
     config, weights = checkpoint.config, checkpoint.weights.values()
-    per_token = sum(2 * kept.kv.values_per_token for kept in architecture_of(config).storage if kept.kv is not None)
+    per_token = kv_bytes_per_token(architecture_of(config).storage, "f16", keys_alone=True)
     costs = step_costs(config, weights, per_token, lambda weight: weight_bytes([weight]))
     return int(costs.weight_bytes(batch) + batch * costs.cache_bytes(context))
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 KV_TOKENS, STEP_TOKENS = 262_144, 8192  # what there is room for
+MOST_DECODES = 256  # rows of a step that are decodes; more are one prompt
 
 
 def matrix_rate() -> float:
@@ -51,12 +52,13 @@ def make_step(checkpoint: Checkpoint) -> CudaStep:
     config = checkpoint.config
     model = build(config, checkpoint.weights, ops)
     engine = EngineConfig(block_size=BLOCK_SIZE, step_tokens=STEP_TOKENS)
-    return ops.compile(model, ops.kv_cache(model.architecture.storage, engine, KV_TOKENS // BLOCK_SIZE))
+    kv = ops.kv_cache(model.architecture.storage, engine, KV_TOKENS // BLOCK_SIZE, num_states=MOST_DECODES)
+    return ops.compile(model, kv)
 
 
 def batch_of(rows: int, context: int) -> Batch:
     """Decodes at a context where rows are few, one prompt where they are many."""
-    if rows > 256:
+    if rows > MOST_DECODES:
         counts, start = [rows], 0
     else:
         counts, start = [1] * rows, context
@@ -72,7 +74,8 @@ def batch_of(rows: int, context: int) -> Batch:
         slots=tables[owner, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
         starts=starts,
         tables=tables,
-        logit_rows=np.arange(rows, dtype=np.int32) if rows <= 256 else np.array([rows - 1], np.int32),
+        logit_rows=np.arange(rows, dtype=np.int32) if rows <= MOST_DECODES else np.array([rows - 1], np.int32),
+        states=np.arange(len(counts), dtype=np.int32),
     )
 
 
@@ -88,10 +91,10 @@ def seconds_of(launches: Sequence[Launch], repeats: int) -> float:
 
 def attention_cost(step: CudaStep, rows: int, context: int) -> tuple[int, int]:
     """Bytes of keys and values that one layer reads, and operations."""
-    seen = rows * context if rows <= 256 else rows * rows // 2
-    read = rows * context if rows <= 256 else rows
+    seen = rows * context if rows <= MOST_DECODES else rows * rows // 2
+    read = rows * context if rows <= MOST_DECODES else rows
     kv = next(layer.kv for layer in step.kv.storage if layer.kv is not None)
-    per_token = 2 * kv.values_per_token
+    per_token = 2 * (kv.key_dim if kv.latent else kv.values_per_token)
     return read * per_token, 4 * seen * step.shapes[0].num_heads * kv.key_dim
 
 
@@ -103,13 +106,14 @@ def measure(step: CudaStep, rows: int, context: int, limits: tuple[float, float]
     for launch in launches:  # the last layer has fewer rows, those whose logits are wanted
         shape = (launch.args.get("features", 0), launch.args.get("width", 0), launch.args.get("num_tokens", rows))
         kinds.setdefault((launch.label, *shape), []).append(launch)
-    attending = "attention" if rows <= 256 else "attention-prompt"  # of a prompt, the other has next to nothing to do
-    repeats = 20 if rows <= 256 else 5
+    # Of a prompt, the kernel for decodes has next to nothing to do.
+    attending = "attention" if rows <= MOST_DECODES else "attention-prompt"
+    repeats = 20 if rows <= MOST_DECODES else 5
     table: list[dict[str, Any]] = []
     for (label, features, width, tokens), some in kinds.items():
         took = seconds_of(some, repeats) / len(some)
         size, operations = some[0].bytes, some[0].flops
-        if label == attending:
+        if label in (attending, f"latent-{attending}"):
             size, operations = attention_cost(step, rows, context)
         floor = max(size / limits[0], operations / limits[1])
         table.append(

@@ -99,7 +99,7 @@ class Engine:
         if room is not None:
             room -= (num_slots + 1) * state_bytes(storage) if num_slots else 0
         context = config.context_of(checkpoint.config.context_length)
-        num_blocks = num_kv_blocks(storage, context, config, room)
+        num_blocks = num_kv_blocks(storage, context, config, room, keys_alone=self.ops.name == "cuda")
         self.config = replace(config, kv_tokens=num_blocks * config.block_size)
         self.context_length = min(context, num_blocks * config.block_size)
         keeps_hidden = reads_hidden(self.config.speculate, checkpoint, self.ops)

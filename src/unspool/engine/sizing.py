@@ -13,15 +13,22 @@ SNAPSHOTS = 32  # beside the states of running sequences, where memory has room
 
 
 def num_kv_blocks(
-    layers: Sequence[Storage], context_length: int, config: EngineConfig, room: int | None = None
+    layers: Sequence[Storage],
+    context_length: int,
+    config: EngineConfig,
+    room: int | None = None,
+    *,
+    keys_alone: bool = False,
 ) -> int:
-    """Unless told, room for four whole contexts or a quarter of the free memory, whichever is less, but one context
+    """`keys_alone`: see kv_bytes_per_token.
+
+    Unless told, room for four whole contexts or a quarter of the free memory, whichever is less, but one context
     at least where half of the free memory has room for it. Memory is taken as it is used, not now.
 
     A device with memory of its own says how many bytes of `room` it has: all of it is taken at once, up to what so many
     whole contexts as run together could fill.
     """
-    per_token = max(1, kv_bytes_per_token(layers, config.kv_dtype))
+    per_token = max(1, kv_bytes_per_token(layers, config.kv_dtype, keys_alone=keys_alone))
     if config.kv_tokens is not None:
         tokens = config.kv_tokens
     elif room is not None:

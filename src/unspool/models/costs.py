@@ -135,8 +135,9 @@ def step_costs(
 
 def costs_of(checkpoint: Checkpoint, engine: EngineConfig, backend: str) -> StepCosts:
     """What the steps of a loaded model read and compute, as a backend of `ops` holds its weights and its cache."""
-    kv_bytes = kv_bytes_per_token(architecture_of(checkpoint.config).storage, engine.kv_dtype)
-    if backend != "cuda":
+    storage, on_cuda = architecture_of(checkpoint.config).storage, backend == "cuda"
+    kv_bytes = kv_bytes_per_token(storage, engine.kv_dtype, keys_alone=on_cuda)
+    if not on_cuda:
         return step_costs(checkpoint.config, checkpoint.weights.values(), kv_bytes)
 
     from unspool.ops.cuda.memory import weight_bytes

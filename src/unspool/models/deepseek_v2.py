@@ -12,9 +12,18 @@ from unspool.models.deepseek_v3 import TINY_LATENT, DeepseekV3
 from unspool.models.glm4_moe import sigmoid_experts_from_hf
 from unspool.weights.fields import Fields
 
+DEEPSEEK_V2_LITE = replace(
+    TINY_LATENT, architecture="deepseek_v2", num_layers=27, hidden_size=2048, num_heads=16, num_kv_heads=16,
+    head_dim=192, rope_dim=64, intermediate_size=10_944, vocab_size=102_400, context_length=163_840, rope_scaling=None,
+    num_experts=64, num_used_experts=6, expert_width=1408, shared_width=2816, dense_layers=(0,), normalized=False,
+    scoring="softmax", group_top=1, num_groups=1, num_used_groups=1, routed_scale=1.0, latent_dim=512, value_dim=128,
+    query_dim=None, score_log=0.0,
+)  # fmt: skip
+
 
 class DeepseekV2(DeepseekV3):
     shapes = {
+        "deepseek-v2-lite": DEEPSEEK_V2_LITE,
         "tiny-deepseek-v2": replace(
             TINY_LATENT,
             architecture="deepseek_v2",

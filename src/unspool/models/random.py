@@ -138,12 +138,15 @@ def shared_checkpoint(config: ModelConfig, format: str = "bf16", *, name: str = 
             _check_width(shape[-1], format)
             largest[shape[-1]] = max(largest.get(shape[-1], 0), math.prod(shape))
     pools = {width: _shared_pool(width, kind.nbytes(size), format) for width, size in largest.items()}
-    weights = {
-        name: encode_weight(name, np.ones(shape, np.float32))
-        if len(shape) == 1
-        else Weight(name, format, shape, pools[shape[-1]][: kind.nbytes(math.prod(shape))].data)
-        for name, shape in shapes.items()
-    }
+
+    def weight_of(name: str, shape: tuple[int, ...]) -> Weight:
+        if name.endswith(DECAYS):
+            return encode_weight(name, np.full(shape, -1, np.float32))
+        if len(shape) == 1 or name.endswith(UNIT):
+            return encode_weight(name, np.ones(shape, np.float32))
+        return Weight(name, format, shape, pools[shape[-1]][: kind.nbytes(math.prod(shape))].data)
+
+    weights = {name: weight_of(name, shape) for name, shape in shapes.items()}
     return Checkpoint(Path("random"), name, config, weights, _tokenizer(config), None, {}, _ends(config))
 
 

@@ -64,16 +64,18 @@ def state_bytes(layers: Sequence[Storage]) -> int:
     return sum(state.nbytes for storage in layers for state in storage.states)
 
 
-def kv_bytes_per_token(layers: Sequence[Storage], kv_dtype: str) -> int:
-    """What the keys and values of one token take in all layers."""
-    return sum(_bytes_per_token(layer.kv, kv_dtype) for layer in layers if layer.kv is not None)
+def kv_bytes_per_token(layers: Sequence[Storage], kv_dtype: str, *, keys_alone: bool = False) -> int:
+    """What the keys and values of one token take in all layers. `keys_alone`: the cache keeps only the keys of latent
+    layers, as the CUDA backend's does."""
+    return sum(_bytes_per_token(layer.kv, kv_dtype, keys_alone) for layer in layers if layer.kv is not None)
 
 
-def _bytes_per_token(kv: KeyValues, kv_dtype: str) -> int:
+def _bytes_per_token(kv: KeyValues, kv_dtype: str, keys_alone: bool) -> int:
     """Floats have 4 or 2 bytes; integers have a scale of 4 bytes for each key and value."""
+    value_dim = 0 if kv.latent and keys_alone else kv.value_dim
     if kv_dtype == "q8":
-        return kv.num_heads * (integer_key_bytes(kv.key_dim) + kv.value_dim + 2 * 4)
-    return kv.values_per_token * {"f32": 4, "f16": 2}[kv_dtype]
+        return kv.num_heads * (integer_key_bytes(kv.key_dim) + value_dim + 2 * 4)
+    return kv.num_heads * (kv.key_dim + value_dim) * {"f32": 4, "f16": 2}[kv_dtype]
 
 
 def integer_key_bytes(head_dim: int) -> int:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
 
-@dataclass(frozen=True)
+@dataclass
 class DeviceExperts:
-    """One matrix [out_features, in_features] for each expert. Of two stacked parts, a gate and an up projection, rows
-    j and j + 8 of every 16 are gate and up of one feature."""
+    """One matrix [out_features, in_features] for each expert. Of a gate stacked over an up projection, rows j and j + 8
+    of every 16 are gate and up of one feature, from when experts are first laid out with it."""
 
     name: str
     count: int
@@ -58,6 +58,26 @@ class DeviceExperts:
         codes = descriptor(self.planes.codes, features, columns)
         return {"codes": codes, "scales": self.planes.scales, "offsets": self.planes.offsets}
 
+    def join_gates(self) -> None:
+        """Put the rows of a gate and an up projection that a file has as one tensor into their order, once."""
+        if self.is_gated:
+            return
+        order = torch.from_numpy(gated_order(self.out_features)).to(self.planes.codes.device)
+        self.planes, self.is_gated = _stacked([self._of(index).select(order) for index in range(self.count)]), True
+
+    def _of(self, index: int) -> Planes:
+        """One expert's planes: whole tiles, where they come in tiles."""
+
+        def part(plane: Tensor | None) -> Any:
+            if plane is None:
+                return None
+            size = len(plane) // self.count
+            return plane[index * size : (index + 1) * size]
+
+        whole = self.planes
+        codes = whole.codes[: self.count * self.rows_each] if self.format == "bf16" else whole.codes
+        return Planes(self.format, self.out_features, whole.width, part(codes), part(whole.scales), part(whole.offsets))
+
     def in_order(self, bias: Tensor | None) -> Tensor | None:
         """All experts' biases, in the order of rows."""
         if bias is None or not self.is_gated:
@@ -78,7 +98,11 @@ def make_experts(parts: Sequence[Sequence[Weight]], device: torch.device) -> Dev
     for each in parts:
         matrix = make_matrix(each, device)
         planes.append(matrix.planes.select(order))
-    whole = Planes(
+    return DeviceExperts(first[0].name, len(parts), features, first[0].shape[1], _stacked(planes), is_gated)
+
+
+def _stacked(planes: Sequence[Planes]) -> Planes:
+    return Planes(
         format=planes[0].format,
         features=sum(each.features for each in planes),
         width=planes[0].width,
@@ -86,7 +110,6 @@ def make_experts(parts: Sequence[Sequence[Weight]], device: torch.device) -> Dev
         scales=_joined([each.scales for each in planes]),
         offsets=_joined([each.offsets for each in planes]),
     )
-    return DeviceExperts(first[0].name, len(parts), features, first[0].shape[1], whole, is_gated)
 
 
 def _at_least(codes: Tensor) -> Tensor:

@@ -67,6 +67,8 @@ class ExpertLowering:
         gate_up, down = experts.gate_up, experts.down
         assert isinstance(gate_up, DeviceExperts)
         assert isinstance(down, DeviceExperts)
+        if experts.gated:
+            gate_up.join_gates()
         chosen, weights = self._take(rows, plan.num_used, torch.int32), self._take(rows, plan.num_used, torch.float32)
         self._route(scores, chosen, weights)
         work = self._sort(chosen)
