@@ -10,6 +10,7 @@ NAMES = {
     "families": "decode, prefill, second turns and eight requests of many families beside llama.cpp",
     "compare": "decode, prefill, eight requests, start and memory of two checkouts, on the CPU",
     "serving": "the server under load beside llama.cpp's server",
+    "replicas": "one process, one replica and two; routing by prefixes and by load",
     "sampling": "choosing a token beside llama.cpp and transformers",
     "attacks": "how long /health takes while the server is attacked",
     "bits": "token ids and logprob bits of two checkouts",

@@ -65,7 +65,7 @@ class FakeStream:
         while not self._ready:
             message = wire.load(await anext(self._messages))
             if isinstance(message, wire.Events):  # one by one, however many came together
-                self._ready += [wire.Events((event,)) for event in message.events]
+                self._ready += [wire.Events((event,), message.utilization) for event in message.events]
             else:
                 self._ready.append(message)
         return self._fake.change(self._ready.pop(0))

@@ -14,12 +14,14 @@ import pytest
 from tests.cluster.harness import ANSWERS, REFUSED, WHOLE, Fake, FakeTransport, folded, same, write_model
 from tests.server.harness import Client
 from unspool import LLM
+from unspool.ceilings import Ceilings
 from unspool.cluster.back import engine_pages
 from unspool.cluster.front import PooledService, start_service
 from unspool.cluster.models import ModelSource, open_source
 from unspool.cluster.replica import Replica
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
+from unspool.server.meter import Meter
 from unspool.server.service import Service
 from unspool.server.tracing import OtelTracer
 
@@ -109,6 +111,28 @@ def test_a_seed_that_was_drawn_is_told_and_gives_the_answer_again(source: ModelS
             assert told["receipt"]["seed"] == told["choices"][0]["seed"] == told["params"]["seed"]["value"]
             again = await client.ok("/v1/completions", body | {"seed": told["receipt"]["seed"]})
             assert again["choices"] == first["choices"]
+
+    asyncio.run(check())
+
+
+def test_an_answer_tells_its_share_of_its_replicas_hardware(
+    source: ModelSource, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Ceilings("a processor", 1, "cpu-test", 1e9, 2e9, 4e9, "2026-01-02T03:04:05Z")
+    monkeypatch.setattr("unspool.ceilings.known_ceilings", lambda *_: limits)
+    meter = Meter(llm.engine)
+    path, body = "/v1/completions", {"prompt": "Once", "max_tokens": 9, "ignore_eos": True, "n": 2}
+
+    async def check() -> None:
+        async with pooled(source, llm) as client:
+            assert (await client.ok(path, body))["unspool"]["utilization"] is None, "nobody has measured this machine"
+            meter.measure(is_alone=False)
+            for fake in client.service._transport.fakes:  # type: ignore[attr-defined]
+                fake.replica._meter = meter
+            told = [(await client.ok(path, body))["unspool"], (await client.events(path, body))[-2][1]["unspool"]]
+            for used in (each["utilization"] for each in told):
+                assert used["weight_bytes"] == llm.engine.steps.costs.weight_bytes()
+                assert used["mbu"] > 0
 
     asyncio.run(check())
 

@@ -1,11 +1,15 @@
-"""The routing rule, as a table."""
+"""The routing rule: as a table, and what holds for whatever replicas there are."""
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unspool.cluster.prefixes import Expected, prompt_chain
-from unspool.cluster.routing import ReplicaView, Rule, num_matched, rank
+from unspool.cluster.routing import RULE, ReplicaView, Rule, num_matched, overload_limit, rank
 
 CHAIN = [f"block{n}" for n in range(10)]
 
@@ -40,7 +44,10 @@ def test_a_match_below_the_least_share_does_not_count() -> None:
 
 
 def test_without_prefixes_load_alone_decides() -> None:
-    assert rank(CHAIN, [view("a", 1, 9), view("b", 0)], Rule(by_prefix=False)) == ["b", "a"]
+    rule = Rule(by_prefix=False)
+    assert rank(CHAIN, [view("a", 1, 9), view("b", 0)], rule) == ["b", "a"]
+    turns = [CHAIN[: n + 1] for n in range(len(CHAIN))]
+    assert {rank(turn, [view("a", 0, 9), view("b")], rule)[0] for turn in turns} == {"a", "b"}, "ties go anywhere"
 
 
 def test_equal_beginnings_go_to_one_replica_before_any_is_computed() -> None:
@@ -83,3 +90,85 @@ def test_what_was_sent_is_expected_for_a_while() -> None:
     assert [key in expected for key in "abc"] == [False, True, True]
     now = 60.0
     assert "b" not in expected
+
+
+# What holds for all ---------------------------------------------------------------------------------------------------
+NAMES = [f"replica-{n}" for n in range(6)]
+views = st.lists(
+    st.builds(
+        view,
+        st.sampled_from(NAMES),
+        st.integers(0, 40),
+        st.integers(0, len(CHAIN)),
+        is_draining=st.booleans(),
+    ),
+    unique_by=lambda each: each.name,
+    max_size=len(NAMES),
+)
+rules = st.builds(
+    Rule, slack=st.integers(0, 10), imbalance=st.floats(1, 4), min_match=st.floats(0, 1), by_prefix=st.booleans()
+)
+
+
+@given(views, rules, st.sets(st.sampled_from(NAMES)))
+def test_the_ranking_is_of_all_that_may_take_the_request(
+    replicas: list[ReplicaView], rule: Rule, avoid: set[str]
+) -> None:
+    able = [each.name for each in replicas if each.name not in avoid and not each.is_draining]
+    assert sorted(rank(CHAIN, replicas, rule, avoid)) == sorted(able)
+
+
+@given(views, rules, st.randoms())
+def test_the_order_in_which_replicas_are_known_does_not_matter(
+    replicas: list[ReplicaView], rule: Rule, random: Random
+) -> None:
+    shuffled = list(replicas)
+    random.shuffle(shuffled)
+    assert rank(CHAIN, shuffled, rule) == rank(CHAIN, replicas, rule)
+
+
+@given(views, rules)
+def test_no_prefix_is_worth_an_overloaded_replica(replicas: list[ReplicaView], rule: Rule) -> None:
+    by_name = {each.name: each for each in replicas}
+    ranked = [by_name[name] for name in rank(CHAIN, replicas, rule)]
+    if ranked:
+        limit = overload_limit(min(each.load for each in ranked), rule)
+        assert ranked[0].load <= limit
+        overloaded = [each.load > limit for each in ranked]
+        assert overloaded == sorted(overloaded), "all others come before them"
+
+
+@given(views, rules)
+def test_the_first_has_the_longest_prefix_that_counts_or_else_the_least_load(
+    replicas: list[ReplicaView], rule: Rule
+) -> None:
+    by_name = {each.name: each for each in replicas}
+    ranked = [by_name[name] for name in rank(CHAIN, replicas, rule)]
+    if not ranked:
+        return
+
+    def match(each: ReplicaView) -> int:
+        found = num_matched(CHAIN, each.prefixes)
+        return found if rule.by_prefix and found >= rule.min_match * len(CHAIN) else 0
+
+    limit = overload_limit(min(each.load for each in ranked), rule)
+    able = [each for each in ranked if each.load <= limit]
+    longest = max(map(match, able))
+    assert match(ranked[0]) == longest
+    assert ranked[0].load == min(each.load for each in able if match(each) == longest)
+
+
+@given(views, rules, st.sampled_from(NAMES))
+def test_a_replica_that_goes_leaves_the_order_of_the_others(replicas: list[ReplicaView], rule: Rule, gone: str) -> None:
+    """Unless it had the least load, by which the others are measured."""
+    able = [each for each in replicas if not each.is_draining]
+    left = [each for each in able if each.name != gone]
+    if left and min(each.load for each in left) == min(each.load for each in able):
+        assert rank(CHAIN, left, rule) == [name for name in rank(CHAIN, able, rule) if name != gone]
+
+
+@given(views)
+def test_a_prompt_without_a_whole_block_goes_to_the_least_load(replicas: list[ReplicaView]) -> None:
+    able = {each.name: each.load for each in replicas if not each.is_draining}
+    if able:
+        assert able[rank([], replicas, RULE)[0]] == min(able.values())

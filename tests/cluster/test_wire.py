@@ -9,6 +9,7 @@ import typing
 import pytest
 
 from unspool import events, params
+from unspool.ceilings import Utilization
 from unspool.cluster import wire
 from unspool.errors import (
     ContextLengthError,
@@ -54,6 +55,7 @@ RECEIPT = Receipt("model", "1.0", "cpu-avx2", 7)
         wire.Events(
             (Finished("r", 0, "stop", Usage(3, 4, 2), Timings(0.1, 0.2, 0.3, 0.6, 0.3, None), stop="\n", seed=7),)
         ),
+        wire.Events((), Utilization(1e9, 2e6, 0.25, None)),
         wire.Accepted(RECEIPT),
         wire.Status(RECEIPT, "model", 512, 16, "30x3x64", {"running": 3}, "aa" * 8),
     ],

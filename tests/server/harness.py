@@ -96,26 +96,31 @@ def in_process(
 ) -> None:
     """Run a test against a fresh service; afterwards every block is free and nobody is left."""
 
-    async def run() -> None:
-        service = Service(llm or make_llm(), config or ServerConfig(log_format="off"))
+    async def run(llm: LLM) -> None:
+        service = await open_service(llm, config or ServerConfig(log_format="off"))
         client = Client(service)
         try:
             async with asyncio.timeout(120):
                 await test(client)
-                await idle(service)
-                await service.engine.call_async(lambda engine: engine.check())
+                await idle(llm)
+                await llm.driver.call_async(lambda engine: engine.check())
         finally:
             await client.http.aclose()
             await service.engine.shutdown()
 
-    asyncio.run(run())
+    asyncio.run(run(llm or make_llm()))
 
 
-async def idle(service: Service) -> None:
+async def open_service(llm: LLM, config: ServerConfig) -> Service:
+    """The service of a model. `pytest -p tests.cluster.pooled_server` puts a pool of replicas in its place."""
+    return Service(llm, config)
+
+
+async def idle(llm: LLM) -> None:
     """Wait until the engine has nothing left to do."""
-    while await service.engine.call_async(lambda engine: engine.has_work):
+    while await llm.driver.call_async(lambda engine: engine.has_work):
         await asyncio.sleep(0.01)
-    stats = service.llm.engine.stats
+    stats = llm.engine.stats
     assert (stats["running"], stats["waiting"]) == (0, 0)
     assert stats["blocks_free"] == stats["blocks"]
 
@@ -141,7 +146,7 @@ class Live:
     async def _serve(self) -> None:
         if self._host is None:
             assert self._llm is not None
-            self.service = Service(self._llm, self._config)
+            self.service = await open_service(self._llm, self._config)
         served = self._host or self.service
         config: uvicorn.Config = uvicorn_config(build(served), self._config)
         self.server = Server(config, served)

@@ -257,7 +257,7 @@ def test_capabilities_name_every_parameter_and_its_value() -> None:
         assert by_name["temperature"]["value"] == 1.0
         assert by_name["temperature"]["origin"] == "default"
         assert by_name["top_p"]["schema"]["maximum"] == 1
-        assert told["receipt"]["kernels"] == client.service.llm.engine.ops.kernel_set
+        assert told["receipt"]["kernels"] == client.service.llm.receipt(0).kernels
         assert told["has_template"]
         machine = (await client.get("/v1/machine")).json()
         assert machine["cores"] >= 1

@@ -102,6 +102,7 @@ def test_too_little_memory_is_no_defect(
         (["--random", "tiny"], ("random-tiny-bf16",)),
         (["-m", "org/name"], ("org/name",)),
         (["-m", "org/name", "--name", "a"], ("a", "org/name")),
+        (["-m", "org/name", "--name", "org/name"], ("org/name",)),
         (["--random", "tiny", "--name", "a", "--name", "b"], ("a", "b", "random-tiny-bf16")),
     ],
 )

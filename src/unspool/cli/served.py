@@ -32,7 +32,7 @@ def model_specs(namespace: Namespace, options: dict[str, Any]) -> list[ModelSpec
             raise UsageError("--random and -m both say what is served; give one")
         from unspool.models.random import stand_in_name
 
-        names = (*namespace.name, stand_in_name(namespace.random))
+        names = tuple(dict.fromkeys((*namespace.name, stand_in_name(namespace.random))))
         return [ModelSpec(names, names[0], namespace.random, options)]
     specs = []
     for given in namespace.model or [default_model()]:
@@ -44,7 +44,7 @@ def model_specs(namespace: Namespace, options: dict[str, Any]) -> list[ModelSpec
     if namespace.name:
         if len(specs) > 1:
             raise UsageError("--name is for one model; `unspool config` names several")
-        specs = [replace(specs[0], names=(*namespace.name, *specs[0].names))]
+        specs = [replace(specs[0], names=tuple(dict.fromkeys((*namespace.name, *specs[0].names))))]
     for name in OF_ONE:
         if len(specs) > 1 and options.get(name):
             raise UsageError(

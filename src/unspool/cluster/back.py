@@ -36,7 +36,8 @@ def load_replica(name: str, source: ModelSource, options: Mapping[str, Any]) -> 
     service = Service(llm, ServerConfig(**{**options, "names": names, "log_format": "off"}))
     tracer = make_tracer(service.config.otel_endpoint, service.name)
     threading.Thread(target=_prepare, args=(service,), daemon=True).start()
-    return Replica(llm, engine_pages(llm, service), name=name, source=checkpoint.fingerprint, tracer=tracer)
+    pages = engine_pages(llm, service)
+    return Replica(llm, pages, name=name, source=checkpoint.fingerprint, tracer=tracer, meter=service.meter)
 
 
 def _prepare(service: Service) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.requests import Request
@@ -25,8 +25,12 @@ from unspool.server.config import ServerConfig
 from unspool.server.engine_view import POLL_SECONDS
 from unspool.server.faults import HTTPFault
 from unspool.server.host import host_of
+from unspool.server.job import Run
 from unspool.server.service import Service
 from unspool.server.sse import EventStream, Write, frame
+
+if TYPE_CHECKING:
+    from unspool.ceilings import Utilization
 
 PAGE_SECONDS = 3.0  # that a replica has for what a page asks of all of them
 PEER_SECONDS = 1.0  # the same of another server
@@ -133,6 +137,9 @@ class PooledService(Service):
                         return
 
         return EventStream(feed, stop.set, ping_interval=self.config.ping_interval)
+
+    def utilization(self, run: Run) -> Utilization | None:
+        return run.submissions[0].utilization
 
     # Metrics of all -------------------------------------------------------------------------------------------------
     async def metrics_page(self) -> bytes:

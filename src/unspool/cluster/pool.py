@@ -263,6 +263,7 @@ class ReplicaPool:
         assert job.stream is not None
         async for message in job.stream:
             assert isinstance(message, wire.Events)
+            job.submission.utilization = message.utilization or job.submission.utilization
             for event in message.events:
                 _check_alive(job, event)
                 fresh = job.replay.push(event)

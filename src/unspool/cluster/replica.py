@@ -15,8 +15,10 @@ from unspool.events import Event, Finished, FinishReason, Text
 from unspool.server.tracing import Tracer
 
 if TYPE_CHECKING:
+    from unspool.ceilings import Utilization
     from unspool.engine.engine import Engine
     from unspool.llm import LLM
+    from unspool.server.meter import Meter
     from unspool.server.tracing import ReplicaSpan
 
 log = logging.getLogger("unspool.cluster")
@@ -35,8 +37,9 @@ class Replica:
         name: str = "replica",
         source: str | None = None,
         tracer: Tracer | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        self.llm, self._pages, self._name = llm, pages, name
+        self.llm, self._pages, self._name, self._meter = llm, pages, name, meter
         self._source = source or llm.checkpoint.fingerprint
         self._tracer = tracer or Tracer()
         self._submissions: dict[str, Submission] = {}
@@ -58,11 +61,15 @@ class Replica:
             yield wire.dump(wire.Accepted(self.llm.receipt(submission.resolved.seed)))
             async for events in _batches(inbox, request.params.n):
                 told.add(events)
-                yield wire.dump(wire.Events(events))
+                yield wire.dump(wire.Events(events, self._utilization(events)))
         finally:
             del self._submissions[request.id]
             self.llm.driver.abort(submission)
             told.end()
+
+    def _utilization(self, events: tuple[Event, ...]) -> Utilization | None:
+        end = next((each for each in events if isinstance(each, Finished) and each.choice == 0), None)
+        return None if end is None or self._meter is None else self._meter.answer(end)
 
     async def _start(self, data: bytes, inbox: asyncio.Queue[Event]) -> tuple[wire.WireRequest, Submission]:
         """Have the engine take a request, whose events go to `inbox`."""

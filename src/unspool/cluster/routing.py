@@ -12,6 +12,9 @@ The rule, in order:
 5. Otherwise the one with the least load wins. Ties go to the replica that the prompt's first block hashes to, so that
    equal beginnings that arrive together go to one replica before any of them is computed.
 
+With `by_prefix` off only the loads count, and ties go to the replica that the whole prompt hashes to: with two replicas
+this is power-of-two-choices routing, which benchmarks compare with.
+
 The whole ranking is returned, best first: if the first cannot take the request, the next one is tried.
 """
 
@@ -53,13 +56,14 @@ def rank(
     if not able:
         return []
     limit = overload_limit(min(each.load for each in able), rule)
+    tie = "" if not chain else chain[0] if rule.by_prefix else chain[-1]
 
     def key(each: ReplicaView) -> tuple[bool, int, int, bytes]:
         match = num_matched(chain, each.prefixes) if rule.by_prefix else 0
         if match < rule.min_match * len(chain):
             match = 0
         is_overloaded = each.load > limit
-        return (is_overloaded, 0 if is_overloaded else -match, each.load, _affinity(chain, each.name))
+        return (is_overloaded, 0 if is_overloaded else -match, each.load, _affinity(tie, each.name))
 
     return [each.name for each in sorted(able, key=key)]
 
@@ -79,6 +83,6 @@ def num_matched(chain: Sequence[str], prefixes: Container[str]) -> int:
     return count
 
 
-def _affinity(chain: Sequence[str], name: str) -> bytes:
-    """Rendezvous hashing: each prompt orders the replicas in its own way, and a lost replica moves only its own."""
-    return blake2b(f"{chain[0] if chain else ''}\0{name}".encode(), digest_size=8).digest()
+def _affinity(block: str, name: str) -> bytes:
+    """Rendezvous hashing: each block orders the replicas in its own way, and a lost replica moves only its own."""
+    return blake2b(f"{block}\0{name}".encode(), digest_size=8).digest()

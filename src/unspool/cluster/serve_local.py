@@ -14,6 +14,7 @@ from unspool.cluster.front import start_service
 from unspool.cluster.local import LocalTransport, local_nodes
 from unspool.cluster.models import ModelSource
 from unspool.cluster.numa import Node
+from unspool.cluster.routing import RULE, Rule
 from unspool.machine import num_cores
 from unspool.server.app import build
 from unspool.server.config import ServerConfig
@@ -28,6 +29,7 @@ def serve_local(
     config: ServerConfig,
     replicas: int | None = None,
     on_start: Callable[[str], None] | None = None,
+    rule: Rule = RULE,
 ) -> None:
     """Serve until a signal. Without a number of replicas: one on each NUMA node. `on_start` is called with the
     server's address once it listens."""
@@ -37,7 +39,7 @@ def serve_local(
     count = replicas or len(found)
     places = local_nodes(count, lambda: found)
     log.info("%d replicas on %d NUMA nodes", count, len(found))
-    asyncio.run(_serve(with_threads(source, places), config, places, sockets, on_start))
+    asyncio.run(_serve(with_threads(source, places), config, places, sockets, on_start, rule))
 
 
 def with_threads(source: ModelSource, places: Sequence[Node | None]) -> ModelSource:
@@ -55,8 +57,9 @@ async def _serve(
     places: Sequence[Node | None],
     sockets: list[socket.socket],
     on_start: Callable[[str], None] | None,
+    rule: Rule,
 ) -> None:
-    transport = LocalTransport(source, places, options=replica_options(config))
+    transport = LocalTransport(source, places, rule, options=replica_options(config))
     try:
         service = await start_service(source, config, transport)
         await Server(uvicorn_config(build(service), config), service, on_start).serve(sockets)

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from unspool import errors, events
+from unspool.ceilings import Utilization
 from unspool.cluster.prefixes import split_keys
 from unspool.errors import EngineError, RequestError, UnspoolError
 from unspool.events import Event, Failed, Text, Token
@@ -53,9 +54,13 @@ class Refused:
 
 @dataclass(frozen=True)
 class Events:
-    """What a replica generated since its last message. Without events it says that the replica is alive."""
+    """What a replica generated since its last message. Without events it says that the replica is alive.
+
+    With the ending of the first choice: how near it came to the ceilings of the replica's machine, if they are known.
+    """
 
     events: tuple[Event, ...] = ()
+    utilization: Utilization | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def kinds() -> Mapping[str, type]:
         from unspool.sampling import trace
 
         known = (
-            WireRequest, Accepted, Refused, Events, Status, PageRequest, PageAnswer, Receipt,
+            WireRequest, Accepted, Refused, Events, Status, PageRequest, PageAnswer, Receipt, Utilization,
             SamplingParams, Constraint, BeamParams, RepetitionDetector, ThinkingMarks,
             Token, Text, Failed, events.Finished, events.DraftStats, events.StepWork, events.Usage, events.Timings,
             trace.StepTrace, trace.StageTrace, trace.TokenEffect, trace.Candidate,

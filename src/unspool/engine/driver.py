@@ -39,6 +39,8 @@ from unspool.results import Receipt
 if TYPE_CHECKING:
     import asyncio
 
+    from unspool.ceilings import Utilization
+
 T = TypeVar("T")
 Sink = Callable[[Event], None]  # must not raise and must not block
 
@@ -58,6 +60,7 @@ class Submission:
     id: str | None = None
     resolved: ResolvedParams | None = None
     receipt: Receipt | None = None  # of the engine that took it
+    utilization: Utilization | None = None  # that another process tells: how near the answer came to its ceilings
     num_left: int = field(init=False)  # choices whose ending has not been delivered
 
     def __post_init__(self) -> None:

@@ -189,6 +189,15 @@ def cache_config(prefix: str, model: str, block_size: int, num_blocks: int) -> M
     return family
 
 
+def adapters(prefix: str, model: str) -> Metric:
+    """What the same protocol asks of adapters: at most none, so that a router need not look for any."""
+    labels = ("model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    text = "LoRA adapters, of which there are none here; the value is always 1."
+    family = GaugeMetricFamily(prefix + "lora_requests_info", text, labels=labels)
+    family.add_metric([model, "0", "", ""], 1)
+    return family
+
+
 class EngineCollector(Families):
     """What the engine has counted itself."""
 
@@ -207,6 +216,7 @@ class EngineCollector(Families):
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats["prefix_queries"])
         yield self._counter("prefix_cache_hits", "Prompt tokens found computed.", stats["prefix_hits"])
         yield cache_config(self._prefix, self._model, int(engine.config.block_size), int(stats["blocks"]))
+        yield adapters(self._prefix, self._model)
         success = CounterMetricFamily(
             self._prefix + "request_success", "Answers by how they ended.", labels=["model_name", "finished_reason"]
         )

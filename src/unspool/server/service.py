@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -31,6 +31,9 @@ from unspool.server.job import Job, Run
 from unspool.server.meter import Meter
 from unspool.server.metrics import EngineCollector, Metrics
 from unspool.server.model import ServedModel
+
+if TYPE_CHECKING:
+    from unspool.ceilings import Utilization
 
 LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
 SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
@@ -211,19 +214,20 @@ class Service:
             for index, end in enumerate(ends)
         ]
         warnings = [*run.job.warnings, *run.params[0].warnings]
+        used = self.utilization(run) if ends else None
         return {
             "params": params,
             "timings": about[0]["timings"] if about else None,
-            "utilization": self._utilization(ends[0]) if ends else None,
+            "utilization": None if used is None else used.as_dict(),
             "cached_tokens": sum(end.usage.cached_tokens for end in ends if end.choice == 0),
             "receipt": run.receipt.as_dict(),
             "choices": about,
             "warnings": list(dict.fromkeys(warnings)),
         }
 
-    def _utilization(self, end: Finished) -> dict[str, Any] | None:
-        used = None if self.meter is None else self.meter.answer(end)
-        return None if used is None else used.as_dict()
+    def utilization(self, run: Run) -> Utilization | None:
+        """How near the first answer came to the machine's ceilings; None: they are unknown."""
+        return None if self.meter is None else self.meter.answer(run.ends[0])
 
 
 def unknown_model(name: str, known: Sequence[str]) -> HTTPFault:
