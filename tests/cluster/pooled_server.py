@@ -23,7 +23,17 @@ from unspool.server.config import ServerConfig
 from unspool.server.service import Service
 
 LOST_AFTER = 4  # messages of a stream that loses its replica
-OF_ONE_ENGINE: dict[str, str] = {}
+# Tests that hold for one engine in the server's process alone, and why.
+OF_ONE_ENGINE: dict[str, str] = {
+    "test_responses_tell_how_near_they_came_to_the_ceilings": "measures the engine of its process; test_front has ours",
+    "test_a_replay_has_the_same_bits_in_any_crowd": "the crowd is spread over the replicas",
+    "test_steps_add_up_to_what_was_computed": "a fork's number is null, for each engine counts its own",
+    "test_no_step_is_faster_than_the_memory": "sets the meter of its process's engine",
+    "test_metrics_and_answers_tell_what_came_of_drafts": "what engines count has the label `replica`",
+    "test_metrics_count": "what engines count has the label `replica`; test_front has ours",
+    "test_a_failing_step_is_told_and_the_server_lives": "breaks the engine",
+    "test_a_dead_engine_is_told_to_everyone": "ends the engine, which a pool replaces",
+}
 
 
 class Replicas(FakeTransport):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ pytest.importorskip("ray", reason="make test-cluster runs these, in an environme
 
 from tests.cluster.harness import ANSWERS, LONG, REFUSED, WHOLE, Asked, folded, same, write_model
 from tests.cluster.ray_harness import (
+    HANG,
     Cluster,
     Load,
     is_stopped,
@@ -204,6 +208,7 @@ def test_a_hung_replica_is_noticed_and_replaced(two: Cluster, expected: Expected
 
 def test_a_thousand_requests_survive_random_kills(two: Cluster, expected: Expected) -> None:
     load, done, rng = Load(two, expected, seed=3), threading.Event(), random.Random(4)
+    replays = two.metric("replays_total")
     killed: list[int] = []
 
     def disturb() -> None:
@@ -216,15 +221,18 @@ def test_a_thousand_requests_survive_random_kills(two: Cluster, expected: Expect
 
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
+    total = 0
     try:
-        load.run(1000, threads=12)
+        while total < 1000 or len(killed) < 8:  # on a slow machine replicas come back slowly
+            load.run(200, threads=12)
+            total += 200
     finally:
         done.set()
         disturbing.join()
     assert load.wrong == []
-    assert load.num_right == 1000
-    assert len(killed) >= 5
-    print(f"{len(killed)} replicas were killed, {two.metric('replays_total'):g} answers computed again")
+    assert load.num_right == total
+    assert two.metric("replays_total") > replays
+    print(f"{total} requests, {len(killed)} kills, {two.metric('replays_total') - replays:g} answers computed again")
 
 
 def test_a_killed_ingress_serves_again(two: Cluster, expected: Expected) -> None:
@@ -315,6 +323,38 @@ def test_load_brings_replicas_and_idleness_ends_them(
     wait_for("one replica", lambda: cluster.metric("replicas") == 1 and len(replicas_of("Engine")) == 1)
     assert load.wrong == []
     assert cluster.metric("replays_total") == 0, "a replica that is to go first answers what it has begun"
+
+
+def test_the_command_runs_and_tells_and_ends_an_application(
+    cluster: Cluster, models: tuple[Path, Path], expected: Expected
+) -> None:
+    import ray
+
+    cluster.stop()
+    (app := models[0].parent / "app.yaml").write_text(
+        "model: one.gguf\ncpus: 0.01\nengine: {threads: 1, kv_tokens: 16384}\n"
+        "server: {names: [tiny], log_format: 'off'}\n"
+    )
+    address = ray.get_runtime_context().gcs_address
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "unspool", "cluster", *arguments, "--address", address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+
+    nothing = run("--stop")
+    assert (nothing.returncode, nothing.stderr) == (2, "unspool: no application 'unspool' runs there\n")
+    assert json.loads(run("--status").stdout) == {"status": "NOT_STARTED"}
+    deployed = run(str(app), "--prefix", "/llm")
+    assert deployed.returncode == 0, deployed.stderr
+    assert "/llm/v1" in deployed.stdout
+    told = json.loads(run("--status").stdout)
+    assert told["status"] == "RUNNING"
+    assert told["deployments"]["Engine"]["replicas"] == {"RUNNING": 1}
+    path, body = STORY
+    answer = httpx.post(f"{cluster.url}/llm{path}", json=body, timeout=HANG)
+    assert answer.json()["choices"][0]["text"] == story_of(expected)
+    assert run("--stop").returncode == 0
+    wait_for("the end of the replicas", lambda: not replicas_of("Engine"))
 
 
 def test_several_ingresses_have_one_page_of_metrics(cluster: Cluster, models: tuple[Path, Path]) -> None:

@@ -23,6 +23,7 @@ from unspool.cluster.app_options import AppOptions
 from unspool.cluster.log_relay import LogRelay
 from unspool.cluster.models import ModelSource, open_source
 from unspool.cluster.ray_deploy import deploy, quiet_ray
+from unspool.errors import EngineError
 from unspool.machine import num_cores
 from unspool.server.config import ServerConfig
 from unspool.server.listener import bind
@@ -32,6 +33,7 @@ from unspool.server.run import address_here, set_up_logging
 log = logging.getLogger("unspool.cluster")
 # Messages are small and few at a time; Ray would set aside a third of the memory.
 OBJECT_STORE_BYTES = 256 << 20
+START_TRIES = 4
 POLL_SECONDS = 0.5  # between two looks for a signal
 LONGEST_FOLDER = 40  # characters: Ray puts sockets below it, whose paths may have 107
 
@@ -118,19 +120,27 @@ def local_ray(num_cpus: int) -> Iterator[LogRelay]:
 
 
 def _start_ray(num_cpus: int, folder: Path) -> None:
+    """Ray gives itself 30 seconds to start, which is too little on a machine that is very busy: then once more."""
     quiet_ray()
-    try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            _temp_dir=str(folder),
-        )
-    except SystemExit:  # a signal came while Ray's own handlers were in place
-        raise StopSignalError from None
+    for left in reversed(range(START_TRIES)):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                _temp_dir=str(folder),
+            )
+            break
+        except SystemExit:  # a signal came while Ray's own handlers were in place
+            raise StopSignalError from None
+        except Exception as error:  # Ray has no class for it
+            ray.shutdown()
+            if not left:
+                raise EngineError(f"Ray did not start: {error}") from error
+            log.warning("Ray did not start, and is started again: %s", error)
     listen_for_stops()
 
 
