@@ -96,7 +96,10 @@ test-sanitize: $(TESTING) $(STAMPS)/install
 test-cluster:
 	$(MAKE) VENV=$(CLUSTER_VENV) EXTRAS="server cluster kv-events otel test" cluster-tests
 
+# First the server's own tests, in front of two replicas in place of one engine.
+POOLED := $(patsubst %,tests/server/test_%.py,endpoints chat forks engines reasoning http schema batch large speculation)
 cluster-tests: $(TESTING) $(STAMPS)/install
+	$(BIN)/python -m pytest -p tests.cluster.pooled_server -m "not slow" $(POOLED)
 	$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST)
 
 # tests/server/test_deploy.py checks in `make test` what needs no promtool.

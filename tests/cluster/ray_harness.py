@@ -102,6 +102,7 @@ class Cluster:
         from unspool.cluster.ray_deploy import deploy
 
         defaults = {"health_check_period": 0.5, "silence": 4.0, "report_period": 0.3, "cpus": 0.01, "drain": 20.0}
+        defaults |= {"patience": HANG, "max_attempts": 100}  # replicas may come back slowly, and are killed often
         server = {"log_format": "off", "names": ["tiny"]} | options.pop("server", {})
         deploy(AppOptions.of(defaults | options | {"server": server}), "127.0.0.1", self.port)
 

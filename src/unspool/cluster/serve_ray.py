@@ -132,6 +132,7 @@ def _start_ray(num_cpus: int, folder: Path) -> None:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
                 _temp_dir=str(folder),
+                _system_config={"worker_niceness": 0},  # Ray's 15 is for batches: this Ray only serves
             )
             break
         except SystemExit:  # a signal came while Ray's own handlers were in place
