@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.harness import Client, in_process
 from unspool.server.config import ServerConfig
+from unspool.version import VERSION
 
 TOOL = {"name": "go", "parameters": {"type": "object", "properties": {"to": {"enum": ["x", "y"]}}, "required": ["to"]}}
 CALL = '<tool_call>\n{"name": "go", "arguments": {"to": "x"}}\n</tool_call>'
@@ -359,5 +360,36 @@ def test_a_model_with_several_names_is_listed_once() -> None:
 def test_a_text_model_does_not_embed() -> None:
     async def test(client: Client) -> None:
         assert (await client.refused("/v1/embeddings", {"input": "x"}))["code"] == "model_does_not_embed"
+
+    in_process(test)
+
+
+def test_prompts_are_counted() -> None:
+    async def test(client: Client) -> None:
+        chat = {"messages": [{"role": "user", "content": "Hello"}]}
+        for path, body in (("/v1/chat/completions", chat), ("/v1/responses", {"input": "Hello"})):
+            told = await client.ok(f"{path}/input_tokens", body)
+            answer = await client.ok(path, body | {"max_output_tokens" if "input" in body else "max_tokens": 1})
+            usage = answer["usage"]
+            assert told["input_tokens"] == usage.get("input_tokens", usage.get("prompt_tokens"))
+
+    in_process(test)
+
+
+def test_conversations_are_tokenized_with_and_without_bos() -> None:
+    async def test(client: Client) -> None:
+        ask = {"messages": [{"role": "user", "content": "Hello"}]}
+        without = await client.ok("/tokenize", {**ask, "add_special_tokens": False})
+        assert without == await client.ok("/tokenize", ask)
+        assert without["token_strs"] is None
+        bos = (await client.ok("/tokenize", {"prompt": ""}))["tokens"]
+        assert (await client.ok("/tokenize", {**ask, "add_special_tokens": True}))["tokens"] == bos + without["tokens"]
+
+    in_process(test)
+
+
+def test_the_version() -> None:
+    async def test(client: Client) -> None:
+        assert (await client.get("/version")).json() == {"version": VERSION}
 
     in_process(test)

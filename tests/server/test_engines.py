@@ -141,6 +141,26 @@ def test_prompt_logprobs_are_written_as_vllm_does() -> None:
     in_process(test)
 
 
+def test_usage_so_far_needs_usage() -> None:
+    async def test(client: Client) -> None:
+        for path, prompt in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "Hello"})):
+            ask = {**prompt, "max_tokens": 3, "stream_options": {"continuous_usage_stats": True}}
+            events = [event for _, event in await client.events(path, ask) if event != "[DONE]"]
+            assert all(event.get("usage") is None for event in events)
+
+    in_process(test)
+
+
+def test_prompt_logprobs_are_null_where_nobody_asked() -> None:
+    async def test(client: Client) -> None:
+        chat = await client.ok(CHAT, {"messages": USER, "max_tokens": 1})
+        text = await client.ok(COMPLETIONS, {"prompt": "Hello", "max_tokens": 1})
+        assert chat["prompt_logprobs"] is None
+        assert text["choices"][0]["prompt_logprobs"] is None
+
+    in_process(test)
+
+
 def test_usage_and_timings_in_every_chunk() -> None:
     async def test(client: Client) -> None:
         options = {"include_usage": True, "continuous_usage_stats": True}

@@ -62,9 +62,15 @@ def test_how_an_answer_stopped() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "num_answers"),
-    [([5, 6, 7], 1), ([5, "Once", 7], 1), (["Once", "Twice"], 2), ([[5, 6], "Once", [5, "a"]], 3)],
+    [
+        ([5, 6, 7], 1),
+        ([5, "Once", 7], 1),
+        ({"prompt_string": "Once"}, 1),
+        (["Once", {"prompt_string": "Twice"}], 2),
+        ([[5, 6], "Once", [5, "a"]], 3),
+    ],
 )
-def test_prompts_are_texts_ids_mixtures_and_lists_of_these(prompt: list[Any], num_answers: int) -> None:
+def test_prompts_are_texts_ids_mixtures_and_lists_of_these(prompt: Any, num_answers: int) -> None:
     async def test(client: Client) -> None:
         answer = await client.ok(COMPLETION, {"prompt": prompt, "n_predict": 2, "seed": 1, "ignore_eos": True})
         answers = answer if isinstance(answer, list) else [answer]
@@ -119,7 +125,12 @@ def test_fields_of_an_answer_are_chosen() -> None:
 
 @pytest.mark.parametrize(
     ("more", "param"),
-    [({"nonsense": 1}, "nonsense"), ({"image_data": []}, "image_data"), ({"prompt": [5, [6]]}, "prompt")],
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"image_data": []}, "image_data"),
+        ({"prompt": [5, [6]]}, "prompt"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["b"]}}, "prompt.multimodal_data"),
+    ],
 )
 def test_what_a_completion_refuses(more: dict[str, Any], param: str) -> None:
     async def test(client: Client) -> None:

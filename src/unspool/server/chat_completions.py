@@ -85,6 +85,7 @@ class ChatWriter(Writer):
                 "message": self._message(choice),
                 "logprobs": self._logprobs(choice.tokens),
                 **ending(choice),
+                "token_ids": None,
                 **self._ids(choice.tokens),
                 **({"trace": traces(choice.tokens)} if self._wants_trace else {}),
             }
@@ -93,10 +94,9 @@ class ChatWriter(Writer):
         more: Body = {"choices": choices, "usage": usage(self.run), "unspool": self.service.report(self.run)}
         more["timings"] = timings(self.run)
         prompt = self.run.job.prompts[0][0]
-        if self.asked.get("prompt_logprobs") is not None:
-            more["prompt_logprobs"] = prompt_logprobs(prompt, self.scored(0), self.tokenizer)
-        if self.asked.get("return_token_ids"):
-            more["prompt_token_ids"] = prompt
+        is_scored = self.asked.get("prompt_logprobs") is not None
+        more["prompt_logprobs"] = prompt_logprobs(prompt, self.scored(0), self.tokenizer) if is_scored else None
+        more["prompt_token_ids"] = prompt if self.asked.get("return_token_ids") else None
         return self._head("chat.completion") | more
 
     @property
@@ -105,7 +105,7 @@ class ChatWriter(Writer):
 
     @property
     def _wants_usage_so_far(self) -> bool:
-        return bool(self.asked.get("stream_options", {}).get("continuous_usage_stats"))
+        return self._wants_usage and bool(self.asked["stream_options"].get("continuous_usage_stats"))
 
     @property
     def _wants_logprobs(self) -> bool:
@@ -213,6 +213,12 @@ def prepare(service: Service, body: Body) -> Job:
         length_field=length_field,
     )
     return prepare_chat(service, body, request)
+
+
+def count_tokens(service: Service, body: Body) -> Body:
+    """How long the prompt of a conversation is."""
+    [(ids, _)] = prepare(service, body).prompts
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
 def _length(body: Mapping[str, Any]) -> tuple[int | None, str]:

@@ -89,6 +89,9 @@ class CompletionWriter(Writer):
                 "index": choice.index,
                 "text": before + choice.message.content,
                 "logprobs": self._whole_logprobs(choice),
+                "prompt_logprobs": None,  # these three as vLLM has them: null unless they were asked for
+                "prompt_token_ids": None,
+                "token_ids": None,
                 **ending(choice),
             }
             choices.append(entry | self._more(choice) | self._ids(choice.tokens) | self._trace(choice.tokens))
@@ -102,7 +105,7 @@ class CompletionWriter(Writer):
 
     @property
     def _wants_usage_so_far(self) -> bool:
-        return bool(self.asked.get("stream_options", {}).get("continuous_usage_stats"))
+        return self._wants_usage and bool(self.asked["stream_options"].get("continuous_usage_stats"))
 
     def _head(self) -> Body:
         return {

@@ -157,7 +157,6 @@ def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
     )
 
 
-
 # Words that several APIs share --------------------------------------------------------------------------------------
 def finish_reason(choice: Choice) -> str | None:
     """In OpenAI's words. `length` means cut short: by its length or by what the `unspool` object says."""

@@ -69,7 +69,7 @@ class Endpoint:
 
     @property
     def streams(self) -> bool:
-        return "stream" in self.schema["properties"]
+        return isinstance(self.answers, Generation) and "stream" in self.schema["properties"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,24 @@ ENDPOINTS: dict[str, Endpoint] = {
             Generation(responses.prepare, responses.ResponseWriter, "chat"),
             {"input": "Why is the sky blue?", "max_output_tokens": 64},
             also=("/responses",),
+        ),
+        Endpoint(
+            "/v1/chat/completions/input_tokens",
+            "countChatTokens",
+            "How long the prompt of a conversation is.",
+            schema.CHAT,
+            chat_completions.count_tokens,
+            {"messages": _HELLO},
+            also=("/chat/completions/input_tokens",),
+        ),
+        Endpoint(
+            "/v1/responses/input_tokens",
+            "countResponseTokens",
+            "How long the prompt of a response is.",
+            schema.RESPONSES,
+            responses.count_tokens,
+            {"input": "Why is the sky blue?"},
+            also=("/responses/input_tokens",),
         ),
         Endpoint(
             "/v1/messages",
@@ -241,9 +259,7 @@ ENDPOINTS: dict[str, Endpoint] = {
 PAGES: dict[str, Page | EnginePage] = {
     page.path: page
     for page in (
-        Page(
-            "/v1/models", "listModels", "The models served, their states and sizes.", pages.models, also=("/models",)
-        ),
+        Page("/v1/models", "listModels", "The models served, their states and sizes.", pages.models, also=("/models",)),
         Page("/v1/models/{name}", "getModel", "One model.", pages.model, statuses=(404,)),
         EnginePage(
             "/v1/capabilities",
@@ -304,6 +320,7 @@ PAGES: dict[str, Page | EnginePage] = {
             also=("/v1/health",),
         ),
         Page("/ready", "ready", "Whether requests are taken.", pages.ready, statuses=(503,)),
+        Page("/version", "version", "The server's version.", pages.version),
         Page("/metrics", "metrics", "Prometheus metrics.", pages.metrics, "text/plain"),
         Page("/openapi.json", "openapi", "This document.", pages.openapi),
         Page("/docs", "docs", "This document, to be read.", pages.docs, "text/html"),

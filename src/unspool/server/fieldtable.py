@@ -23,6 +23,10 @@ def tables() -> str:
     parts = []
     for path, endpoint in ENDPOINTS.items():
         body = endpoint.schema
+        same = next(other.path for other in ENDPOINTS.values() if other.schema is body)
+        if same != path:
+            parts.append(f"### {path}\n\nThe fields of [{same}](#{same.replace('/', '')}).\n")
+            continue
         own = {name: field for name, field in body["properties"].items() if name not in EXTRA}
         ours = [name for name in body["properties"] if name in EXTRA]
         more = f"\nand {len(ours)} of [our own](#our-own-fields).\n" if len(ours) > 5 else ""

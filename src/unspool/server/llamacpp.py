@@ -48,13 +48,19 @@ SETTINGS: Mapping[str, str] = {
 
 # What the paths take ------------------------------------------------------------------------------------------------
 _MIXED = any_of(string(), integer(0))
+_TEXT = record(
+    {"prompt_string": string(), "multimodal_data": array({}, most=0, description=f.NO_IMAGES)},
+    required=("prompt_string",),
+)
 _BIAS = any_of(number(-MAX_BIAS, MAX_BIAS), flag())
 COMPLETION = record(
     {
         "prompt": any_of(
             string(),
-            array(any_of(string(), integer(0), array(_MIXED, least=1)), least=1),
-            description="A text, a list of token ids and texts, or a list of such prompts.",
+            array(any_of(string(), integer(0), array(_MIXED, least=1), _TEXT), least=1),
+            _TEXT,
+            description="A text (also as an object with prompt_string), a list of token ids and texts, or a list of "
+            "such prompts.",
         ),
         **f.MODEL,
         "stream": schema.STREAM["stream"],
@@ -228,15 +234,18 @@ def prepare(service: Service, body: Body) -> Job:
 
 def _prompts(prompt: Any) -> list[list[str | int]]:
     """Each prompt as its parts, texts and token ids."""
+    if isinstance(prompt, dict):
+        prompt = prompt["prompt_string"]
     if isinstance(prompt, str):
         return [[prompt]]
     if any(isinstance(part, int) for part in prompt):
-        if any(isinstance(part, list) for part in prompt):
-            raise RequestError("prompt mixes token ids with lists; give one prompt, or a list of prompts", "prompt")
+        if any(isinstance(part, list | dict) for part in prompt):
+            raise RequestError("prompt mixes token ids with prompts; give one prompt, or a list of prompts", "prompt")
         return [prompt]
     if len(prompt) > f.MAX_PROMPTS:
         raise RequestError(f"prompt has {len(prompt):,} prompts; at most {f.MAX_PROMPTS:,} are taken", "prompt")
-    return [[part] if isinstance(part, str) else part for part in prompt]
+    texts = [part["prompt_string"] if isinstance(part, dict) else part for part in prompt]
+    return [[part] if isinstance(part, str) else part for part in texts]
 
 
 def _encode(service: Service, parts: Sequence[str | int], special: bool) -> list[int]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from unspool.server.faults import HTTPFault
 from unspool.server.host import ModelHost
 from unspool.server.sse import dumps
+from unspool.version import VERSION
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -47,6 +48,10 @@ async def health(host: ModelHost, request: Request) -> Response:
 async def ready(host: ModelHost, request: Request) -> Response:
     state = host.state
     return json_response({"status": state}, 200 if state == "ready" else 503)
+
+
+async def version(host: ModelHost, request: Request) -> Response:
+    return json_response({"version": VERSION})
 
 
 async def metrics(host: ModelHost, request: Request) -> Response:

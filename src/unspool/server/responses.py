@@ -264,6 +264,12 @@ def _text_part(text: str, logprobs: list[Body]) -> Body:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
+def count_tokens(service: Service, body: Body) -> Body:
+    """How long the prompt of a response is."""
+    [(ids, _)] = prepare(service, body).prompts
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+
 def prepare(service: Service, body: Body) -> Job:
     wants_logprobs = "message.output_text.logprobs" in body.get("include", ())
     if body.get("top_logprobs") and not wants_logprobs:

@@ -439,7 +439,7 @@ TOKENIZE = record(
         "tools": array(TOOL, most=f.MAX_TOOLS),
         **CONTINUING,
         "add_special_tokens": flag(
-            description="With a prompt: put BOS in front where the model wants it (true when absent)."
+            description="Put BOS in front where the model wants it (true for a prompt, false for messages when absent)."
         ),
         "parse_special": flag(
             description="With a prompt: read control tokens as such. When absent: where the prompt is one, and no more."

@@ -37,11 +37,15 @@ def tokenize(service: Service, body: Body) -> Body:
             body.get("chat_template_kwargs", {}),
             how=how_of(body),
         )
-        ids = prompt.ids
-    answer: Body = {"count": len(ids), "max_model_len": service.llm.engine.context_length, "tokens": ids}
-    if body.get("return_token_strs"):
-        answer["token_strs"] = [service.llm.tokenizer.token_text(id) for id in ids]
-    return answer
+        start = service.llm.tokenizer.encode("") if body.get("add_special_tokens") else []
+        ids = prompt.ids if prompt.ids[: len(start)] == start else [*start, *prompt.ids]
+    texts = [service.llm.tokenizer.token_text(id) for id in ids] if body.get("return_token_strs") else None
+    return {
+        "count": len(ids),
+        "max_model_len": service.llm.engine.context_length,
+        "tokens": ids,
+        "token_strs": texts,
+    }
 
 
 def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
@@ -56,7 +60,7 @@ _FIELDS = {
     "content": ("add_special", "parse_special", "with_pieces"),
     "messages": (
         "add_generation_prompt", "continue_final_message", "enable_thinking", "tools", "chat_template_kwargs",
-        "return_token_strs",
+        "add_special_tokens", "return_token_strs",
     ),
 }  # fmt: skip
 
@@ -96,6 +100,7 @@ async def tokenizer_info(service: Service, request: Request) -> Response:
     known = {name: named.get(name) or None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return json_response(
         {
+            "tokenizer_class": type(llm.tokenizer).__name__,
             **known,
             "chat_template": None if llm.template is None else llm.template.source,
             "model_max_length": llm.engine.context_length,
