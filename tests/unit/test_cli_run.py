@@ -169,7 +169,8 @@ def test_a_system_message(chat_model: str, base_model: str, capsys: Capture) -> 
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"), [(b"", "the prompt is empty"), (b"ab\xff", "stdin is not UTF-8: byte 0xff at 2")]
+    ("typed", "message"),
+    [(b"", "the prompt is empty; give one, as in"), (b"ab\xff", "stdin is not UTF-8: byte 0xff at 2")],
 )
 def test_bad_input(
     typed: bytes, message: str, chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture

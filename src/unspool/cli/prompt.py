@@ -33,7 +33,7 @@ def read_prompt(namespace: argparse.Namespace, example: str = 'unspool run "Why 
             raise UsageError(f"stdin is not UTF-8: byte {data[error.start]:#04x} at {error.start:,}") from None
     assert prompt is not None
     if not prompt:
-        raise UsageError("the prompt is empty")
+        raise UsageError(f"the prompt is empty; give one, as in {example}")
     if namespace.raw and namespace.system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out")
     if not namespace.raw:

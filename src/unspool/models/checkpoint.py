@@ -180,8 +180,8 @@ def _open_directory(path: Path) -> Checkpoint:
 
     if not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
-        hint = f"; did you mean {files[0]}?" if files else ""
-        raise ModelError(f"{path} holds no config.json{hint}")
+        hint = f"did you mean {files[0]}?" if files else "a model is a directory that has one, or a GGUF file"
+        raise ModelError(f"{path} holds no config.json; {hint}")
     values = read_json(path / "config.json")
     config = config_from_json(path / "config.json", values)
     fields = Fields(path / "config.json", values)
