@@ -170,6 +170,7 @@ def test_pages_of_an_engine_are_asked_of_a_replica(source: ModelSource, llm: LLM
             for path in ("/v1/capabilities", "/v1/machine"):
                 answer = await client.get(path, params={"replica": "two"})
                 assert answer.headers["x-unspool-replica"] == "two"
+                assert answer.headers["x-unspool-replicas"] == "one,two"
                 assert (
                     answer.json() == (await single.get(path)).json() | {"free_memory": answer.json()["free_memory"]}
                     if path == "/v1/machine"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.server.harness import Client, in_process, make_llm
+from unspool.llm import LLM
+from unspool.models.random import SHAPES, random_checkpoint
 from unspool.sampling.draw import gumbel
 from unspool.server.config import ServerConfig
 from unspool.server.pages import INSPECTOR_POLICY
@@ -237,6 +241,51 @@ def test_neither_steps_nor_cache_show_a_token() -> None:
     in_process(test)
 
 
+def test_the_cache_map_tells_counts_of_a_running_request_and_none_of_its_tokens() -> None:
+    async def test(client: Client) -> None:
+        secret = [297, 301, 307, 311, 313, 317] * 12
+        asked = asyncio.create_task(client.ok("/v1/fork", {**ASKED, "prompt": secret, "max_tokens": 1500}))
+        while not (told := (await client.get("/v1/engine/cache")).json())["requests"]:
+            await asyncio.sleep(0.005)
+        [request] = told["requests"]
+        number = request.pop("number")
+        assert request.pop("state") in ("running", "waiting")
+        counts = {"prompt_tokens", "tokens", "computed", "cached", "blocks", "states"}
+        assert set(request) == counts
+        assert request["prompt_tokens"] == len(secret)
+        assert all(isinstance(value, int) for name, value in request.items() if name not in ("blocks", "states"))
+        assert max(request["blocks"], default=0) < told["num_blocks"]
+        assert (await asked)["number"] == number
+
+    in_process(test)
+
+
+def test_the_cache_map_accounts_for_every_state_of_recurrent_layers() -> None:
+    async def test(client: Client) -> None:
+        before = (await client.get("/v1/engine/cache")).json()["states"]
+        assert before["counts"] == {"free": before["num_slots"], "held": 0, "snapshot": 0}
+        assert before["bytes"] > 0
+        asked = asyncio.create_task(client.ok("/v1/fork", {**ASKED, "prompt": list(range(100)), "max_tokens": 300}))
+        while not (told := (await client.get("/v1/engine/cache")).json())["requests"]:
+            await asyncio.sleep(0.005)
+        [request] = told["requests"]
+        held = [index for index, use in enumerate(_unrolled(told["states"]["map"])) if use == "held"]
+        assert sorted(request["states"]) == held
+        await asked
+        after = (await client.get("/v1/engine/cache")).json()["states"]
+        assert after["counts"]["held"] == 0
+        assert after["counts"]["snapshot"] >= 2, "of the prompt and of the whole"
+        assert sum(count for _, count in after["map"]) == after["num_slots"] == sum(after["counts"].values())
+
+    shape = dataclasses.replace(SHAPES["tiny-qwen3.5"], context_length=512)
+    checkpoint = dataclasses.replace(random_checkpoint(shape), eos_ids=())
+    in_process(test, llm=LLM(checkpoint, device="cpu", threads=1, kv_tokens=2048))
+
+
+def _unrolled(runs: list[list[Any]]) -> list[str]:
+    return [use for use, count in runs for _ in range(count)]
+
+
 def test_the_cache_map_accounts_for_every_block() -> None:
     async def test(client: Client) -> None:
         await client.ok("/v1/fork", {**ASKED, "prompt": list(range(100))})
@@ -246,6 +295,7 @@ def test_the_cache_map_accounts_for_every_block() -> None:
         for state, count in told["counts"].items():
             assert count == sum(length for name, length in told["map"] if name == state)
         assert told["requests"] == []
+        assert told["states"] is None
 
     in_process(test)
 

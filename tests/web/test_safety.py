@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -20,6 +21,17 @@ from unspool.server.config import ServerConfig
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 VIEWS = ("write", "branches", "engine", "verify", "learn", "chat")
+# The focus is on the page itself, or what has it (or the label of a hidden radio button, or a box of a picture)
+# has an outline, or a border of its own.
+FOCUS_SEEN = """(() => {
+  const here = document.activeElement;
+  if (!here || here === document.body) return true;
+  const places = [here, here.nextElementSibling, here.querySelector("rect")].filter(Boolean);
+  return places.some((one) => {
+    const style = getComputedStyle(one);
+    return (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1) || parseFloat(style.strokeWidth) >= 3;
+  });
+})()"""
 HOSTILE = {
     "markup": "<img src=x onerror=alert(1)><script>alert(2)</script><style>*{display:none}</style>&lt;b&gt; ${1}",
     "controls": "a\u0000b\u0007c\u001b[31md\u200be\u202egnp.exe\u2066f\ufeff",
@@ -56,7 +68,7 @@ def test_what_a_model_writes_is_text_and_nothing_else(page: Any, name: str) -> N
         hidden = re.findall(
             r"[\u0000-\u0008\u000b-\u001f\u200b\u202a-\u202e\u2066-\u2069\ufeff]", page.inner_text("main")
         )
-        assert view == "branches" or not hidden, (view, hidden)
+        assert not hidden, (view, hidden)
         assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth + 1"), view
     page.evaluate("unspool.app.go('write')")
     page.click(".answer .t >> nth=0")
@@ -145,10 +157,73 @@ def test_a_key_is_asked_for_and_kept_in_memory_alone(open_page: Callable[..., An
         assert drawn(page) == 4
         kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
         assert "sesame" not in kept
-        page.reload()
+        page.click(".menu summary")
+        page.click(".menu >> text=Copy as curl")
+        page.wait_for_selector(".notice >> text=clipboard")
+        command = page.evaluate("navigator.clipboard.readText()")
+        assert "sesame" not in command
+        environment = {**os.environ, "UNSPOOL_API_KEY": "sesame"}
+        said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=environment)
+        answer = "".join(token["text"] for token in current(page)["tokens"])
+        assert json.loads(said.stdout)["choices"][0]["text"] == answer
+        page.click("#sign-out")
         page.wait_for_selector(".signin")
+        assert page.evaluate("unspool.app.tree.list().length") == 0
     finally:
         live.stop()
+
+
+def test_everything_is_done_with_keys_alone(page: Any) -> None:
+    """Tab and the arrows from the address bar to a branch, and what has the focus is always seen."""
+
+    def tab_to(selector: str) -> None:
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            assert page.evaluate(FOCUS_SEEN), page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+            if page.evaluate(f"document.activeElement.matches({json.dumps(selector)})"):
+                return
+        raise AssertionError(f"Tab does not lead to {selector}")
+
+    tab_to("#prompt")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("The sea is")
+    tab_to("#p-max_tokens")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("12")
+    page.keyboard.press("Control+Enter")
+    wait(page, "unspool.app.current !== null")
+    done(page)
+    tab_to(".tokens")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".step[data-index='2'] .candidates button.branch")
+    tab_to(".candidates button.branch")
+    page.keyboard.press("Enter")
+    wait(page, "unspool.app.current.parent !== null")
+    done(page)
+    page.keyboard.press("Alt+ArrowLeft")
+    wait(page, "unspool.app.current.parent === null")
+    page.keyboard.press("Alt+ArrowRight")
+    wait(page, "unspool.app.current.parent !== null")
+    page.locator("a[href='#engine']").focus()
+    for view in VIEWS:
+        page.evaluate(f"unspool.app.go('{view}')")
+        settle(page)
+        page.evaluate("document.activeElement.blur()")
+        for _ in range(25):
+            page.keyboard.press("Tab")
+            seen = page.evaluate(FOCUS_SEEN)
+            assert seen, (view, page.evaluate("document.activeElement.outerHTML.slice(0, 200)"))
+
+
+def test_nothing_moves_for_those_who_ask_for_less_motion(open_page: Callable[..., Any], server: Live) -> None:
+    for motion, moves in (("reduce", False), ("no-preference", True)):
+        page = open_page(server, "/", reduced_motion=motion)
+        run(page, "Once upon a time", to_end=False, max_tokens=400, seed=1)
+        page.wait_for_selector(".answer .caret")
+        assert (page.evaluate("document.getAnimations().length") > 0) is moves
+        page.click("button.stop")
+        done(page)
 
 
 def test_another_request_shows_as_counts_alone(page: Any, server: Live) -> None:
@@ -180,6 +255,15 @@ def test_readers_of_screens_find_no_serious_fault(open_page: Callable[..., Any],
             page.wait_for_selector("#verdict")
         if view == "engine":
             page.wait_for_selector(".key.block-free")
+        if view == "branches":
+            page.click("#beam")
+            wait(page, "unspool.app.tree.list().every((one) => one.state !== 'running')")
+            page.wait_for_selector(".beams table")
+        if view == "chat":
+            page.fill("#say", "Hi")
+            page.keyboard.press("Enter")
+            page.wait_for_selector(".turn.assistant .regenerate")
+            page.click(".settings summary")
         for fault in page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]:
             if fault["impact"] in ("serious", "critical"):
                 places = [f"{node['html'][:160]} {node.get('failureSummary', '')[:200]}" for node in fault["nodes"][:3]]

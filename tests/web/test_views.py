@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +19,8 @@ import pytest
 
 from tests.server.harness import Live
 from tests.web.conftest import current, done, drawn, run, settle, wait
-from unspool.models.random import SHAPES, write_random_gguf
+from unspool.llm import LLM
+from unspool.models.random import SHAPES, random_checkpoint, write_random_gguf
 from unspool.server.config import ServerConfig
 from unspool.server.host import ModelHost
 from unspool.server.hosted import HostedModel, ModelSpec
@@ -147,32 +152,151 @@ def test_the_engine_shows_steps_cache_and_ceilings(page: Any) -> None:
     with page.expect_download() as download:
         page.click("#perfetto")
     events = json.loads(Path(download.value.path()).read_text("utf-8"))["traceEvents"]
+    check_trace_events(events)
     spans = [event for event in events if event["ph"] == "X" and event["tid"] == number + 1]
     assert [span["name"] for span in spans[:2]] == ["prefill", "decode"]
     assert sum(span["args"]["tokens"] for span in spans) == len(current(page)["prompt"]) + 19
 
 
-def test_drafts_that_were_accepted_are_marked(open_page: Callable[..., Any], smollm2_path: Path) -> None:
-    from unspool.llm import LLM
-    from unspool.server.config import ServerConfig
+def check_trace_events(events: list[dict[str, Any]]) -> None:
+    """The trace event format, as far as it is used: what each kind of event must have, and spans of a track that do not
+    overlap, since a viewer drops those."""
+    ends: dict[int, float] = {}
+    for event in sorted(events, key=lambda event: event.get("ts", 0)):
+        assert event["ph"] in ("X", "C", "M")
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+            continue
+        assert isinstance(event["ts"], int | float)
+        if event["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+            continue
+        assert isinstance(event["name"], str)
+        assert event["dur"] >= 0
+        assert event["ts"] >= ends.get(event["tid"], 0.0) - 1e-3
+        ends[event["tid"]] = event["ts"] + event["dur"]
+    named = {event["tid"] for event in events if event["name"] == "thread_name"}
+    assert named == set(ends)
 
+
+def test_a_pause_by_another_requests_prompt_names_it(page: Any, server: Live) -> None:
+    run(page, "Once upon a time", to_end=False, max_tokens=120, seed=1, temperature=0)
+    page.click(".more summary")
+    page.wait_for_selector(".answer .t >> nth=8")
+    long = " ".join(f"word{index}" for index in range(400))
+    other = httpx.post(f"{server.url}/v1/fork", json={"prompt": long, "max_tokens": 1, "seed": 1}, timeout=120).json()
+    done(page)
+    go(page, "Engine")
+    page.wait_for_selector(f".facts.row >> text=(#{other['number']})")
+    page.wait_for_selector(f".work.prefill:has-text('#{other['number']} ')")
+    assert page.locator(f".work.mine:has-text('#{other['number']} ')").count() == 0
+
+
+def test_the_states_of_recurrent_layers_have_a_map(open_page: Callable[..., Any]) -> None:
+    shape = replace(SHAPES["tiny-qwen3.5"], context_length=2048)
+    llm = LLM(replace(random_checkpoint(shape), eos_ids=()), device="cpu", threads=1, kv_tokens=4096)
+    live = Live(ServerConfig(port=0, log_format="off", drain=0.0), llm)
+    try:
+        page = open_page(live)
+        run(page, "abcdefgh" * 8, to_end=False, max_tokens=1500, seed=1)
+        go(page, "Engine")
+        page.wait_for_selector("#states canvas")
+        page.wait_for_selector("[aria-label='Requests in the cache'] th:text-is('states')")
+        own = page.locator("[aria-label='Requests in the cache'] tr.mine td").last
+        assert int(own.inner_text()) >= 1
+        page.evaluate("unspool.app.stop(unspool.app.current)")
+        done_text = "[aria-label=Cache] .keys >> nth=1"
+        wait(page, "document.querySelectorAll('[aria-label=Cache] .keys')[1].textContent.includes('held 0')")
+        told = page.locator(done_text).inner_text()
+        assert int(told.split("snapshot ")[1].split()[0]) >= 2
+        page.evaluate("unspool.app.go('write')")
+        page.click(".answer .t >> nth=5")
+        page.wait_for_selector(".draw")
+        assert "✓ chosen again" in page.locator(".draw").inner_text()
+    finally:
+        live.stop()
+
+
+def start_replicas(model: Path) -> tuple[subprocess.Popen[str], str]:
+    options = ["--replicas", "numa", "--port", "0", "--log", "off", "--kv-tokens", "2k"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unspool", "serve", "-m", str(model), *options], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = ""
+    while (found := re.search(r"(http://[^/\s]+)/v1", said)) is None:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return process, found[1]
+
+
+def test_every_view_works_where_the_engines_are_replicas(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    model = tmp_path / "noise.gguf"
+    write_random_gguf(model, replace(SHAPES["tiny"], context_length=512))
+    process, address = start_replicas(model)
+    try:
+        page = open_page(address)
+        run(page, "The sea is", **STORY)
+        assert drawn(page) == len(current(page)["tokens"])
+        assert current(page)["number"] is None
+        page.click(".answer .t >> nth=2")
+        page.wait_for_selector(".draw")
+        assert "✓ chosen again" in page.locator(".draw").inner_text()
+        go(page, "What if")
+        page.click("#grow")
+        all_done(page)
+        assert all(
+            one["state"] == "done" for one in json.loads(page.evaluate("JSON.stringify(unspool.app.tree.list())"))
+        )
+        go(page, "Verify")
+        page.click("#verify")
+        page.wait_for_selector("#verdict")
+        assert page.locator("#verdict").inner_text().startswith("✓ Identical")
+        go(page, "Engine")
+        page.wait_for_selector(".plan .work")
+        page.wait_for_selector(".key.block-free")
+        assert "numbers of its own" in page.locator("[aria-label=Timeline]").inner_text()
+        assert page.locator(".mine").count() == 0, "no request can be told to be ours"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_drafts_are_marked_where_they_were_accepted_and_rejected(
+    open_page: Callable[..., Any], smollm2_path: Path
+) -> None:
     live = Live(ServerConfig(port=0, log_format="off", drain=0.0), LLM(smollm2_path, speculate="lookup"))
     try:
         page = open_page(live)
         run(
             page,
             "one two three four one two three four one two three four one two",
-            max_tokens=40,
-            temperature=0,
+            max_tokens=60,
+            temperature=1.1,
             seed=1,
         )
-        settle(page)
+        page.wait_for_selector(".summary >> text=drafts:")
         page.wait_for_timeout(500)
-        assert page.evaluate("unspool.drafted(unspool.app.current)?.size ?? 0") > 3
+        number = current(page)["number"]
+        steps = httpx.get(f"{live.url}/v1/engine/steps").json()["steps"]
+        works = [work for step in steps for work in step["works"] if work["request"] == number]
+        drafted = sum(work["samples"] - 1 for work in works)
+        accepted = page.locator(".t.accepted").count()
+        assert accepted == 60 - len(works), "each step chooses one token beside those that were drafted for it"
+        assert accepted > 3
+        told = page.locator(".summary").inner_text()
+        assert f"{accepted} accepted" in told
+        rejected = int(told.split("accepted, ")[1].split()[0])
+        assert 0 < rejected <= drafted - accepted
+        page.hover(".t.rejected >> nth=0")
+        assert "rejected here" in page.locator(".tip").inner_text()
+        page.hover(".t.accepted >> nth=0")
+        assert "accepted" in page.locator(".tip").inner_text()
         go(page, "Engine")
         assert page.locator(".work:has-text('1+')").count() > 0
-        go(page, "Write")
-        assert page.locator(".t.accepted").count() > 3
     finally:
         live.stop()
 
@@ -195,11 +319,12 @@ def test_the_same_answer_in_a_crowd_has_the_same_bits(page: Any, kind: str) -> N
         all_done(page)
         page.keyboard.press("Alt+ArrowDown")
     count = len(current(page)["tokens"])
+    chosen = count - {"branch": 6, "sibling": 5}.get(kind, 0)
     go(page, "Verify")
     page.click("#verify")
     page.wait_for_selector("#verdict")
     verdict = page.locator("#verdict").inner_text()
-    assert verdict.startswith(f"✓ Identical: {count} of {count} token ids and {count} of {count} logprobs"), verdict
+    assert verdict.startswith(f"✓ Identical: {count} of {count} token ids and {chosen} of {chosen} logprobs"), verdict
     assert "16 random requests" in verdict
 
 
@@ -244,6 +369,38 @@ def test_a_permalink_reproduces_the_answer_and_checks_the_receipt(
     assert [token["id"] for token in current(other)["tokens"]] == ids
     go(other, "Write")
     assert other.input_value("#prompt") == "The sea is"
+
+
+def changed_link(link: str, **changes: Any) -> str:
+    head, _, data = link.partition("#r=")
+    told = json.loads(base64.urlsafe_b64decode(data + "=" * (-len(data) % 4)))
+    text = json.dumps({**told, **{name: change(told[name]) for name, change in changes.items()}})
+    return head + "#r=" + base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def test_a_permalink_of_another_engine_says_what_differs(
+    page: Any, open_page: Callable[..., Any], server: Live
+) -> None:
+    page.check("input[name=mode][value=chat]", force=True)
+    run(page, "Name a colour.", **STORY)
+    page.evaluate("unspool.app.tell('')")
+    menu(page, "Copy permalink")
+    page.wait_for_selector(".notice >> text=clipboard")
+    link = page.evaluate("navigator.clipboard.readText()").removeprefix(server.url)
+    assert "Name a colour" not in link.partition("#")[0], "the request is in the fragment alone"
+    other = open_page(server, changed_link(link, receipt=lambda told: {**told, "kernels": "cpu-neon", "version": "0"}))
+    verdict = other.locator("#receipt-verdict").inner_text()
+    assert "The receipt differs" in verdict
+    assert "kernels: cpu-neon then" in verdict
+    assert "version: 0 then" in verdict
+    assert "weights" not in verdict
+    other.click("#reproduce")
+    other.wait_for_selector("#reproduced")
+    assert "✓ Reproduced" in other.locator("#reproduced").inner_text()
+    third = open_page(server, changed_link(link, ids=lambda ids: [*ids[:-1], ids[-1] + 1]))
+    third.click("#reproduce")
+    third.wait_for_selector("#reproduced")
+    assert "✗ The answer is another one" in third.locator("#reproduced").inner_text()
 
 
 def test_a_broken_permalink_is_told(open_page: Callable[..., Any], server: Live) -> None:
@@ -307,6 +464,11 @@ def test_a_conversation_is_kept_in_the_browser(page: Any) -> None:
         page.click("#export-markdown")
     assert "## user\n\nName three planets." in Path(download.value.path()).read_text("utf-8")
     with page.expect_download() as download:
+        page.click("#export-csv")
+    table = list(csv.reader(io.StringIO(Path(download.value.path()).read_text("utf-8"))))
+    tokens = json.loads(page.evaluate("JSON.stringify(unspool.app.tree.list().at(-1).tokens)"))
+    assert [int(row[1]) for row in table[1:]] == [token["id"] for token in tokens]
+    with page.expect_download() as download:
         page.click("#export-json")
     assert json.loads(Path(download.value.path()).read_text("utf-8"))["system"] == "Answer in one word."
     shown = page.locator(".turn.assistant p").inner_text()
@@ -349,6 +511,14 @@ def test_the_page_shows_one_of_several_models(
         assert page.locator("#model option").all_inner_texts() == ["smollm2", "noise"]
         run(page, "The sea is", **STORY)
         assert current(page)["receipt"]["model"] == page.evaluate("unspool.app.caps.receipt.model")
+        menu(page, "Copy as curl")
+        page.wait_for_selector(".notice >> text=clipboard")
+        command = page.evaluate("navigator.clipboard.readText()")
+        said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+        assert json.loads(said)["choices"][0]["text"] == text_of(current(page)), "the command names the model"
+        menu(page, "Copy permalink")
+        page.wait_for_timeout(200)
+        link = page.evaluate("navigator.clipboard.readText()").removeprefix(live.url)
         go(page, "Engine")
         page.select_option("#model", "smollm2")
         wait(page, "unspool.app.caps.model === 'smollm2' && unspool.app.loading === null")
@@ -360,5 +530,10 @@ def test_the_page_shows_one_of_several_models(
         page.click("#send")
         all_done(page)
         assert page.locator(".turn.assistant p").inner_text().strip()
+        other = open_page(live, link)
+        wait(other, "unspool.app.caps?.model === 'noise' && unspool.app.loading === null")
+        other.click("#reproduce")
+        other.wait_for_selector("#reproduced")
+        assert "✓ Reproduced" in other.locator("#reproduced").inner_text()
     finally:
         live.stop()

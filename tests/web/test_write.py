@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 
 from tests.server.harness import Live
@@ -13,6 +14,16 @@ from tests.web.conftest import current, done, drawn, run, set_param, settle, wai
 from unspool.sampling.draw import gumbel
 
 STORY = {"max_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": 3}
+# Milliseconds between the frames of the browser, in window.frames_seen.
+FRAMES = """() => { window.frames_seen = []; let last = performance.now();
+  const next = (now) => { window.frames_seen.push(now - last); last = now; requestAnimationFrame(next); };
+  requestAnimationFrame(next); }"""
+
+
+def _spread(times: list[float]) -> str:
+    least_to_most = sorted(times)
+    at = [least_to_most[int(share * (len(times) - 1))] for share in (0.5, 0.99, 1)]
+    return f"{len(times)}: median {at[0]:.1f} ms, 99% within {at[1]:.1f} ms, longest {at[2]:.1f} ms"
 
 
 def depth(page: Any, index: int) -> float:
@@ -38,9 +49,28 @@ def test_an_answer_streams_in_and_is_tinted_by_probability(page: Any) -> None:
     assert abs(depth(page, 5) - min(1, told["tokens"][5]["trace"]["entropy_bits"] / 8)) < 1e-3
     page.select_option("#tint", "time")
     settle(page)
+    gaps = [b["at"] - a["at"] for a, b in zip(told["tokens"], told["tokens"][1:], strict=False)]
+    latest = 1 + gaps.index(max(gaps))
+    assert depth(page, latest) == max(depth(page, index) for index in range(24)), "the latest is tinted the most"
     page.select_option("#tint", "none")
     settle(page)
     assert page.locator(".t.tinted").count() == 0
+
+
+def test_nothing_stands_between_prompt_and_answer_that_the_model_did_not_write(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    text = "".join(token["text"] for token in current(page)["tokens"])
+    assert page.evaluate("document.querySelector('.text').textContent") == "The sea is" + text
+
+
+def test_the_least_likely_tokens_are_one_click_away(page: Any) -> None:
+    run(page, "The sea is", **{**STORY, "temperature": 1.3})
+    tokens = current(page)["tokens"]
+    unlikely = sorted(range(len(tokens)), key=lambda index: tokens[index]["logprob"])
+    first = page.locator(".unlikely button >> nth=0")
+    assert f"{100 * math.exp(tokens[unlikely[0]]['logprob']):.2g}"[:3] in first.inner_text()
+    first.click()
+    page.wait_for_selector(f".step[data-index='{unlikely[0]}']")
 
 
 def test_parameters_show_their_values_and_who_set_them(page: Any) -> None:
@@ -121,14 +151,49 @@ def test_a_click_opens_the_step_with_every_stage(page: Any) -> None:
     page.click(".answer .t >> nth=3")
     page.wait_for_selector(".candidates tbody tr")
     wait(page, "document.querySelectorAll('.candidates .removed').length > 0")
-    stages = [item.inner_text().split("\n")[0] for item in page.locator(".stages li").all()]
-    assert stages == ["model", "temperature", "top_p"]
+    listed = page.locator(".stages li:not(.head)")
+    assert [item.inner_text().split("\n")[0] for item in listed.all()] == ["model", "temperature", "top_p"]
     assert "✗ top_p" in page.locator(".candidates .removed >> nth=0").inner_text()
-    assert "49,152" in page.locator(".stages li >> nth=0").inner_text()
+    assert "49,152" in listed.nth(0).inner_text()
     assert "✓ chosen again" in page.locator(".draw").inner_text()
     facts = page.locator(".step .facts").inner_text()
     trace = current(page)["tokens"][3]["trace"]
     assert f"{trace['entropy_bits']:.2f} bits" in facts
+
+
+def test_what_a_stage_removed_stays_in_sight_however_much_is_left(page: Any) -> None:
+    run(page, "The sea is", max_tokens=6, temperature=1.5, top_k=60, min_p=0.02, seed=3)
+    page.click(".answer .t >> nth=2")
+    page.wait_for_selector(".candidates .removed")
+    listed = page.locator(".stages li:not(.head)")
+    names = [item.locator(".name").inner_text() for item in listed.all()]
+    assert names == ["model", "temperature", "top_k", "min_p"]
+    reasons = page.locator(".candidates .removed .by").all_inner_texts()
+    assert set(reasons) == {"✗ top_k", "✗ min_p"}, "some of each stage"
+    assert "60 left · 49,092 removed" in listed.nth(2).inner_text()
+    greyed = "getComputedStyle(document.querySelector('.candidates .removed')).color"
+    assert page.evaluate(greyed) != page.evaluate("getComputedStyle(document.body).color")
+
+
+def test_rank_and_entropy_are_of_the_full_vocabulary(page: Any, server: Live) -> None:
+    """Against the distribution itself, which top_logprobs of a score gives as far as 1,000 tokens: here nearly all."""
+    run(page, "The capital of France is", max_tokens=4, temperature=1.2, seed=2)
+    told = current(page)
+    ids = [token["id"] for token in told["tokens"]]
+    body = {"input": [told["prompt"] + ids], "top_logprobs": 1000}
+    scored = httpx.post(f"{server.url}/v1/score", json=body, timeout=60).json()["data"][0]["tokens"]
+    for index, token in enumerate(told["tokens"]):
+        entry = scored[len(told["prompt"]) + index]
+        p = np.exp([one["logprob"] for one in entry["top_logprobs"]])
+        rest = 1 - p.sum()
+        least = -(p * np.log2(p)).sum()
+        page.click(f".answer .t >> nth={index}")
+        page.wait_for_selector(f".step[data-index='{index}'] .draw")
+        facts = page.locator(".step .facts dd").all_inner_texts()
+        assert int(facts[1]) == 1 + sum(one["logprob"] > entry["logprob"] for one in entry["top_logprobs"])
+        most = least + rest * np.log2(49_152 / max(rest, 1e-12))
+        assert least - 0.01 <= float(facts[2].split()[0]) <= most + 0.01
+        assert token["rank"] == int(facts[1])
 
 
 def test_the_choice_that_is_shown_follows_from_the_trace_alone(page: Any) -> None:
@@ -196,6 +261,17 @@ def test_the_answer_is_walked_by_keys(page: Any) -> None:
     page.wait_for_selector(".step.empty")
 
 
+def test_keys_that_come_before_the_next_frame_count(page: Any) -> None:
+    run(page, "The sea is", **STORY)
+    page.focus(".tokens")
+    page.evaluate(
+        """() => { const node = document.querySelector('.tokens');
+          for (let time = 0; time < 5; time++)
+            node.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true })); }"""
+    )
+    wait(page, "unspool.app.cursor === 4")
+
+
 def test_without_records_the_step_is_scored_when_it_is_asked_for(page: Any) -> None:
     page.uncheck("text=Record every step")
     run(page, "The sea is", **STORY)
@@ -214,11 +290,11 @@ def test_two_thousand_tokens_and_ten_thousand_stay_whole(
         set_param(page, "max_tokens", count)
         page.click(".more summary")
         page.check("#p-ignore_eos")
+        page.evaluate(FRAMES)
         run(page, "a", seed=1)
         assert drawn(page) == count
-        frames = sorted(page.evaluate("unspool.frames()"))
-        worst, usual = frames[-1], frames[len(frames) // 2]
+        drawings, frames = page.evaluate("unspool.frames()"), page.evaluate("window.frames_seen")
         with capsys.disabled():
-            print(f"\n{count} tokens: {len(frames)} drawings, median {usual:.1f} ms, longest {worst:.1f} ms")
+            print(f"\n{count} tokens: drawing {_spread(drawings)}; frames {_spread(frames)}")
         page.click(f".answer .t >> nth={count - 1}")
         page.wait_for_selector(".draw")

@@ -22,10 +22,6 @@ export function configure(options: { askForKey: () => Promise<string | null>; on
   onLink = options.onLink;
 }
 
-export function signOut(): void {
-  key = null;
-}
-
 export const isSignedIn = (): boolean => key !== null;
 
 async function request(path: string, init: RequestInit = {}): Promise<Response> {
@@ -40,6 +36,7 @@ async function request(path: string, init: RequestInit = {}): Promise<Response> 
     throw new LostError("The server does not answer.");
   }
   onLink(true);
+  noteReplicas(answer.headers);
   if (answer.status === 401) {
     asking ??= askForKey().finally(() => { asking = null; });
     const given = await asking;
@@ -49,6 +46,19 @@ async function request(path: string, init: RequestInit = {}): Promise<Response> 
   }
   if (!answer.ok) throw await failure(answer);
   return answer;
+}
+
+// A server of replicas says which one told of its engine, and which ones there are.
+let chosenReplica: string | null = null;
+let told: { names: string[]; shown: string | null } = { names: [], shown: null };
+export const replicas = (): { names: string[]; shown: string | null } => told;
+export function showReplica(name: string): void { chosenReplica = name; }
+
+function noteReplicas(headers: Headers): void {
+  const shown = headers.get("x-unspool-replica");
+  if (shown === null) return;
+  told = { names: (headers.get("x-unspool-replicas") ?? shown).split(","), shown };
+  if (chosenReplica !== null && !told.names.includes(chosenReplica)) chosenReplica = null;
 }
 
 async function failure(answer: Response): Promise<ApiError> {
@@ -106,7 +116,13 @@ async function* events(answer: Response): AsyncGenerator<string> {
 /** The model that is asked for where a request names none. */
 let model: string | null = null;
 export function useModel(name: string): void { model = name; }
-const named = (path: string): string => (model === null ? path : `${path}${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(model)}`);
+
+function named(path: string): string {
+  const query = new URLSearchParams(path.split("?")[1]);
+  if (model !== null) query.set("model", model);
+  if (chosenReplica !== null && path.startsWith("/v1/engine")) query.set("replica", chosenReplica);
+  return query.size ? `${path.split("?")[0]}?${query}` : path;
+}
 
 export const capabilities = (): Promise<Capabilities> => get(named("/v1/capabilities"));
 export const machine = (): Promise<Machine> => get(named("/v1/machine"));

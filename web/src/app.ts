@@ -109,7 +109,7 @@ class App {
     const before = this.caps?.model;
     try {
       await this.load(name);
-      for (const root of this.tree.roots()) this.tree.remove(root);
+      for (const branch of this.tree.list()) this.tree.remove(branch);
       this.current = null;
       this.cursor = null;
       this.modelListener();
@@ -272,7 +272,8 @@ class App {
         branch.params = event.params;
         branch.receipt = event.receipt;
         branch.warnings = event.warnings;
-        branch.number = event.number + index;
+        branch.number = event.number === null ? null : event.number + index;
+        branch.model = event.model;
         branch.seed = index === 0 ? event.receipt.seed : null;
       });
       this.changed();

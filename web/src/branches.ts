@@ -9,6 +9,9 @@ export interface Asked {
   params: Params; // what the user set; all else is the model's or the default
 }
 
+/** What speculation did at a token: guessed it, or guessed so many others from there on that were wrong. */
+export interface Drafted { isAccepted: boolean; rejected: number }
+
 export type BranchState = "running" | "done" | "stopped" | "failed";
 
 export interface Branch {
@@ -28,12 +31,14 @@ export interface Branch {
   prompt: number[]; // token ids
   params: Effective;
   receipt: Receipt | null;
+  model: string | null; // the name by which the server has it
   report: Report | null;
   usage: Usage | null;
   warnings: string[];
   number: number | null; // of its request in the engine
   began: number; // milliseconds of performance.now()
   score: number | null; // of a beam search
+  drafted: Map<number, Drafted> | null; // by the index of a token
 }
 
 export class Tree {
@@ -63,12 +68,14 @@ export class Tree {
       prompt: from?.prompt ?? [],
       params: from?.params ?? {},
       receipt: from?.receipt ?? null,
+      model: from?.model ?? null,
       report: null,
       usage: null,
       warnings: [],
       number: null,
       began: 0,
       score: null,
+      drafted: null,
     };
     this.all.set(branch.id, branch);
     return branch;
@@ -144,6 +151,12 @@ export function totalLogprob(tokens: readonly Token[]): { sum: number; known: nu
     known += 1;
   }
   return { sum, known };
+}
+
+/** The tokens that the model chose against its own odds, the least likely first. Those above an even chance are none. */
+export function leastLikely(tokens: readonly Token[], most: number): { index: number; p: number }[] {
+  const found = tokens.flatMap((token, index) => (token.logprob === undefined || token.logprob > -Math.LN2 ? [] : [{ index, p: Math.exp(token.logprob) }]));
+  return found.sort((a, b) => a.p - b.p).slice(0, most);
 }
 
 /** Milliseconds between a token and the one before it; null for the first, and where a branch leaves its parent. */

@@ -1,7 +1,7 @@
 // Pictures on canvas: the timeline, the cache map, and uPlot's lines in the page's colours.
 
 import uPlot from "uplot";
-import type { BlockState, CacheMap, Step } from "./types.js";
+import type { BlockUse, StateUse, Step } from "./types.js";
 import { isPrefill } from "./export.js";
 
 export function colour(name: string): string {
@@ -100,37 +100,41 @@ export function drawTimeline(canvas: HTMLCanvasElement, all: Lane[], from: numbe
   context.moveTo(left, base);
   context.lineTo(width - 8, base);
   context.stroke();
-  for (let tick = 0; tick <= 4; tick++) {
-    const x = left + ((width - left - 8) * tick) / 4;
-    const label = `${(((to - from) * tick) / 4).toFixed(2)} s`;
+  const ticks = width < 480 ? 2 : 4;
+  for (let tick = 0; tick <= ticks; tick++) {
+    const x = left + ((width - left - 8) * tick) / ticks;
+    const label = `${(((to - from) * tick) / ticks).toFixed(2)} s`;
     context.fillText(label, Math.min(x, width - 8 - context.measureText(label).width), base + 10);
   }
 }
 
-const STATE_COLOURS: Record<BlockState, string> = { free: "block-free", cached: "block-cached", private: "block-private", shared: "block-shared" };
+/** The colour of each use. A state that one request holds is as private as a block; a snapshot is kept as cached ones are. */
+export const COLOURS: Record<BlockUse | StateUse, string> = {
+  free: "block-free", cached: "block-cached", private: "block-private", shared: "block-shared", held: "block-private", snapshot: "block-cached",
+};
 
-export function drawCache(canvas: HTMLCanvasElement, map: CacheMap, mine: ReadonlySet<number>): void {
+/** Blocks or states in order, each a square in the colour of its use; `ours` are outlined. */
+export function drawUses(canvas: HTMLCanvasElement, map: readonly [BlockUse | StateUse, number][], ours: ReadonlySet<number>): void {
   const width = canvas.parentElement?.clientWidth ?? 600;
-  const size = map.num_blocks > 4096 ? 5 : map.num_blocks > 1024 ? 8 : 12;
+  const all = map.reduce((sum, [, length]) => sum + length, 0);
+  const size = all > 4096 ? 5 : all > 1024 ? 8 : 12;
   const columns = Math.max(1, Math.floor(width / size));
-  const height = Math.ceil(map.num_blocks / columns) * size;
+  const height = Math.ceil(all / columns) * size;
   const context = prepare(canvas, height);
   if (!context) return;
-  const colours = Object.fromEntries(Object.entries(STATE_COLOURS).map(([state, name]) => [state, colour(name)]));
-  const ours = new Set(map.requests.filter((one) => mine.has(one.number)).flatMap((one) => one.blocks));
   const outline = colour("text");
-  let block = 0;
-  for (const [state, length] of map.map)
-    for (let index = 0; index < length; index++, block++) {
-      const x = (block % columns) * size;
-      const y = Math.floor(block / columns) * size;
-      context.fillStyle = colours[state] ?? "";
+  let place = 0;
+  for (const [use, length] of map) {
+    context.fillStyle = colour(COLOURS[use]);
+    for (const end = place + length; place < end; place++) {
+      const x = (place % columns) * size;
+      const y = Math.floor(place / columns) * size;
       context.fillRect(x, y, size - 1, size - 1);
-      if (ours.has(block)) {
-        context.strokeStyle = outline;
-        context.strokeRect(x + 0.5, y + 0.5, size - 2, size - 2);
-      }
+      if (!ours.has(place)) continue;
+      context.strokeStyle = outline;
+      context.strokeRect(x + 0.5, y + 0.5, size - 2, size - 2);
     }
+  }
 }
 
 export interface Line { name: string; colour: string; values: (number | null)[] }
@@ -163,7 +167,7 @@ export class Chart {
         width,
         height: this.height,
         scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, 1e-3)] } },
-        axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => `${tick.toFixed(1)} s`) }, { ...axis, size: 68, values: (_, ticks) => ticks.map((tick) => `${+tick.toPrecision(3)}${this.unit}`) }],
+        axes: [{ ...axis, size: 30, values: (_, ticks) => ticks.map((tick) => `${tick.toFixed(1)} s`) }, { ...axis, size: 68, values: (_, ticks) => ticks.map((tick) => `${+tick.toPrecision(3)}${this.unit}`) }],
         series: [{}, ...lines.map((line) => ({ label: line.name, stroke: colour(line.colour), width: 1.5, points: { show: false } }))],
         legend: { show: false },
         cursor: { show: false },

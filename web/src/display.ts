@@ -29,6 +29,12 @@ export function shown(token: Token, marks: boolean): string {
 
 const hex = (byte: number): string => byte.toString(16).toUpperCase().padStart(2, "0");
 
+/** The beginning of a text on one line, to be read. */
+export function excerpt(text: string, most: number): string {
+  const points = [...visible(text).replace(/\n+/g, " ↵ ").trim()];
+  return points.length > most ? points.slice(0, most - 1).join("") + "…" : points.join("") || "∅";
+}
+
 /** A token's name on one line, for tables, labels and buttons. Cut after `most` characters. */
 export function label(text: string, most = 28): string {
   if (text === "") return "∅";

@@ -48,21 +48,30 @@ function quote(text: string): string {
   return `'${text.replace(/'/g, `'\\''`)}'`;
 }
 
-export function asCurl(branch: Branch, origin: string): string {
-  const isForked = numGiven(branch) > 0;
-  const { path, body } = isForked ? { path: "/v1/fork", body: forkBody(branch) } : exactRequest(branch);
-  return `curl ${origin}${path} -H 'content-type: application/json' \\\n  -d ${quote(JSON.stringify(body))}`;
+/** A command or a program knows no key: both take it from this variable of their environment. */
+const KEY = "UNSPOOL_API_KEY";
+
+function requestOf(branch: Branch): { path: string; body: Params } {
+  const { path, body } = numGiven(branch) > 0 ? { path: "/v1/fork", body: forkBody(branch) } : exactRequest(branch);
+  return { path, body: branch.model === null ? body : { model: branch.model, ...body } };
 }
 
-export function asPython(branch: Branch, origin: string): string {
-  const isForked = numGiven(branch) > 0;
-  const { path, body } = isForked ? { path: "/v1/fork", body: forkBody(branch) } : exactRequest(branch);
+export function asCurl(branch: Branch, origin: string, needsKey = false): string {
+  const { path, body } = requestOf(branch);
+  const key = needsKey ? ` -H "authorization: Bearer $${KEY}"` : "";
+  return `curl ${origin}${path} -H 'content-type: application/json'${key} \\\n  -d ${quote(JSON.stringify(body))}`;
+}
+
+export function asPython(branch: Branch, origin: string, needsKey = false): string {
+  const { path, body } = requestOf(branch);
+  const key = needsKey ? `, "authorization": "Bearer " + os.environ["${KEY}"]` : "";
   return [
     "import json",
+    ...(needsKey ? ["import os"] : []),
     "from urllib.request import Request, urlopen",
     "",
     `body = json.loads(${pythonString(JSON.stringify(body))})`,
-    `request = Request(${pythonString(origin + path)}, json.dumps(body).encode(), {"content-type": "application/json"})`,
+    `request = Request(${pythonString(origin + path)}, json.dumps(body).encode(), {"content-type": "application/json"${key}})`,
     "answer = json.load(urlopen(request))",
     `print(answer["choices"][0]${path === "/v1/chat/completions" ? '["message"]["content"]' : '["text"]'})`,
   ].join("\n");
@@ -74,7 +83,7 @@ export function pythonString(text: string): string {
 }
 
 // Permalinks ---------------------------------------------------------------------------------------------------------
-export interface Link { v: 1; asked: Asked; seed: number | null; output: number[]; ids: number[]; receipt: Receipt | null }
+export interface Link { v: 1; asked: Asked; seed: number | null; output: number[]; ids: number[]; receipt: Receipt | null; model: string | null }
 const MOST_LINK_IDS = 2048;
 
 export function linkOf(branch: Branch): Link {
@@ -87,6 +96,7 @@ export function linkOf(branch: Branch): Link {
     output: ids.slice(0, given),
     ids: ids.length <= MOST_LINK_IDS ? ids : [],
     receipt: branch.receipt,
+    model: branch.model,
   };
 }
 
@@ -116,6 +126,7 @@ export function decodeLink(fragment: string): Link | null {
       output: numbers(value.output),
       ids: numbers(value.ids),
       receipt: value.receipt ?? null,
+      model: typeof value.model === "string" ? value.model : null,
     };
   } catch {
     return null;
@@ -127,10 +138,11 @@ function numbers(value: unknown): number[] {
 }
 
 export function receiptDifferences(ours: Receipt, theirs: Receipt): string[] {
-  const names = { model: "weights", version: "version", kernels: "kernels" } as const;
-  return (Object.keys(names) as (keyof typeof names)[])
-    .filter((field) => ours[field] !== theirs[field])
-    .map((field) => `${names[field]}: ${short(theirs[field])} then, ${short(ours[field])} here`);
+  const names = { model: "weights", version: "version", kernels: "kernels", overrides: "overrides" } as const;
+  return (Object.keys(names) as (keyof typeof names)[]).flatMap((field) => {
+    const [here, then] = [ours, theirs].map((receipt) => String(receipt[field] ?? "none"));
+    return here === then ? [] : [`${names[field]}: ${short(then ?? "")} then, ${short(here ?? "")} here`];
+  });
 }
 
 const short = (text: string): string => (text.length > 16 ? text.slice(0, 12) + "…" : text);

@@ -8,9 +8,10 @@ import { html, nothing, render, type TemplateResult } from "./dom.js";
 import { decodeLink } from "./export.js";
 import { branchesView, walk } from "./views/branches.js";
 import { chatView } from "./views/chat.js";
-import { draftedOf, engineView, follow, followAnew, refreshMachine } from "./views/engine.js";
+import { follow } from "./step-log.js";
+import { engineView, refreshMachine, showAnew } from "./views/engine.js";
 import { learnView } from "./views/learn.js";
-import { open as openLink, verifyView } from "./views/verify.js";
+import { open as openLink, opened, verifyView } from "./views/verify.js";
 import { answerView, writeView } from "./views/write.js";
 
 const root = document.getElementById("app") as HTMLElement;
@@ -78,8 +79,9 @@ function page(): TemplateResult {
         @click=${(event: Event) => { event.preventDefault(); app.go(view); }}>${name}</a></li>`)}</ul></nav>
       <div class="right">
         ${modelChoice()}
-        <span class="link ${app.isUp ? "up" : "down"}" role="status">${app.isUp ? "connected" : "no server"}</span>
+        <span class="link ${app.isUp ? "up" : "down"}" role="status"><span>${app.isUp ? "connected" : "no server"}</span></span>
         <button type="button" class="quiet" aria-label="Theme: ${theme}" title="Theme: ${theme}" @click=${() => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length] ?? "auto")}>${{ auto: "◐", light: "☀", dark: "☾" }[theme]}</button>
+        ${api.isSignedIn() ? html`<button type="button" class="quiet" id="sign-out" title="Forget the key and all answers" @click=${() => location.reload()}>Sign out</button>` : nothing}
         <a class="quiet" href="/docs" target="_blank" rel="noreferrer">API</a>
       </div>
     </header>
@@ -122,6 +124,7 @@ function route(): void {
 async function begin(): Promise<void> {
   try {
     await app.load();
+    if (opened) openLink(opened);
     problem = null;
     void refreshMachine();
     const prompt = new URLSearchParams(location.search).get("prompt");
@@ -140,7 +143,7 @@ try {
   setTheme("auto");
 }
 // For tests and for the curious: what the page shows, as data.
-Object.assign(globalThis, { unspool: { app, drafted: draftedOf, frames: () => answerView.frames } });
-app.onModel(followAnew);
+Object.assign(globalThis, { unspool: { app, frames: () => answerView.frames } });
+app.onModel(showAnew);
 route();
 void begin();

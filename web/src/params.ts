@@ -5,7 +5,7 @@ import type { Capabilities, Effective, Parameter, Params } from "./types.js";
 
 const COMMON = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop"];
 // The page sets these itself.
-const OWN = new Set(["n", "best_of", "beam", "logprobs", "prompt_logprobs", "trace", "trace_top", "trace_tokens"]);
+export const OWN: ReadonlySet<string> = new Set(["n", "best_of", "beam", "logprobs", "prompt_logprobs", "trace", "trace_top", "trace_tokens"]);
 export const SLIDERS: Record<string, { min: number; max: number; step: number }> = {
   temperature: { min: 0, max: 2, step: 0.05 },
   top_p: { min: 0.05, max: 1, step: 0.01 },

@@ -2,7 +2,7 @@
 //
 // Model text enters the page as textContent and never as HTML.
 
-import { gapBefore, type Branch } from "./branches.js";
+import { gapBefore, type Branch, type Drafted } from "./branches.js";
 import { label, labelOf, percent, shown } from "./display.js";
 import { make } from "./dom.js";
 import { medianOf, tint, type TintMode } from "./tint.js";
@@ -14,7 +14,6 @@ const MOST_TIP_ROWS = 8;
 export interface TokenViewOptions {
   tint: TintMode;
   marks: boolean;
-  drafted?: Map<number, "accepted"> | null;
   onSelect: (index: number) => void;
 }
 
@@ -67,7 +66,12 @@ export class TokenView {
     const before = this.options;
     this.options = { ...before, ...options };
     if (this.options.marks !== before.marks) this.redraw();
-    else if (this.options.tint !== before.tint || this.options.drafted !== before.drafted) this.recolour();
+    else if (this.options.tint !== before.tint) this.recolour();
+  }
+
+  /** Mark what is known now of the drafts. */
+  markDrafts(): void {
+    for (const [index, drafted] of this.branch?.drafted ?? []) markDraft(this.spans[index], drafted);
   }
 
   /** Draw the tokens that came, as many as a frame has room for. */
@@ -87,8 +91,10 @@ export class TokenView {
     this.mark(next, true);
   }
 
-  get count(): number {
-    return this.spans.length;
+  /** Scroll so far that a token is at the top. */
+  bringUp(index: number): void {
+    this.hideTip();
+    this.spans[index]?.scrollIntoView({ block: "start" });
   }
 
   private mark(index: number, isOn: boolean): void {
@@ -155,6 +161,7 @@ export class TokenView {
       if (this.gapsSeen.length < 64 || this.gapsSeen.length % 64 === 0) this.median = medianOf(this.gapsSeen);
     }
     this.colour(span, branch, index);
+    markDraft(span, branch.drafted?.get(index));
     this.spans.push(span);
     this.line.append(span);
     if (token.text.endsWith("\n")) this.line = null;
@@ -167,7 +174,6 @@ export class TokenView {
     span.classList.toggle("tinted", depth !== null && depth > 0);
     if (depth !== null && depth > 0) span.style.setProperty("--h", depth.toFixed(3));
     else span.style.removeProperty("--h");
-    span.classList.toggle("accepted", this.options.drafted?.get(index) === "accepted");
   }
 
   private recolour(): void {
@@ -211,6 +217,7 @@ export class TokenView {
       event.preventDefault();
       const index = Math.max(0, Math.min(last, goal));
       this.options.onSelect(index);
+      this.select(index); // the next key may come before the next frame
       this.spans[index]?.scrollIntoView({ block: "nearest" });
     } else if (event.key === "Escape") this.hideTip();
   }
@@ -219,7 +226,7 @@ export class TokenView {
     const token = this.branch?.tokens[index];
     const span = this.spans[index];
     if (!token || !span) return;
-    this.tip.replaceChildren(...tipRows(token));
+    this.tip.replaceChildren(...tipRows(token, this.branch?.drafted?.get(index)));
     this.tip.hidden = false;
     const place = span.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.tip;
@@ -234,7 +241,17 @@ export class TokenView {
   }
 }
 
-function tipRows(token: Token): HTMLElement[] {
+function markDraft(span: HTMLElement | undefined, drafted: Drafted | undefined): void {
+  span?.classList.toggle("accepted", drafted?.isAccepted === true);
+  span?.classList.toggle("rejected", drafted?.isAccepted === false);
+}
+
+function draftText(drafted: Drafted): string {
+  if (drafted.isAccepted) return "drafted, and accepted";
+  return `${drafted.rejected} drafted ${drafted.rejected === 1 ? "token was" : "tokens were"} rejected here`;
+}
+
+function tipRows(token: Token, drafted: Drafted | undefined): HTMLElement[] {
   const head = make("div", "tip-head");
   head.append(make("b", "token", labelOf(token)));
   if (token.logprob !== undefined) head.append(make("span", "", `${percent(Math.exp(token.logprob))} · rank ${token.rank ?? "?"}`));
@@ -247,6 +264,7 @@ function tipRows(token: Token): HTMLElement[] {
     return row;
   });
   const foot = token.trace ? [make("div", "tip-foot", `entropy ${token.trace.entropy_bits.toFixed(2)} bits`)] : [];
+  if (drafted) foot.push(make("div", "tip-foot", draftText(drafted)));
   return [head, ...rows, ...foot];
 }
 

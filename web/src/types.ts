@@ -31,7 +31,7 @@ export interface Token {
   given?: boolean; // not chosen by the model: typed, or picked by hand
 }
 
-export interface Receipt { model: string; version: string; kernels: string; seed: number }
+export interface Receipt { model: string; version: string; kernels: string; seed: number; overrides?: string[] }
 export type Params = Record<string, unknown>;
 export type Effective = Record<string, { value: unknown; origin: string }>;
 
@@ -41,7 +41,7 @@ export interface Begin {
   model: string;
   prompt: number[];
   output: number[];
-  number: number;
+  number: number | null; // null: the engine is a replica, which has numbers of its own
   params: Effective;
   receipt: Receipt;
   warnings: string[];
@@ -128,17 +128,20 @@ export interface Step {
   blocks_free: number;
 }
 export interface Steps { now: number; dropped: number; sees_all: boolean; steps: Step[] }
-export type BlockState = "free" | "cached" | "private" | "shared";
-export interface CacheMap {
+export type BlockUse = "free" | "cached" | "private" | "shared";
+export type StateUse = "free" | "held" | "snapshot";
+/** How many parts of the cache there are of each use, and all in order, as runs. */
+export interface Uses<Use extends string> { counts: Record<Use, number>; map: [Use, number][] }
+export interface StateMap extends Uses<StateUse> { num_slots: number; bytes: number; evictions: number }
+export interface CacheMap extends Uses<BlockUse> {
   num_blocks: number;
   block_size: number;
-  counts: Record<BlockState, number>;
-  map: [BlockState, number][];
+  states: StateMap | null; // of recurrent layers, where the model has any
   evictions: number;
   prefix_queries: number;
   prefix_hits: number;
   preemptions: number;
-  requests: { number: number; state: string; prompt_tokens: number; tokens: number; computed: number; cached: number; blocks: number[] }[];
+  requests: { number: number; state: string; prompt_tokens: number; tokens: number; computed: number; cached: number; blocks: number[]; states: number[] }[];
 }
 export interface Machine {
   cores: number;

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { beamTree, firstDifference, gapBefore, keptTokens, segments, textOf, totalLogprob, Tree } from "../src/branches.js";
+import { leastLikely, beamTree, firstDifference, gapBefore, keptTokens, segments, textOf, totalLogprob, Tree } from "../src/branches.js";
 import { branchOf, tokens } from "./examples.js";
 
 function family(): { tree: Tree; ids: number[] } {
@@ -82,4 +82,9 @@ test("hypotheses of a beam search share their beginnings", () => {
   expect(b?.children.map((node) => node.token?.text)).toEqual(["c", "d"]);
   expect(b?.ends).toEqual([2]);
   expect(b?.children[1]?.logprob).toBeCloseTo(-1.5);
+});
+
+test("the least likely tokens are those chosen against the odds", () => {
+  const told = [["a", 0.9], ["b", 0.01], ["c", 0.3], ["d", 0.5]].map(([text, p], id) => ({ id, text: String(text), logprob: Math.log(Number(p)) }));
+  expect(leastLikely([...told, { id: 9, text: "given" }], 2).map((one) => one.index)).toEqual([1, 2]);
 });

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { bytes, label, labelOf, milliseconds, percent, shown, visible } from "../src/display.js";
+import { excerpt, bytes, label, labelOf, milliseconds, percent, shown, visible } from "../src/display.js";
 
 test("what could hide or reorder text is visible", () => {
   expect(visible("a\u0000b\u001b[31m")).toBe("a\u2400b\u241b[31m");
@@ -30,4 +30,10 @@ test("numbers read well", () => {
   expect([0, 1, 0.5, 0.9996, 0.001, 0.00004, NaN].map(percent)).toEqual(["0%", "100%", "50.0%", "99.96%", "0.10%", "0.004%", "–"]);
   expect([null, 0.5, 12.34, 250, 12_000].map(milliseconds)).toEqual(["–", "0.50 ms", "12.3 ms", "250 ms", "12.0 s"]);
   expect([12, 1500, 98_400_000].map(bytes)).toEqual(["12 B", "1.5 kB", "98.4 MB"]);
+});
+
+test("an excerpt is one line to be read", () => {
+  expect(excerpt("  a b\n\nc\u202e", 20)).toBe("a b ↵ c[U+202E]");
+  expect(excerpt("abcdef", 4)).toBe("abc…");
+  expect(excerpt(" ", 4)).toBe("∅");
 });

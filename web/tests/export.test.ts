@@ -38,6 +38,17 @@ test("commands are quoted for their language", () => {
   expect(exactRequest(chat).body).toEqual({ messages: chat.asked.messages, max_completion_tokens: 4, logprobs: true, top_logprobs: 2, seed: 7 });
 });
 
+test("a command names its model, and takes a key from its environment alone", () => {
+  const branch = branchOf("a");
+  branch.model = "smollm2";
+  expect(asCurl(branch, "http://h")).toContain('{"model":"smollm2",');
+  expect(asCurl(branch, "http://h")).not.toContain("authorization");
+  expect(asCurl(branch, "http://h", true)).toContain('-H "authorization: Bearer $UNSPOOL_API_KEY"');
+  expect(asPython(branch, "http://h", true)).toContain('"Bearer " + os.environ["UNSPOOL_API_KEY"]');
+  expect(asPython(branch, "http://h", true)).toContain("import os\n");
+  expect(linkOf(branch).model).toBe("smollm2");
+});
+
 test("a table of the trace is safe for spreadsheets", () => {
   const branch = branchOf("");
   branch.tokens = [{ id: 1, text: '=cmd("x")', logprob: -1, rank: 1 }, { id: 2, text: 'a,"b"\n', logprob: -2, trace: trace() }];
@@ -65,6 +76,7 @@ test("receipts and conversations", () => {
   const receipt = { model: "a".repeat(64), version: "1", kernels: "cpu-avx512", seed: 1 };
   expect(receiptDifferences(receipt, { ...receipt, seed: 2 })).toEqual([]);
   expect(receiptDifferences(receipt, { ...receipt, kernels: "cpu-avx2" })).toEqual(["kernels: cpu-avx2 then, cpu-avx512 here"]);
+  expect(receiptDifferences(receipt, { ...receipt, overrides: ["rope_base=1"] })).toEqual(["overrides: rope_base=1 then, none here"]);
   expect(asMarkdown([{ role: "user", content: "Hi" }], "T")).toBe("# T\n\n## user\n\nHi\n");
   expect(tokens("ab")).toHaveLength(2);
 });

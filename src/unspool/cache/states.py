@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from unspool.errors import EngineError
 from unspool.records import record
@@ -41,6 +42,12 @@ class States:
     @property
     def num_snapshots(self) -> int:
         return len(self._snapshots)
+
+    def state(self, slot: int) -> Literal["free", "held", "snapshot"]:
+        """Who has a slot: nobody, a sequence, or whoever begins with the snapshot's tokens."""
+        if slot in self._snapshots:
+            return "snapshot"
+        return "free" if slot in self._free else "held"
 
     def allocate(self) -> int:
         if self._free:

@@ -100,7 +100,8 @@ class PooledService(Service):
         page = await self._page(name, asked)
         if follows and page.status == 200:
             return self._follow(name, asked, page)
-        return Response(page.body, page.status, {"x-unspool-replica": name}, page.media_type)
+        headers = {"x-unspool-replica": name, "x-unspool-replicas": ",".join(sorted(self._transport.statuses()))}
+        return Response(page.body, page.status, headers, page.media_type)
 
     def _chosen(self, name: str | None) -> str:
         known = self._transport.statuses()

@@ -172,6 +172,12 @@ class RecurrentStates:
             self.slots.release(request.state)
         request.state = -1
 
+    def held_by(self, request: Request) -> list[int]:
+        """The slots of a request: its own, and those of states that were saved and are no snapshots yet."""
+        saved = [slot for _, slot in request.saves]
+        drafted = [] if request.draft_save is None else [request.draft_save[1]]
+        return [*([request.state] if request.state >= 0 else []), *saved, *drafted]
+
     @property
     def stats(self) -> dict[str, float]:
         return {
@@ -181,6 +187,4 @@ class RecurrentStates:
         }
 
     def check(self, requests: list[Request]) -> None:
-        held = [slot for each in requests for _, slot in each.saves]
-        held += [each.draft_save[1] for each in requests if each.draft_save is not None]
-        self.slots.check([*held, *(each.state for each in requests if each.state >= 0)])
+        self.slots.check(slot for each in requests for slot in self.held_by(each))

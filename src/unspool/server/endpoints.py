@@ -281,7 +281,7 @@ PAGES: dict[str, Page | EnginePage] = {
         EnginePage(
             "/v1/engine/cache",
             "getCache",
-            "The state of every cache block, and which blocks each request holds. Never a token.",
+            "What each cache block and each state of recurrent layers is used for, by which request. Never a token.",
             engine_view.cache,
         ),
         EnginePage("/v1/machine", "getMachine", "The machine, and its measured ceilings.", engine_view.machine),

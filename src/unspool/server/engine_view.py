@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from unspool.errors import RequestError
 from unspool.machine import free_memory, num_cores
 from unspool.models.registry import architecture_of
-from unspool.ops.storage import kv_bytes_per_token
+from unspool.ops.storage import kv_bytes_per_token, state_bytes
 from unspool.params import SamplingParams
 from unspool.params.order import PRESETS
 from unspool.params.registry import PARAMETERS
@@ -97,16 +98,24 @@ async def cache(service: Service, request: Request) -> Response:
 
 
 def cache_map(engine: Engine) -> dict[str, Any]:
-    """Every block's state, as runs of equal ones, and which blocks each request holds."""
-    scheduler, blocks = engine.scheduler, engine.scheduler.blocks
-    states = [blocks.state(block) for block in range(blocks.num_blocks)]
+    """What each block and each state of recurrent layers is used for, as runs of equal ones, and which of them each
+    request holds."""
+    scheduler, blocks, recurrent = engine.scheduler, engine.scheduler.blocks, engine.scheduler.states
+    slots = None if recurrent is None else recurrent.slots
     requests = [(one, "running") for one in scheduler.running] + [(one, "waiting") for one in scheduler.waiting]
     return {
         "object": "cache",
         "num_blocks": blocks.num_blocks,
         "block_size": blocks.block_size,
-        "counts": {name: states.count(name) for name in ("free", "cached", "private", "shared")},
-        "map": [[state, len(list(run))] for state, run in groupby(states)],
+        **_uses([blocks.state(block) for block in range(blocks.num_blocks)], ("free", "cached", "private", "shared")),
+        "states": None
+        if slots is None
+        else {
+            "num_slots": slots.num_slots,
+            "bytes": state_bytes(architecture_of(engine.checkpoint.config).storage),
+            **_uses([slots.state(slot) for slot in range(slots.num_slots)], ("free", "held", "snapshot")),
+            "evictions": slots.num_evictions,
+        },
         "evictions": blocks.num_evictions,
         "prefix_queries": scheduler.prefix_queries,
         "prefix_hits": scheduler.prefix_hits,
@@ -120,10 +129,17 @@ def cache_map(engine: Engine) -> dict[str, Any]:
                 "computed": one.num_computed,
                 "cached": one.num_cached,
                 "blocks": list(one.blocks),
+                "states": [] if recurrent is None else recurrent.held_by(one),
             }
             for one, state in requests
         ],
     }
+
+
+def _uses(uses: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """How many there are of each use, and all in order, as runs."""
+    runs = [[use, len(list(run))] for use, run in groupby(uses)]
+    return {"counts": {name: uses.count(name) for name in names}, "map": runs}
 
 
 # The machine and the model ------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 import { hierarchy, tree as layout, type HierarchyPointNode } from "d3-hierarchy";
 import { app } from "../app.js";
 import { beamTree, firstDifference, segments, textOf, totalLogprob, type BeamNode, type Branch, type Segment } from "../branches.js";
-import { label, labelOf, percent } from "../display.js";
+import { excerpt, label, labelOf, percent, visible } from "../display.js";
 import { html, live, nothing, svg, type TemplateResult } from "../dom.js";
+import { OWN } from "../params.js";
 import type { Params, Token } from "../types.js";
 import { stepPanel } from "./step.js";
 import { summary } from "./write.js";
@@ -61,7 +62,8 @@ function cursorText(branch: Branch): string {
 }
 
 function withFork(branch: Branch): TemplateResult {
-  return html`<span class="dim">${textOf(branch.tokens.slice(0, branch.at))}</span><mark>${textOf(branch.tokens.slice(branch.at, branch.at + 1))}</mark>${textOf(branch.tokens.slice(branch.at + 1))}`;
+  if (branch.parent === null) return html`${visible(textOf(branch.tokens))}`;
+  return html`<span class="dim">${visible(textOf(branch.tokens.slice(0, branch.at)))}</span><mark>${visible(textOf(branch.tokens.slice(branch.at, branch.at + 1)))}</mark>${visible(textOf(branch.tokens.slice(branch.at + 1)))}`;
 }
 
 function grow(branch: Branch): void {
@@ -140,10 +142,10 @@ function treePicture(current: Branch): TemplateResult {
 function segmentNode(segment: Segment, x: number, y: number, current: Branch, path: Set<number>): TemplateResult {
   const branch = app.tree.get(segment.branch);
   if (!branch) return svg``;
-  const text = label(textOf(branch.tokens.slice(segment.from, segment.to)), 21);
+  const text = excerpt(textOf(branch.tokens.slice(segment.from, segment.to)), 21);
   const isCurrent = segment.leaves.includes(current.id);
   const show = (): void => app.show(branch, segment.from === 0 ? null : segment.from);
-  const name = `${isCurrent ? "Current branch" : "Branch"}: ${textOf(branch.tokens.slice(segment.from, segment.to)).slice(0, 60)}`;
+  const name = `${isCurrent ? "Current branch" : "Branch"}: ${excerpt(textOf(branch.tokens.slice(segment.from, segment.to)), 60)}`;
   return svg`<g class="node ${isCurrent ? "current" : ""} ${path.has(segment.branch) ? "path" : ""} ${branch.state}" role="button" tabindex="0" aria-label=${name}
       transform="translate(${x},${y - 12})" @click=${show} @keydown=${(event: KeyboardEvent) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); show(); } }}>
     <rect width=${COLUMN - 20} height="24" rx="5" />
@@ -163,12 +165,12 @@ function beamPicture(): TemplateResult {
     <div class="picture" tabindex="0" role="group" aria-label="Tree of hypotheses"><svg width=${drawn.width} height=${drawn.height} viewBox="0 0 ${drawn.width} ${drawn.height}">
       ${links(drawn)}
       ${drawn.nodes.map((node) => svg`<g class="node ${node.data.ends.includes(0) ? "current" : ""}" transform="translate(${node.y},${node.x - 12})">
-        <rect width=${COLUMN - 20} height="24" rx="5" /><text x="8" y="16.5">${label(node.data.text || "prompt", 15)}</text>
+        <rect width=${COLUMN - 20} height="24" rx="5" /><text x="8" y="16.5">${excerpt(node.data.text || "prompt", 15)}</text>
         <text class="score" x=${COLUMN - 26} y="16.5" text-anchor="end">${node.data.logprob === 0 ? "" : node.data.logprob.toFixed(1)}</text></g>`)}
     </svg></div>
     <table class="plain"><thead><tr><th scope="col">place</th><th scope="col">score</th><th scope="col">logprob</th><th scope="col">answer</th></tr></thead><tbody>
       ${beams.map((branch, index) => html`<tr><td>${index + 1}</td><td>${scoreOf(branch, index)}</td><td>${totalLogprob(branch.tokens).sum.toFixed(2)}</td>
-        <td><button type="button" class="quiet text-button" @click=${() => app.show(branch)}>${label(textOf(branch.tokens), 80)}</button></td></tr>`)}
+        <td><button type="button" class="quiet text-button" @click=${() => app.show(branch)}>${excerpt(textOf(branch.tokens), 240)}</button></td></tr>`)}
     </tbody></table>
   </section>`;
 }
@@ -194,8 +196,8 @@ function joined(node: BeamNode): Joined {
 // Side by side -------------------------------------------------------------------------------------------------------
 function comparison(current: Branch): TemplateResult {
   const all = app.tree.list();
-  const other = app.tree.get(compared[1]) ?? all.filter((one) => one !== current).at(-1) ?? null;
   const a = app.tree.get(compared[0]) ?? current;
+  const other = app.tree.get(compared[1]) ?? likeliestPartner(a, all);
   return html`<section class="compare" aria-label="Side by side">
     <h3>Side by side</h3>
     <form class="inline" @submit=${(event: Event) => { event.preventDefault(); runChanged(a); }}>
@@ -207,9 +209,16 @@ function comparison(current: Branch): TemplateResult {
   </section>`;
 }
 
+/** What one would compare a branch with: its parent, else one of its tree, else the last one of the same prompt. */
+function likeliestPartner(a: Branch, all: readonly Branch[]): Branch | null {
+  const family = app.tree.family(a).filter((one) => one !== a);
+  const alike = all.filter((one) => one !== a && String(one.prompt) === String(a.prompt));
+  return app.tree.get(a.parent) ?? family.at(-1) ?? alike.at(-1) ?? all.filter((one) => one !== a).at(-1) ?? null;
+}
+
 function picker(name: string, chosen: Branch | null, all: Branch[], place: 0 | 1): TemplateResult {
   return html`<label>${name} <select @change=${(event: Event) => { compared[place] = Number((event.target as HTMLSelectElement).value); app.changed(); }}>
-    ${all.map((one) => html`<option value=${one.id} ?selected=${one === chosen}>#${one.id} ${label(textOf(one.tokens.slice(one.at)), 24)}</option>`)}
+    ${all.map((one) => html`<option value=${one.id} ?selected=${one === chosen}>#${one.id} ${excerpt(textOf(one.tokens.slice(one.at)), 24)}</option>`)}
   </select></label>`;
 }
 
@@ -243,11 +252,12 @@ function runChanged(a: Branch): void {
 function sideBySide(a: Branch, b: Branch): TemplateResult {
   const index = firstDifference(a.tokens, b.tokens);
   const differing = [...new Set([...Object.keys(a.params), ...Object.keys(b.params)])].filter(
-    (name) => JSON.stringify(a.params[name]?.value) !== JSON.stringify(b.params[name]?.value));
+    (name) => !OWN.has(name) && JSON.stringify(a.params[name]?.value) !== JSON.stringify(b.params[name]?.value));
   return html`
     <p role="status" class="difference" data-index=${index ?? "none"}>${index === null
       ? "The answers are equal."
       : html`First difference at token ${index + 1}: <span class="token">${labelAt(a, index)}</span> in A, <span class="token">${labelAt(b, index)}</span> in B.`}
+      ${String(a.prompt) === String(b.prompt) ? nothing : html`<span class="dim">The prompts differ.</span>`}
       ${differing.length ? html`<span class="dim">Parameters that differ: ${differing.map((name) => `${name} (${JSON.stringify(a.params[name]?.value)}, ${JSON.stringify(b.params[name]?.value)})`).join("; ")}</span>` : nothing}</p>
     <div class="two">${column("A", a, index)}${column("B", b, index)}</div>
   `;
@@ -264,14 +274,16 @@ function column(name: string, branch: Branch, index: number | null): TemplateRes
   const after = branch.tokens[cut];
   return html`<div class="column">
     <h4>${name} · ${branch.tokens.length} tokens · logprob ${sum.toFixed(2)}</h4>
-    <p dir="auto"><span class="dim">${textOf(branch.tokens.slice(0, cut))}</span><mark>${after?.text ?? ""}</mark>${textOf(branch.tokens.slice(cut + 1))}</p>
+    <p dir="auto"><span class="dim">${visible(textOf(branch.tokens.slice(0, cut)))}</span><mark>${visible(after?.text ?? "")}</mark>${visible(textOf(branch.tokens.slice(cut + 1)))}</p>
     ${after?.top ? distribution(after) : nothing}
     ${index === null ? nothing : html`<button type="button" @click=${() => app.show(branch, index)}>Why</button>`}
   </div>`;
 }
 
 function distribution(token: Token): TemplateResult {
-  return html`<ul class="distribution">${(token.top ?? []).slice(0, 6).map((one) => {
+  const top = (token.top ?? []).slice(0, 6);
+  if (token.logprob !== undefined && !top.some((one) => one.id === token.id)) top.push({ id: token.id, text: token.text, logprob: token.logprob });
+  return html`<ul class="distribution">${top.map((one) => {
     const p = Math.exp(one.logprob);
     return html`<li class=${one.id === token.id ? "chosen" : ""}><span class="token">${label(one.text, 16)}</span><span class="bar" .style=${`--w:${p}`}></span><span>${percent(p)}</span></li>`;
   })}</ul>`;

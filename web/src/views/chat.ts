@@ -83,14 +83,14 @@ export function chatView(): TemplateResult {
 function header(here: Conversation): TemplateResult {
   const number = (name: string, text: string): TemplateResult => html`<label>${text} <input type="number" step="any" .value=${live(String(here.params[name] ?? ""))}
     @change=${(event: Event) => { const value = (event.target as HTMLInputElement).value; if (value === "") delete here.params[name]; else here.params[name] = Number(value); save(); }} /></label>`;
-  return html`<details class="settings"><summary>${here.title}</summary>
+  return html`<details class="settings"><summary>${here.title} <span class="dim">system prompt, model, export</span></summary>
     <label class="field"><span>System prompt</span><textarea rows="2" id="chat-system" .value=${live(here.system)} @change=${(event: Event) => { here.system = (event.target as HTMLTextAreaElement).value; save(); }}></textarea></label>
     <div class="inline"><label>Model <select id="chat-model" @change=${(event: Event) => { here.params["model"] = (event.target as HTMLSelectElement).value; save(); void app.useModel(String(here.params["model"])); }}>
       ${app.models.map(({ id, state }) => html`<option value=${id} ?selected=${id === modelOf(here)}>${id}${state === "loaded" ? "" : ` (${state})`}</option>`)}</select></label>
       ${number("temperature", "Temperature")} ${number("top_p", "top_p")} ${number("max_tokens", "Length")}</div>
     <div class="inline"><button type="button" id="export-markdown" @click=${() => download(`${slug(here.title)}.md`, asMarkdown(messages(here), here.title), "text/markdown")}>Markdown</button>
       <button type="button" id="export-json" @click=${() => download(`${slug(here.title)}.json`, JSON.stringify(here, null, 2), "application/json")}>JSON</button>
-      <button type="button" ?disabled=${!lastBranch(here)} @click=${() => { const branch = lastBranch(here); if (branch) download(`${slug(here.title)}.csv`, asCsv(branch), "text/csv"); }}>CSV of the last trace</button></div>
+      <button type="button" id="export-csv" ?disabled=${!lastBranch(here)} @click=${() => { const branch = lastBranch(here); if (branch) download(`${slug(here.title)}.csv`, asCsv(branch), "text/csv"); }}>CSV of the last trace</button></div>
   </details>`;
 }
 

@@ -2,71 +2,44 @@
 
 import * as api from "../api.js";
 import { app } from "../app.js";
-import type { Branch } from "../branches.js";
-import { Chart, drawCache, drawTimeline, lanes, latency } from "../charts.js";
+import { Chart, COLOURS, drawTimeline, drawUses, lanes, latency } from "../charts.js";
 import { bytes, count, milliseconds, percent } from "../display.js";
 import { html, nothing, type TemplateResult } from "../dom.js";
 import { asPerfetto, download, isPrefill } from "../export.js";
-import type { CacheMap, Step } from "../types.js";
+import { followAnew, isElsewhere, onSteps, stepLog } from "../step-log.js";
+import type { BlockUse, CacheMap, StateMap, StateUse, Step } from "../types.js";
 
-const MOST = 8192;
 const PLAN_ROWS = 40;
 
-let log: Step[] = [];
 let map: CacheMap | null = null;
-let following: AbortController | null = null;
 let isPaused = false;
-let isElsewhere = false; // the engine is in another process, which shows none of its steps
+let paused: readonly Step[] = []; // what was there when it was paused
 let zoom = 0; // seconds that are shown; 0: what belongs to the current answer
 let selected: number | null = null;
-const timeline = document.createElement("canvas");
-const cacheCanvas = document.createElement("canvas");
+const timeline = picture("Timeline of requests: prefill and decode. The table below has the same steps in words.");
+const blocks = picture("Map of cache blocks. The counts beside it say the same.");
+const states = picture("Map of the states of recurrent layers. The counts beside it say the same.");
 const stepTimes = new Chart(" ms");
 const shares = new Chart("%");
-timeline.setAttribute("role", "img");
-timeline.setAttribute("aria-label", "Timeline of requests: prefill and decode. The table below has the same steps in words.");
-cacheCanvas.setAttribute("role", "img");
-cacheCanvas.setAttribute("aria-label", "Map of cache blocks. The counts beside it say the same.");
 
-export const stepLog = (): readonly Step[] => log;
-
-/** Follow the engine while the page is open: steps as they come, the cache once a second while it is looked at. */
-export function follow(): void {
-  if (following) return;
-  const abort = (following = new AbortController());
-  void (async () => {
-    try {
-      for await (const news of api.steps(log.at(-1)?.number ?? -1, abort.signal)) {
-        if (news.steps[0] && log.at(-1) && news.steps[0].number <= (log.at(-1)?.number ?? -1)) log = []; // a new server counts anew
-        log.push(...news.steps);
-        if (log.length > MOST) log.splice(0, log.length - MOST);
-        if (app.view === "engine" && !isPaused) app.changed();
-      }
-    } catch (error) {
-      if (error instanceof api.LostError) app.watch();
-      else if (error instanceof api.ApiError && error.status === 501) {
-        isElsewhere = true;
-        return;
-      }
-    }
-    if (following !== abort) return; // another model is followed now
-    following = null;
-    if (!abort.signal.aborted) setTimeout(() => { if (app.isUp) follow(); else setTimeout(follow, 3000); }, 1500);
-  })();
+function picture(name: string): HTMLCanvasElement {
+  const canvas = document.createElement("canvas");
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", name);
+  return canvas;
 }
 
-export function restart(): void {
-  log = [];
-}
+const known = (): readonly Step[] => (isPaused ? paused : stepLog());
 
-/** Follow the engine of the model that is shown now. */
-export function followAnew(): void {
-  following?.abort();
-  following = null;
-  log = [];
+onSteps(() => { if (app.view === "engine" && !isPaused) app.changed(); });
+
+/** Show the engine of another model, or of another replica. */
+export function showAnew(): void {
   map = null;
+  selected = null;
+  isPaused = false;
+  followAnew();
   void refreshMachine();
-  follow();
 }
 
 let isLooking = false;
@@ -91,24 +64,11 @@ function mine(): Set<number> {
   return new Set(app.tree.list().flatMap((branch) => branch.number ?? []));
 }
 
-/** Tokens of an answer that a draft guessed right, by the starts of its request's steps. */
-export function draftedOf(branch: Branch): Map<number, "accepted"> | null {
-  if (branch.number === null) return null;
-  const found = new Map<number, "accepted">();
-  const works = log.flatMap((step) => step.works.filter((work) => work.request === branch.number));
-  works.forEach((work, place) => {
-    const next = works[place + 1];
-    if (work.samples < 2 || isPrefill(work)) return;
-    const made = (next?.start ?? branch.prompt.length + branch.tokens.length - 1) - work.start;
-    for (let offset = 0; offset < made - 1; offset++) found.set(work.start + offset + 1 - branch.prompt.length, "accepted");
-  });
-  return found.size ? found : null;
-}
-
 export function engineView(): TemplateResult {
   if (isElsewhere) return html`<section class="panel"><h2>Engine</h2><p>The engine runs in another process, which does not show its steps here.</p></section>`;
   void lookAtCache();
   queueMicrotask(drawCanvases);
+  const log = known();
   const number = selected ?? app.current?.number ?? null;
   const told = number === null ? null : latency(log, number);
   const last = log.at(-1);
@@ -130,15 +90,16 @@ export function engineView(): TemplateResult {
       <section class="panel" aria-label="Timeline">
         <header><h2>Timeline</h2>
           <div class="tools">
+            ${replicaChoice()}
             <label>Show <select @change=${(event: Event) => { zoom = Number((event.target as HTMLSelectElement).value); app.changed(); }}>
               <option value="0">this answer</option><option value="1">last second</option><option value="5">last 5 s</option><option value="30">last 30 s</option><option value="1e9">all</option>
             </select></label>
-            <button type="button" aria-pressed=${isPaused} @click=${() => { isPaused = !isPaused; app.changed(); }}>${isPaused ? "Go on" : "Pause"}</button>
+            <button type="button" aria-pressed=${isPaused} @click=${() => { isPaused = !isPaused; paused = [...stepLog()]; app.changed(); }}>${isPaused ? "Go on" : "Pause"}</button>
             <button type="button" id="perfetto" ?disabled=${!log.length} @click=${() => download("unspool-trace.json", asPerfetto(log), "application/json")}>Download for Perfetto</button>
           </div></header>
         <div class="canvas">${timeline}</div>
         <p class="keys"><span class="key prefill">prefill</span><span class="key decode">decode, yours</span><span class="key other">decode, others'</span></p>
-        ${told ? latencyFacts(number ?? 0, told) : html`<p class="dim">Run something: its steps appear here.</p>`}
+        ${told?.gaps.length || told?.first ? latencyFacts(number ?? 0, told) : html`<p class="dim">${noSteps(number)}</p>`}
       </section>
       <div class="pair">
         <section class="panel" aria-label="Step times"><h2>Step time</h2>${stepTimes.node}</section>
@@ -159,7 +120,7 @@ function ceiling(): number | null {
   const told = app.machine?.bandwidth;
   if (!told?.ceiling) return null;
   // What a step has reached can be reached: a ceiling that was measured among neighbours is too low.
-  return Math.max(told.ceiling, told.fastest ?? 0, ...log.slice(-512).map((step) => step.num_bytes / step.seconds));
+  return Math.max(told.ceiling, told.fastest ?? 0, ...known().slice(-512).map((step) => step.num_bytes / step.seconds));
 }
 
 function ceilingText(): string {
@@ -198,23 +159,55 @@ function latencyFacts(number: number, told: ReturnType<typeof latency>): Templat
   </dl>`;
 }
 
+/** Which of several replicas is shown. */
+function replicaChoice(): TemplateResult | typeof nothing {
+  const { names, shown } = api.replicas();
+  if (names.length < 2) return nothing;
+  return html`<label>Replica <select id="replica" @change=${(event: Event) => { api.showReplica((event.target as HTMLSelectElement).value); showAnew(); app.changed(); }}>
+    ${names.map((name) => html`<option value=${name} ?selected=${name === shown}>${name}</option>`)}</select></label>`;
+}
+
+function noSteps(number: number | null): string {
+  if (number === null && app.current) return "The engines are replicas, each with numbers of its own: which request is yours is not known here.";
+  return number === null ? "Run something: its steps appear here." : `The steps of request #${number} are no longer remembered, or are still to come.`;
+}
+
+const ours = (all: CacheMap, what: "blocks" | "states"): Set<number> => new Set(all.requests.filter((one) => mine().has(one.number)).flatMap((one) => one[what]));
+
+function uses<Use extends BlockUse | StateUse>(names: readonly Use[], counts: Record<Use, number>): TemplateResult[] {
+  return names.map((use) => html`<span class="key ${COLOURS[use]}">${use} ${count(counts[use])}</span>`);
+}
+
 function cachePanel(): TemplateResult {
   return html`<section class="panel" aria-label="Cache">
     <h2>Cache</h2>
     ${map
-      ? html`<p class="keys">${(["private", "shared", "cached", "free"] as const).map((state) => html`<span class="key block-${state}">${state} ${count(map?.counts[state] ?? 0)}</span>`)}
+      ? html`<p class="keys">${uses(["private", "shared", "cached", "free"], map.counts)}
           <span class="dim">outlined: yours · prefix hits ${count(map.prefix_hits)} of ${count(map.prefix_queries)} tokens · ${map.preemptions} preemptions · ${map.evictions} evictions</span></p>`
       : html`<p class="dim">Looking …</p>`}
-    <div class="canvas">${cacheCanvas}</div>
-    ${map?.requests.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="Requests in the cache"><table class="plain"><thead><tr><th scope="col">request</th><th scope="col">state</th><th scope="col">prompt</th><th scope="col">tokens</th><th scope="col">computed</th><th scope="col">from cache</th><th scope="col">blocks</th></tr></thead><tbody>
-      ${map.requests.map((one) => html`<tr class=${mine().has(one.number) ? "mine" : ""}><td>#${one.number}</td><td>${one.state}</td><td>${one.prompt_tokens}</td><td>${one.tokens}</td><td>${one.computed}</td><td>${one.cached}</td><td>${one.blocks.length}</td></tr>`)}
-    </tbody></table></div>` : nothing}
+    <div class="canvas">${blocks}</div>
+    ${map?.states ? statesPart(map.states) : nothing}
+    ${map?.requests.length ? requestTable(map) : nothing}
   </section>`;
+}
+
+function statesPart(told: StateMap): TemplateResult {
+  return html`<h3>States of recurrent layers</h3>
+    <p class="keys">${uses(["held", "snapshot", "free"], told.counts)}
+      <span class="dim">${bytes(told.bytes)} each · held: of one request · snapshot: where any request that begins alike can start · ${told.evictions} evictions</span></p>
+    <div class="canvas" id="states">${states}</div>`;
+}
+
+function requestTable(told: CacheMap): TemplateResult {
+  const heads = ["request", "state", "prompt", "tokens", "computed", "from cache", "blocks", ...(told.states ? ["states"] : [])];
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Requests in the cache"><table class="plain"><thead><tr>${heads.map((head) => html`<th scope="col">${head}</th>`)}</tr></thead><tbody>
+    ${told.requests.map((one) => html`<tr class=${mine().has(one.number) ? "mine" : ""}><td>#${one.number}</td><td>${one.state}</td><td>${one.prompt_tokens}</td><td>${one.tokens}</td><td>${one.computed}</td><td>${one.cached}</td><td>${one.blocks.length}</td>${told.states ? html`<td>${one.states.length}</td>` : nothing}</tr>`)}
+  </tbody></table></div>`;
 }
 
 function planTable(): TemplateResult {
   const own = mine();
-  const shown = log.slice(-PLAN_ROWS).reverse();
+  const shown = known().slice(-PLAN_ROWS).reverse();
   return html`<section class="panel" aria-label="Plan">
     <h2>Plan, step by step</h2>
     <div class="scroll tall" tabindex="0" role="region" aria-label="The scheduler's steps"><table class="plain plan">
@@ -230,6 +223,7 @@ function planTable(): TemplateResult {
 }
 
 function range(): [number, number] {
+  const log = known();
   const end = log.at(-1);
   const to = end ? end.start + end.seconds : 1;
   if (zoom > 0) return [Math.max(log[0]?.start ?? 0, to - zoom), to];
@@ -244,8 +238,10 @@ function range(): [number, number] {
 function drawCanvases(): void {
   if (app.view !== "engine" || !timeline.isConnected) return;
   const [from, to] = range();
+  const log = known();
   drawTimeline(timeline, lanes(log, mine()), from, to);
-  if (map) drawCache(cacheCanvas, map, mine());
+  if (map) drawUses(blocks, map.map, ours(map, "blocks"));
+  if (map?.states) drawUses(states, map.states.map, ours(map, "states"));
   const shown = log.slice(-400);
   const zero = shown[0]?.start ?? 0;
   const times = shown.map((step) => step.start - zero);

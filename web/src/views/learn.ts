@@ -3,7 +3,7 @@
 import * as api from "../api.js";
 import { app } from "../app.js";
 import { textOf, type Branch } from "../branches.js";
-import { count, label, milliseconds, percent } from "../display.js";
+import { count, label, milliseconds, percent, visible } from "../display.js";
 import { html, live, nothing, type TemplateResult } from "../dom.js";
 import { chooseAgain } from "../trace.js";
 import type { Done, ForkRequest, Trace } from "../types.js";
@@ -187,8 +187,8 @@ function lesson(): TemplateResult {
       return html`<h3>9 · Repetition</h3>
         <p>Always taking the best token leads small models into loops: what was said once becomes likelier each time. A temperature, and a penalty such as DRY for what would continue a repetition, leads out of it.</p>
         <div class="two">
-          <div class="column"><h4>greedy: temperature 0</h4><p dir="auto" id="greedy">${greedy ? textOf(greedy.tokens) : ""}</p>${repeats(greedy)}</div>
-          <div class="column"><h4>temperature ${TEMPERATURE}, dry_multiplier 0.8</h4><p dir="auto" id="cured">${cured ? textOf(cured.tokens) : ""}</p>${repeats(cured)}</div>
+          <div class="column"><h4>greedy: temperature 0</h4><p dir="auto" id="greedy">${greedy ? visible(textOf(greedy.tokens)) : ""}</p>${repeats(greedy)}</div>
+          <div class="column"><h4>temperature ${TEMPERATURE}, dry_multiplier 0.8</h4><p dir="auto" id="cured">${cured ? visible(textOf(cured.tokens)) : ""}</p>${repeats(cured)}</div>
         </div>
         ${greedy && greedy.state !== "running" ? html`<p><button type="button" @click=${() => { if (greedy) app.show(greedy); app.go("write"); }}>Look at the loop in Write</button></p>` : nothing}`;
   }

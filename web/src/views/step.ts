@@ -10,7 +10,9 @@ import { chooseAgain, choices, rows, type Row } from "../trace.js";
 import type { ForkRequest, Params, Token, Trace, WhatIf } from "../types.js";
 
 const TURNED = ["temperature", "top_k", "top_p", "min_p"] as const;
-const MOST_ROWS = 24;
+const FOLLOWED = 256; // of the likeliest tokens, through every stage
+const MOST_ROWS = 16;
+const MOST_REMOVED = 4; // shown of each stage, beside those
 
 interface State {
   branch: Branch;
@@ -35,7 +37,7 @@ export function stepBody(branch: Branch, index: number, turned: Params = {}): Fo
     is_chat: branch.asked.mode === "chat",
     ...params,
     output: branch.tokens.slice(0, index).map((token) => token.id),
-    trace_top: 64,
+    trace_top: FOLLOWED,
   };
   for (const name of ["beam", "n", "best_of"]) delete body[name];
   if (branch.seed !== null) body["seed"] = branch.seed;
@@ -211,7 +213,8 @@ function stages(trace: Trace): TemplateResult {
   return html`
     <h3>Stages</h3>
     <ol class="stages">
-      <li><span class="name">model</span><span class="value">raw</span><span class="left">${count(before)} tokens</span><span class="mass">100%</span></li>
+      <li class="head" aria-hidden="true"><span>stage</span><span>value</span><span>tokens</span><span class="mass">mass left</span></li>
+      <li><span class="name">model</span><span class="value">raw</span><span class="left">${count(before)}</span><span class="mass">100%</span></li>
       ${trace.stages.map((stage) => {
         const removed = before - stage.survivors;
         before = stage.survivors;
@@ -252,7 +255,7 @@ function draw(trace: Trace, isHypothetical: boolean): TemplateResult {
 
 function table(mine: State, trace: Trace, chosen: number | null, isHypothetical: boolean): TemplateResult {
   const found = rows(trace);
-  const few = mine.all ? found : found.filter((row, place) => place < MOST_ROWS || row.token === chosen || row.token === trace.token);
+  const few = mine.all ? found : mostTelling(found, chosen, trace.token);
   return html`
     <h3>Candidates</h3>
     <div class="scroll" tabindex="0" role="region" aria-label="Candidates">
@@ -265,6 +268,16 @@ function table(mine: State, trace: Trace, chosen: number | null, isHypothetical:
       ? html`<button type="button" class="quiet" @click=${() => { mine.all = !mine.all; app.changed(); }}>${mine.all ? "Fewer" : `All ${found.length}`}</button>`
       : nothing}
   `;
+}
+
+/** The likeliest, the one that was chosen, and the first that each stage removed. */
+function mostTelling(found: Row[], ...chosen: (number | null)[]): Row[] {
+  const removed = new Map<string, number>();
+  return found.filter((row, place) => {
+    const number = row.removedBy === null ? 0 : (removed.get(row.removedBy) ?? 0) + 1;
+    if (row.removedBy !== null) removed.set(row.removedBy, number);
+    return place < MOST_ROWS || chosen.includes(row.token) || (number > 0 && number <= MOST_REMOVED);
+  });
 }
 
 function candidate(mine: State, trace: Trace, row: Row, chosen: number | null, isHypothetical: boolean): TemplateResult {

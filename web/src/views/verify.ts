@@ -10,7 +10,7 @@ import { forkBody, numGiven, receiptDifferences, type Link } from "../export.js"
 import type { Replay, Token } from "../types.js";
 import { menu } from "./write.js";
 
-interface Comparison { branch: Branch; replay: Replay; rows: Row[]; sameIds: number; sameBits: number }
+interface Comparison { branch: Branch; replay: Replay; rows: Row[]; given: number; sameIds: number; sameBits: number }
 interface Row { ours: Token | null; again: Token | null; isSameId: boolean; isSameBits: boolean }
 
 let comparison: Comparison | null = null;
@@ -21,6 +21,7 @@ let reproduced: Branch | null = null;
 
 export function open(link: Link): void {
   opened = link;
+  if (isLoaded(link.model)) void app.useModel(String(link.model));
   reproduced = null;
   app.asked = { mode: link.asked.mode, prompt: link.asked.prompt, messages: [], params: { ...link.asked.params } };
   if (link.asked.mode === "chat") {
@@ -29,16 +30,25 @@ export function open(link: Link): void {
   }
 }
 
+const isLoaded = (name: string | null): boolean => app.models.some((one) => one.id === name && one.state === "loaded");
+
+/** The model that a link names, where the page shows another one. It is loaded when it is asked for, not by opening a link. */
+function otherModel(link: Link): string | null {
+  return link.model !== null && link.model !== app.caps?.model && app.models.some((one) => one.id === link.model) ? link.model : null;
+}
+
 export function compare(branch: Branch, replay: Replay): Comparison {
   const again = replay.choices[0]?.tokens ?? [];
+  const given = Math.min(numGiven(branch), branch.tokens.length);
   const rows = Array.from({ length: Math.max(branch.tokens.length, again.length) }, (_, index): Row => {
     const [a, b] = [branch.tokens[index] ?? null, again[index] ?? null];
     const isSameId = a !== null && b !== null && a.id === b.id;
     // What was given was not chosen, so a replay tells no logprob of it.
-    const isSameBits = isSameId && (index < numGiven(branch) || (a.logprob !== undefined && b.logprob !== undefined && bitsOf(a.logprob) === bitsOf(b.logprob)));
+    const isSameBits = isSameId && (index < given || (a.logprob !== undefined && b.logprob !== undefined && bitsOf(a.logprob) === bitsOf(b.logprob)));
     return { ours: a, again: b, isSameId, isSameBits };
   });
-  return { branch, replay, rows, sameIds: rows.filter((row) => row.isSameId).length, sameBits: rows.filter((row) => row.isSameBits).length };
+  const chosen = rows.slice(given);
+  return { branch, replay, rows, given, sameIds: rows.filter((row) => row.isSameId).length, sameBits: chosen.filter((row) => row.isSameBits).length };
 }
 
 async function verify(branch: Branch): Promise<void> {
@@ -79,11 +89,12 @@ export function verifyView(): TemplateResult {
 
 function result(told: Comparison): TemplateResult {
   const all = told.rows.length;
-  const isWhole = told.sameIds === all && told.sameBits === all;
+  const chosen = all - told.given;
+  const isWhole = told.sameIds === all && told.sameBits === chosen;
   return html`
     <p class=${isWhole ? "verdict ok" : "verdict error"} role="status" id="verdict">
-      ${isWhole ? "✓ Identical" : "✗ Different"}: ${told.sameIds} of ${all} token ids and ${told.sameBits} of ${all} logprobs are equal, bit for bit,
-      beside ${told.replay.crowd} random requests (ours was number ${told.replay.place + 1} in the batch).
+      ${isWhole ? "✓ Identical" : "✗ Different"}: ${told.sameIds} of ${all} token ids and ${told.sameBits} of ${chosen} logprobs are equal, bit for bit,
+      ${told.given ? `(the first ${told.given} tokens were given to both)` : ""} beside ${told.replay.crowd} random requests (ours was number ${told.replay.place + 1} in the batch).
     </p>
     <div class="scroll tall" tabindex="0" role="region" aria-label="Comparison"><table class="plain bits">
       <thead><tr><th scope="col">#</th><th scope="col">token</th><th scope="col">id</th><th scope="col">bits of the logprob</th><th scope="col">again: id</th><th scope="col">bits</th><th scope="col"></th></tr></thead>
@@ -105,22 +116,24 @@ function receipt(branch: Branch): TemplateResult {
   return html`<section class="panel" aria-label="Receipt"><h2>Receipt</h2>
     <p class="dim">What the answer is a function of, besides its prompt and its parameters.</p>
     <dl class="receipt"><dt>weights</dt><dd><code>${told?.model}</code></dd><dt>version</dt><dd><code>${told?.version}</code></dd>
-      <dt>kernels</dt><dd><code>${told?.kernels}</code></dd><dt>seed</dt><dd><code>${branch.seed ?? "–"}</code></dd></dl>
+      <dt>kernels</dt><dd><code>${told?.kernels}</code></dd>${told?.overrides?.length ? html`<dt>overrides</dt><dd><code>${told.overrides.join(" ")}</code></dd>` : nothing}<dt>seed</dt><dd><code>${branch.seed ?? "–"}</code></dd></dl>
   </section>`;
 }
 
 function linkPanel(link: Link): TemplateResult {
   const here = app.caps?.receipt ?? null;
+  const other = otherModel(link);
   const differences = link.receipt && here ? receiptDifferences(here, link.receipt) : [];
   const ids = reproduced?.tokens.map((token) => token.id) ?? [];
   const isSame = link.ids.length > 0 && ids.length === link.ids.length && ids.every((id, index) => id === link.ids[index]);
   return html`<section class="panel" aria-label="Permalink">
     <h2>From a link</h2>
     <p>The link holds a request and its seed${link.ids.length ? `, and the ${link.ids.length} token ids that it gave` : ""}.</p>
-    <p class=${differences.length ? "warn" : "ok"} id="receipt-verdict">${!link.receipt
+    <p class=${differences.length || !link.receipt || other ? "warn" : "ok"} id="receipt-verdict">${!link.receipt
       ? "The link has no receipt."
+      : other ? `The link is of the model ${other}, and this page shows ${app.caps?.model}. Reproduce loads ${other} and asks it.`
       : differences.length ? `The receipt differs (${differences.join("; ")}): another answer would be no surprise.` : "✓ The receipt matches: the same weights, version and kernels."}</p>
-    <p><button type="button" class="primary" id="reproduce" @click=${() => reproduce(link)}>Reproduce</button></p>
+    <p><button type="button" class="primary" id="reproduce" ?disabled=${app.loading !== null || (reproduced !== null && app.isRunning(reproduced))} @click=${() => void reproduce(link)}>Reproduce</button></p>
     ${reproduced && reproduced.state !== "running"
       ? html`<p role="status" id="reproduced" class=${!link.ids.length ? "" : isSame ? "verdict ok" : "verdict error"}>${!link.ids.length
           ? "Reproduced; the link has no token ids to compare with."
@@ -129,7 +142,9 @@ function linkPanel(link: Link): TemplateResult {
   </section>`;
 }
 
-function reproduce(link: Link): void {
+async function reproduce(link: Link): Promise<void> {
+  const other = otherModel(link);
+  if (other && !(await app.useModel(other))) return;
   const branch = app.tree.add(link.asked);
   branch.seed = link.seed;
   const body = app.body(link.asked, link.seed);

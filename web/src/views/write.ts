@@ -1,22 +1,26 @@
 // Write: a prompt, its parameters, and the answer token by token.
 
+import { isSignedIn } from "../api.js";
 import { app } from "../app.js";
-import { keptTokens, textOf, totalLogprob, type Branch } from "../branches.js";
-import { bytes, milliseconds, percent } from "../display.js";
+import { keptTokens, leastLikely, textOf, totalLogprob, type Branch, type Drafted } from "../branches.js";
+import { bytes, labelOf, milliseconds, percent, visible } from "../display.js";
 import { html, live, nothing, type TemplateResult } from "../dom.js";
 import { asCsv, asCurl, asJson, asPython, download, encodeLink, linkOf } from "../export.js";
 import { copy } from "../dom.js";
 import { paramForm } from "../params.js";
+import { onSteps } from "../step-log.js";
 import { TINTS, type TintMode } from "../tint.js";
 import { TokenView } from "../token-view.js";
-import { draftedOf } from "./engine.js";
+import type { Token } from "../types.js";
 import { stepPanel } from "./step.js";
 
 export const answerView = new TokenView(
-  { tint: app.tint, marks: app.marks, onSelect: (index) => app.select(index) },
+  { tint: app.tint, marks: app.marks, onSelect: (index) => { app.select(index); keepInSight(index); } },
   "Answer, token by token",
 );
 let edited: string | null = null; // the text while it is edited
+const NARROW = "(max-width: 820px)"; // as in the style: the answer is below the form
+const MOST_UNLIKELY = 5;
 
 export function writeView(): TemplateResult {
   const { caps, current } = app;
@@ -51,20 +55,27 @@ export function writeView(): TemplateResult {
         ${current?.error ? html`<p class="error" role="alert">${current.error} ${lost(current)}</p>` : nothing}
         ${current?.warnings.length ? html`<ul class="warnings">${current.warnings.map((text) => html`<li>${text}</li>`)}</ul>` : nothing}
         ${edited === null
-          ? html`<div class="text">
-              ${current && current.asked.mode === "completion" ? html`<span class="prompt-text" dir="auto">${current.asked.prompt}</span>` : nothing}
-              ${answerView.node}
-              ${current ? nothing : html`<p class="dim hint">The answer comes here, each token tinted by how likely it was.</p>`}
-            </div>`
+          ? html`<div class="text">${promptText(current)}${answerView.node}${current ? nothing : html`<p class="dim hint">The answer comes here, each token tinted by how likely it was.</p>`}</div>`
           : html`<textarea class="edit" aria-label="Edit the answer" dir="auto" spellcheck="false" .value=${edited} @input=${(event: Event) => { edited = value(event); }}></textarea>
               <div class="actions"><button type="button" class="primary" @click=${goOn}>Go on from here</button>
                 <button type="button" @click=${() => { edited = null; app.changed(); }}>Cancel</button>
                 <span class="dim">What you leave as it was keeps its tokens; what you write is taken as if the model had chosen it.</span></div>`}
+        ${current && edited === null ? unlikely(current) : nothing}
         ${current ? summary(current) : nothing}
       </section>
       ${stepPanel()}
     </div>
   `;
+}
+
+/** Where the step covers the lower part of the screen, its token moves to the upper one. */
+function keepInSight(index: number): void {
+  if (matchMedia(NARROW).matches) requestAnimationFrame(() => answerView.bringUp(index));
+}
+
+/** What the answer goes on from. Nothing stands between the two that the model did not write. */
+function promptText(branch: Branch | null): TemplateResult | typeof nothing {
+  return branch?.asked.mode === "completion" ? html`<span class="prompt-text" dir="auto">${visible(branch.asked.prompt)}</span>` : nothing;
 }
 
 function value(event: Event): string {
@@ -82,6 +93,7 @@ function setParam(name: string, given: unknown): void {
 export function start(): void {
   edited = null;
   app.run(app.currentAsked());
+  if (matchMedia(NARROW).matches) document.querySelector("section.answer")?.scrollIntoView();
 }
 
 function onKey(event: KeyboardEvent): void {
@@ -110,9 +122,8 @@ function toolbar(branch: Branch | null): TemplateResult {
         answerView.set({ marks: app.marks });
         app.changed();
       }} /> Blanks &amp; specials</label>
-      <span class="gap"></span>
-      <button type="button" ?disabled=${!isIdle || !branch.tokens.length} @click=${() => { edited = textOf(branch?.tokens ?? []); app.changed(); }}>Edit</button>
-      ${branch ? menu(branch) : nothing}
+      <span class="end"><button type="button" ?disabled=${!isIdle || !branch.tokens.length} @click=${() => { edited = textOf(branch?.tokens ?? []); app.changed(); }}>Edit</button>
+        ${branch ? menu(branch) : nothing}</span>
     </div>
   `;
 }
@@ -138,8 +149,8 @@ export function menu(branch: Branch): TemplateResult {
     app.tell((await copy(text)) ? `${what} is on the clipboard.` : `${what} could not be copied.`);
   };
   const items: [string, () => void][] = [
-    ["Copy as curl", () => void say(asCurl(branch, location.origin), "The command")],
-    ["Copy as Python", () => void say(asPython(branch, location.origin), "The program")],
+    ["Copy as curl", () => void say(asCurl(branch, location.origin, isSignedIn()), "The command")],
+    ["Copy as Python", () => void say(asPython(branch, location.origin, isSignedIn()), "The program")],
     ["Copy permalink", () => void say(link(), "The link")],
     ["Download JSON", () => download("unspool-answer.json", asJson(branch), "application/json")],
     ["Download CSV of the trace", () => download("unspool-trace.csv", asCsv(branch), "text/csv")],
@@ -178,12 +189,44 @@ export function summary(branch: Branch): TemplateResult {
     ${known ? html`<span title="sum over ${known} tokens">logprob ${sum.toFixed(2)}</span>` : nothing}
     ${branch.report ? html`<span>${branch.report.cached_tokens} of ${branch.usage?.prompt_tokens ?? "?"} prompt tokens from the cache</span>` : nothing}
     ${branch.seed === null ? nothing : html`<span>seed ${branch.seed}</span>`}
+    ${branch.drafted ? html`<span title="Tokens that speculation guessed: underlined where it was right, dotted where it was wrong.">${draftCount(branch.drafted)}</span>` : nothing}
     ${branch.held ? html`<span class="warn">held back for a possible stop string</span>` : nothing}
   </p>`;
 }
 
+function draftCount(drafted: Map<number, Drafted>): string {
+  let accepted = 0;
+  let rejected = 0;
+  for (const one of drafted.values()) {
+    accepted += Number(one.isAccepted);
+    rejected += one.rejected;
+  }
+  return `drafts: ${accepted} accepted, ${rejected} rejected`;
+}
+
+const unlikelyTokens = new WeakMap<Branch, { numTokens: number; found: ReturnType<typeof leastLikely> }>();
+
+function unlikelyOf(branch: Branch): ReturnType<typeof leastLikely> {
+  let told = unlikelyTokens.get(branch);
+  if (told?.numTokens !== branch.tokens.length) {
+    told = { numTokens: branch.tokens.length, found: leastLikely(branch.tokens, MOST_UNLIKELY) };
+    unlikelyTokens.set(branch, told);
+  }
+  return told.found;
+}
+
+/** Where a strange answer took its turn: its least likely tokens, one click away. */
+function unlikely(branch: Branch): TemplateResult | typeof nothing {
+  if (branch.state === "running") return nothing;
+  const found = unlikelyOf(branch);
+  if (!found.length) return nothing;
+  return html`<p class="unlikely"><span class="dim">Least likely</span>${found.map(({ index, p }) => html`<button type="button" class="quiet" @click=${() => app.select(index)}
+    aria-label="Token ${index + 1}, ${percent(p)}"><span class="token">${labelOf(branch.tokens[index] as Token, 16)}</span> <span class="dim">${percent(p)}</span></button>`)}</p>`;
+}
+
 app.onTokens((branch) => {
   if (branch !== app.current) return;
-  answerView.set({ drafted: draftedOf(branch) });
   answerView.show(branch);
+  answerView.markDrafts();
 });
+onSteps(() => { if (app.current?.drafted) { answerView.markDrafts(); app.changed(); } });
