@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import Live, make_llm
-from tests.web.conftest import current, done, drawn, run, set_param, settle, wait
+from tests.web.conftest import Watched, current, done, drawn, run, set_param, settle, wait
 from unspool.llm import LLM
 from unspool.server.config import ServerConfig
 
@@ -236,6 +236,15 @@ def test_another_request_shows_as_counts_alone(page: Any, server: Live) -> None:
     assert "xylophone" not in page.inner_text("main")
 
 
+def serious_faults(page: Any, where: str) -> list[Any]:
+    found = []
+    for fault in page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]:
+        if fault["impact"] in ("serious", "critical"):
+            places = [f"{node['html'][:160]} {node.get('failureSummary', '')[:200]}" for node in fault["nodes"][:3]]
+            found.append((where, fault["id"], places))
+    return found
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_readers_of_screens_find_no_serious_fault(open_page: Callable[..., Any], server: Live, scheme: str) -> None:
     page = open_page(server, "/", color_scheme=scheme, reduced_motion="reduce")
@@ -243,7 +252,7 @@ def test_readers_of_screens_find_no_serious_fault(open_page: Callable[..., Any],
     page.click(".answer .t >> nth=4")
     page.wait_for_selector(".candidates .removed")
     page.evaluate(AXE.read_text("utf-8"))
-    found = []
+    found: list[Any] = []
     for view in VIEWS:
         page.evaluate(f"unspool.app.go('{view}')")
         settle(page)
@@ -264,10 +273,7 @@ def test_readers_of_screens_find_no_serious_fault(open_page: Callable[..., Any],
             page.keyboard.press("Enter")
             page.wait_for_selector(".turn.assistant .regenerate")
             page.click(".settings summary")
-        for fault in page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]:
-            if fault["impact"] in ("serious", "critical"):
-                places = [f"{node['html'][:160]} {node.get('failureSummary', '')[:200]}" for node in fault["nodes"][:3]]
-                found.append((view, fault["id"], places))
+        found += serious_faults(page, view)
     assert not found, json.dumps(found, indent=1, ensure_ascii=False)
 
 
@@ -301,15 +307,18 @@ def test_the_theme_is_the_visitors(open_page: Callable[..., Any], server: Live) 
     assert page.evaluate(background) != dark
 
 
-def test_the_documents_page_works_under_its_own_policy(browser: Any, server: Live) -> None:
-    from tests.web.conftest import Watched
-
-    watched = Watched(browser, server.url)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_documents_page_works_under_its_own_policy(browser: Any, server: Live, scheme: str) -> None:
+    watched = Watched(browser, server.url, color_scheme=scheme)
     watched.page.goto(server.url + "/docs")
     watched.page.wait_for_selector("details")
     assert watched.page.locator("details").count() > 10
     watched.page.set_viewport_size({"width": 390, "height": 844})
+    watched.page.locator("details summary").first.click()
     assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390, "it fits a phone"
+    watched.page.evaluate(AXE.read_text("utf-8"))
+    faults = serious_faults(watched.page, "docs")
+    assert not faults, json.dumps(faults, indent=1, ensure_ascii=False)
     watched.check()
 
 

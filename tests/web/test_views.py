@@ -56,6 +56,7 @@ def test_another_candidate_is_one_click_and_keeps_the_first_answer(page: Any) ->
     told = current(page)
     assert [one["id"] for one in told["tokens"][:6]] == [*(one["id"] for one in first["tokens"][:5]), token]
     assert told["tokens"][5]["given"]
+    page.wait_for_selector(".step >> text=was put there by hand")
     assert told["report"]["cached_tokens"] <= told["usage"]["prompt_tokens"]
     go(page, "What if")
     assert page.locator("svg .node").count() == 3
@@ -82,6 +83,16 @@ def test_siblings_grow_at_the_cursor_and_are_walked(page: Any) -> None:
     assert len({one["seed"] for one in siblings}) == 3
     for one in siblings:
         assert [token["id"] for token in one["tokens"][:4]] == [token["id"] for token in first["tokens"][:4]]
+    for sibling in siblings:
+        page.evaluate(f"unspool.app.show(unspool.app.tree.get({sibling['id']}), 4)")
+        for index, seed in (
+            (4, sibling["seed"]),
+            (2, first["seed"]),
+        ):  # before the place where it leaves, the first one's
+            page.evaluate(f"unspool.app.select({index})")
+            page.wait_for_selector(f".step[data-index='{index}'] .draw:has-text('noise of seed {seed},')")
+            assert page.get_attribute(".draw", "data-winner") == str(sibling["tokens"][index]["id"])
+    page.evaluate(f"unspool.app.show(unspool.app.tree.get({siblings[0]['id']}), 4)")
     page.keyboard.press("Alt+ArrowDown")
     page.keyboard.press("Alt+ArrowDown")
     settle(page)
@@ -183,14 +194,18 @@ def check_trace_events(events: list[dict[str, Any]]) -> None:
 
 def test_a_pause_by_another_requests_prompt_names_it(page: Any, server: Live) -> None:
     run(page, "Once upon a time", to_end=False, max_tokens=120, seed=1, temperature=0)
-    page.click(".more summary")
     page.wait_for_selector(".answer .t >> nth=8")
     long = " ".join(f"word{index}" for index in range(400))
     other = httpx.post(f"{server.url}/v1/fork", json={"prompt": long, "max_tokens": 1, "seed": 1}, timeout=120).json()
     done(page)
     go(page, "Engine")
     page.wait_for_selector(f".facts.row >> text=(#{other['number']})")
-    page.wait_for_selector(f".work.prefill:has-text('#{other['number']} ')")
+    row = page.locator(f".work.prefill:has-text('#{other['number']} ')")
+    page.check("#mine-only")
+    while not row.count():
+        assert page.locator("#older").is_enabled(), "it is in no step of this answer"
+        page.click("#older")
+        settle(page)
     assert page.locator(f".work.mine:has-text('#{other['number']} ')").count() == 0
 
 
@@ -220,7 +235,7 @@ def test_the_states_of_recurrent_layers_have_a_map(open_page: Callable[..., Any]
 
 
 def start_replicas(model: Path) -> tuple[subprocess.Popen[str], str]:
-    options = ["--replicas", "numa", "--port", "0", "--log", "off", "--kv-tokens", "2k"]
+    options = ["--replicas", "numa", "--port", "0", "--log", "off", "--kv-tokens", "2048"]
     process = subprocess.Popen(
         [sys.executable, "-m", "unspool", "serve", "-m", str(model), *options], stderr=subprocess.PIPE, text=True
     )
@@ -275,7 +290,7 @@ def test_drafts_are_marked_where_they_were_accepted_and_rejected(
             page,
             "one two three four one two three four one two three four one two",
             max_tokens=60,
-            temperature=1.1,
+            temperature=0.5,
             seed=1,
         )
         page.wait_for_selector(".summary >> text=drafts:")
@@ -486,6 +501,12 @@ def test_a_conversation_is_kept_in_the_browser(page: Any) -> None:
     assert drawn(page) > 0
     go(page, "Chat")
     page.click("[aria-label^='Delete']")
+    page.wait_for_selector(".turns .hint")
+    page.click("#undo")
+    wait(page, "document.querySelectorAll('.turn.user').length === 2")
+    page.click("[aria-label^='Delete Name three']")
+    page.wait_for_selector(".turns .hint")
+    page.reload()
     page.wait_for_selector(".turns .hint")
 
 

@@ -138,11 +138,6 @@ export function tokenize(body: Record<string, unknown>): Promise<{ tokens: numbe
   return post("/tokenize", { return_token_strs: true, ...body });
 }
 
-export function score(ids: number[], top: number): Promise<{ data: { tokens: ScoredToken[] }[] }> {
-  return post("/v1/score", { input: [ids], top_logprobs: top });
-}
-export interface ScoredToken { id: number; token: string; logprob: number | null; top_logprobs: { id: number; token: string; logprob: number }[] }
-
 /** The events of an answer. Throws a LostError when they end before the answer does. */
 export async function* fork(body: ForkRequest, signal: AbortSignal): AsyncGenerator<ForkEvent> {
   const answer = await request("/v1/fork", {

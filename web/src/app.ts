@@ -19,6 +19,7 @@ const DEFAULTS: Params = { max_tokens: 128, temperature: 0.8, top_p: 0.95 };
 const ALTERNATIVES = 8;
 const LOOK_MILLISECONDS = 300; // between looks at a model that is being loaded
 
+interface Notice { text: string; kind: "info" | "error"; undo?: () => void }
 type TokenListener = (branch: Branch) => void;
 
 export interface RunOptions {
@@ -38,7 +39,7 @@ class App {
   loading: string | null = null; // a model that is being loaded, and how far that is
   view: View = "write";
   isUp = true;
-  notice: { text: string; kind: "info" | "error" } | null = null;
+  notice: Notice | null = null;
 
   readonly tree = new Tree();
   current: Branch | null = null;
@@ -78,8 +79,9 @@ class App {
     this.listeners.add(listener);
   }
 
-  tell(text: string, kind: "info" | "error" = "info"): void {
-    this.notice = { text, kind };
+  /** Say something at the bottom of the page; `undo` takes back what it is about. */
+  tell(text: string, kind: "info" | "error" = "info", undo?: () => void): void {
+    this.notice = { text, kind, ...(undo ? { undo } : {}) };
     this.changed();
     if (kind === "info") {
       const mine = this.notice;
@@ -197,7 +199,7 @@ class App {
     const isAnew = params !== undefined || (options.seed !== undefined && options.seed !== parent?.seed);
     const branch = this.tree.add(mine, parent ?? null, at, isAnew);
     branch.tokens.push(...more.map((token) => ({ ...token, given: true })));
-    const seed = options.seed ?? parent?.seed ?? null;
+    const seed = (branch.seed = options.seed ?? parent?.seed ?? null);
     const body = this.body(mine, seed);
     const output = branch.tokens.map((token) => token.id);
     if (output.length) body.output = output;
@@ -217,7 +219,10 @@ class App {
     const { parent, at = 0 } = options;
     const mine: Asked = { ...asked, params: { ...(options.params ?? asked.params) } };
     const branches = Array.from({ length: count }, () => this.tree.add(mine, parent ?? null, at, true));
-    for (const branch of branches) branch.isBeam = mine.params["beam"] !== undefined;
+    for (const branch of branches) {
+      branch.isBeam = mine.params["beam"] !== undefined;
+      branch.seed = null; // each gets its own
+    }
     const body: ForkRequest = { ...this.body(mine, options.seed ?? null), n: count };
     const output = parent ? parent.tokens.slice(0, at).map((token) => token.id) : [];
     if (output.length) {

@@ -120,6 +120,13 @@ export class Tree {
     return found;
   }
 
+  /** The branch by whose seed and parameters a token was chosen: an ancestor's, before the place where a branch leaves. */
+  ownerOf(branch: Branch, index: number): Branch {
+    let here = branch;
+    for (let up = this.get(here.parent); up && index < here.at; up = this.get(here.parent)) here = up;
+    return here;
+  }
+
   /** Where Alt and an arrow lead: to the parent, the first child, the branch before or after among its like. */
   step(branch: Branch, direction: "left" | "right" | "up" | "down"): Branch | null {
     if (direction === "left") return this.get(branch.parent);

@@ -1,8 +1,14 @@
 // Small helpers over the document.
 
+import { noChange } from "lit-html";
+import { live } from "lit-html/directives/live.js";
+
 export { html, svg, render, nothing, type TemplateResult } from "lit-html";
 export { repeat } from "lit-html/directives/repeat.js";
-export { live } from "lit-html/directives/live.js";
+export { live };
+
+/** The value of a field that is read when its editing ends: what is being typed into it now stays. */
+export const unlessEdited = (id: string, value: string): unknown => (document.activeElement?.id === id ? noChange : live(value));
 
 export function make<K extends keyof HTMLElementTagNameMap>(tag: K, name = "", text = ""): HTMLElementTagNameMap[K] {
   const node = document.createElement(tag);

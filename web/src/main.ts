@@ -71,6 +71,7 @@ function modelChoice(): TemplateResult {
 }
 
 function page(): TemplateResult {
+  const undo = app.notice?.undo;
   return html`
     <a class="skip" href="#main" @click=${(event: Event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>To the content</a>
     <header class="top">
@@ -86,6 +87,7 @@ function page(): TemplateResult {
       </div>
     </header>
     ${app.notice ? html`<div class="notice ${app.notice.kind}" role=${app.notice.kind === "error" ? "alert" : "status"}><span>${app.notice.text}</span>
+      ${undo ? html`<button type="button" id="undo" @click=${() => { app.notice = null; undo(); app.changed(); }}>Undo</button>` : nothing}
       <button type="button" class="quiet" aria-label="Dismiss" @click=${() => { app.notice = null; app.changed(); }}>×</button></div>` : nothing}
     <main id="main" tabindex="-1" class="view-${app.view}">
       <h1 class="offscreen">unspool inspector: ${VIEWS.find((one) => one.view === app.view)?.name}</h1>

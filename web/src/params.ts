@@ -1,6 +1,6 @@
 // The form of sampling parameters, made from the server's own list.
 
-import { html, live, nothing, type TemplateResult } from "./dom.js";
+import { html, live, nothing, unlessEdited, type TemplateResult } from "./dom.js";
 import type { Capabilities, Effective, Parameter, Params } from "./types.js";
 
 const COMMON = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop"];
@@ -85,20 +85,20 @@ function control(one: Parameter, id: string, value: unknown, isSet: boolean, cha
         : nothing}
       <input id=${id} type="number" step=${kind === "integer" ? 1 : "any"} min=${(schema["minimum"] as number | undefined) ?? nothing}
         max=${(schema["maximum"] as number | undefined) ?? nothing}
-        placeholder=${isDrawn ? `drawn${typeof value === "number" ? `, last ${value}` : ""}` : "none"} .value=${live(shown)} @change=${read} />
+        placeholder=${isDrawn ? `drawn${typeof value === "number" ? `, last ${value}` : ""}` : "none"} .value=${unlessEdited(id, shown)} @change=${read} />
     `;
   }
   if (name === "stop" || name === "bad_words" || name === "dry_sequence_breakers") {
     const list = Array.isArray(value) ? (value as string[]) : typeof value === "string" ? [value] : [];
     return html`<textarea id=${id} rows="1" placeholder="one a line; \\n is a line break"
-      .value=${live(list.map(escapeLine).join("\n"))} @change=${(event: Event) => {
+      .value=${unlessEdited(id, list.map(escapeLine).join("\n"))} @change=${(event: Event) => {
         const lines = (event.target as HTMLTextAreaElement).value.split("\n").filter((line) => line !== "").map(unescapeLine);
         change(name, lines.length ? lines : undefined);
       }}></textarea>`;
   }
   const isText = kind === "string";
   const text = isText ? String(value ?? "") : isSet ? JSON.stringify(value) : "";
-  return html`<input id=${id} type="text" spellcheck="false" placeholder=${isText ? "none" : `JSON · ${preview(value)}`} .value=${live(text)}
+  return html`<input id=${id} type="text" spellcheck="false" placeholder=${isText ? "none" : `JSON · ${preview(value)}`} .value=${unlessEdited(id, text)}
     @change=${(event: Event) => {
       const input = event.target as HTMLInputElement;
       input.setCustomValidity("");

@@ -10,6 +10,9 @@ import type { Token } from "./types.js";
 
 const BUDGET = 6; // milliseconds of a frame that drawing may take
 const MOST_TIP_ROWS = 8;
+// A browser lays a whole line box's block out anew for each token that it gets. So a paragraph that goes on and on is cut
+// at a blank after so many tokens, or anywhere after twice as many.
+const LONG_LINE = 500;
 
 export interface TokenViewOptions {
   tint: TintMode;
@@ -164,7 +167,9 @@ export class TokenView {
     markDraft(span, branch.drafted?.get(index));
     this.spans.push(span);
     this.line.append(span);
-    if (token.text.endsWith("\n")) this.line = null;
+    const length = this.line.childElementCount;
+    const isLong = length >= 2 * LONG_LINE || (length >= LONG_LINE && /\s$/.test(token.text));
+    if (token.text.endsWith("\n") || isLong) this.line = null;
   }
 
   private colour(span: HTMLElement, branch: Branch, index: number): void {

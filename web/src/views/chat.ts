@@ -3,7 +3,7 @@
 import { app } from "../app.js";
 import { textOf, type Branch } from "../branches.js";
 import { visible } from "../display.js";
-import { html, live, nothing, repeat, type TemplateResult } from "../dom.js";
+import { html, live, nothing, repeat, unlessEdited, type TemplateResult } from "../dom.js";
 import { asCsv, asMarkdown, download } from "../export.js";
 import type { Message, Params } from "../types.js";
 
@@ -51,20 +51,20 @@ const current = (): Conversation | null => conversations.find((one) => one.id ==
 export function chatView(): TemplateResult {
   const caps = app.caps;
   if (caps && !caps.has_template) return html`<section class="panel"><h2>Chat</h2><p>This model has no chat template: it continues texts. Use Write.</p></section>`;
-  const here = current();
+  const here = current() ?? start();
   return html`
     <div class="chat">
       <nav class="panel conversations" aria-label="Conversations">
-        <button type="button" class="primary" id="new-chat" @click=${() => { start(); app.changed(); }}>New conversation</button>
+        <button type="button" class="primary" id="new-chat" @click=${() => { if (here.turns.length) start(); app.changed(); }}>New conversation</button>
         <ul>${repeat(conversations, (one) => one.id, (one) => html`<li class=${one.id === open ? "open" : ""}>
           <button type="button" class="quiet title" aria-current=${one.id === open ? "true" : nothing} @click=${() => { open = one.id; app.changed(); }}>${one.title}</button>
           <button type="button" class="quiet" aria-label="Delete ${one.title}" @click=${() => forget(one)}>×</button></li>`)}</ul>
         <p class="dim">They are kept in this browser and nowhere else.</p>
       </nav>
       <section class="panel talk" aria-label="Conversation">
-        ${here ? header(here) : nothing}
+        ${header(here)}
         <div class="turns" id="turns" tabindex="0" role="log" aria-label="Messages">
-          ${here?.turns.length ? here.turns.map((turn, index) => turnView(here, turn, index)) : html`<p class="dim hint">Ask something. Each answer can be looked at token by token.</p>`}
+          ${here.turns.length ? here.turns.map((turn, index) => turnView(here, turn, index)) : html`<p class="dim hint">Ask something. Each answer can be looked at token by token.</p>`}
         </div>
         <form class="say" @submit=${(event: Event) => { event.preventDefault(); say(); }}>
           <label class="offscreen" for="say">Message</label>
@@ -81,10 +81,10 @@ export function chatView(): TemplateResult {
 }
 
 function header(here: Conversation): TemplateResult {
-  const number = (name: string, text: string): TemplateResult => html`<label>${text} <input type="number" step="any" .value=${live(String(here.params[name] ?? ""))}
+  const number = (name: string, text: string): TemplateResult => html`<label>${text} <input id="chat-${name}" type="number" step="any" .value=${unlessEdited(`chat-${name}`, String(here.params[name] ?? ""))}
     @change=${(event: Event) => { const value = (event.target as HTMLInputElement).value; if (value === "") delete here.params[name]; else here.params[name] = Number(value); save(); }} /></label>`;
   return html`<details class="settings"><summary>${here.title} <span class="dim">system prompt, model, export</span></summary>
-    <label class="field"><span>System prompt</span><textarea rows="2" id="chat-system" .value=${live(here.system)} @change=${(event: Event) => { here.system = (event.target as HTMLTextAreaElement).value; save(); }}></textarea></label>
+    <label class="field"><span>System prompt</span><textarea rows="2" id="chat-system" .value=${live(here.system)} @input=${(event: Event) => { here.system = (event.target as HTMLTextAreaElement).value; }} @change=${save}></textarea></label>
     <div class="inline"><label>Model <select id="chat-model" @change=${(event: Event) => { here.params["model"] = (event.target as HTMLSelectElement).value; save(); void app.useModel(String(here.params["model"])); }}>
       ${app.models.map(({ id, state }) => html`<option value=${id} ?selected=${id === modelOf(here)}>${id}${state === "loaded" ? "" : ` (${state})`}</option>`)}</select></label>
       ${number("temperature", "Temperature")} ${number("top_p", "top_p")} ${number("max_tokens", "Length")}</div>
@@ -128,6 +128,7 @@ function forget(one: Conversation): void {
   conversations = conversations.filter((other) => other !== one);
   if (open === one.id) open = conversations[0]?.id ?? null;
   save();
+  if (one.turns.length) app.tell(`“${one.title}” is deleted.`, "info", () => { conversations.push(one); open = one.id; save(); });
   app.changed();
 }
 
@@ -169,9 +170,9 @@ app.onTokens((branch) => {
   for (const one of conversations)
     for (const turn of one.turns) {
       if (turn.branch !== branch.id) continue;
-      turn.content = textOf(branch.tokens);
       if (app.view === "chat") app.changed();
       if (branch.state === "running") continue;
+      turn.content = textOf(branch.tokens);
       turn.seed = branch.seed;
       if (branch.error) turn.error = branch.error;
       save();

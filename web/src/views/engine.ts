@@ -7,7 +7,7 @@ import { bytes, count, milliseconds, percent } from "../display.js";
 import { html, nothing, type TemplateResult } from "../dom.js";
 import { asPerfetto, download, isPrefill } from "../export.js";
 import { followAnew, isElsewhere, onSteps, stepLog } from "../step-log.js";
-import type { BlockUse, CacheMap, StateMap, StateUse, Step } from "../types.js";
+import type { BlockUse, CacheMap, StateMap, StateUse, Step, Work } from "../types.js";
 
 const PLAN_ROWS = 40;
 
@@ -15,7 +15,9 @@ let map: CacheMap | null = null;
 let isPaused = false;
 let paused: readonly Step[] = []; // what was there when it was paused
 let zoom = 0; // seconds that are shown; 0: what belongs to the current answer
-let selected: number | null = null;
+let selected: number | null = null; // the request that is looked at; null: the current answer's
+let planEnd: number | null = null; // the newest step that the table shows; null: the latest there is
+let isMineOnly = false; // the table shows steps of the current answer alone
 const timeline = picture("Timeline of requests: prefill and decode. The table below has the same steps in words.");
 const blocks = picture("Map of cache blocks. The counts beside it say the same.");
 const states = picture("Map of the states of recurrent layers. The counts beside it say the same.");
@@ -31,12 +33,14 @@ function picture(name: string): HTMLCanvasElement {
 
 const known = (): readonly Step[] => (isPaused ? paused : stepLog());
 
+app.onTokens((branch) => { if (branch.state === "running") selected = null; });
 onSteps(() => { if (app.view === "engine" && !isPaused) app.changed(); });
 
 /** Show the engine of another model, or of another replica. */
 export function showAnew(): void {
   map = null;
   selected = null;
+  planEnd = null;
   isPaused = false;
   followAnew();
   void refreshMachine();
@@ -205,21 +209,46 @@ function requestTable(told: CacheMap): TemplateResult {
   </tbody></table></div>`;
 }
 
+/** The steps that the table shows, the newest first, and whether there are others before and after. */
+function planPage(): { shown: Step[]; hasOlder: boolean; hasNewer: boolean } {
+  const number = selected ?? app.current?.number ?? null;
+  const all = isMineOnly ? known().filter((step) => step.works.some((work) => work.request === number)) : known();
+  const found = planEnd === null ? -1 : all.findIndex((step) => step.number > (planEnd ?? 0));
+  const end = found < 0 ? all.length : found;
+  const begin = Math.max(0, end - PLAN_ROWS);
+  return { shown: all.slice(begin, end).reverse(), hasOlder: begin > 0, hasNewer: end < all.length };
+}
+
 function planTable(): TemplateResult {
   const own = mine();
-  const shown = known().slice(-PLAN_ROWS).reverse();
+  const { shown, hasOlder, hasNewer } = planPage();
+  const turn = (to: number | null): void => { planEnd = to; app.changed(); };
+  const newest = shown[0]?.number ?? 0;
+  const oldest = shown.at(-1)?.number ?? 0;
   return html`<section class="panel" aria-label="Plan">
-    <h2>Plan, step by step</h2>
+    <header><h2>Plan, step by step</h2>
+      <div class="tools">
+        <label class="check"><input type="checkbox" id="mine-only" .checked=${isMineOnly} @change=${(event: Event) => { isMineOnly = (event.target as HTMLInputElement).checked; turn(null); }} /> This answer alone</label>
+        <button type="button" id="older" ?disabled=${!hasOlder} @click=${() => turn(oldest - 1)}>Older</button>
+        <button type="button" ?disabled=${!hasNewer} @click=${() => turn(newest + PLAN_ROWS)}>Newer</button>
+        <button type="button" ?disabled=${planEnd === null} @click=${() => turn(null)}>Latest</button>
+      </div></header>
     <div class="scroll tall" tabindex="0" role="region" aria-label="The scheduler's steps"><table class="plain plan">
       <thead><tr><th scope="col">step</th><th scope="col">time</th><th scope="col">what was computed</th><th scope="col">waiting</th><th scope="col">free blocks</th></tr></thead>
       <tbody>${shown.map((step) => html`<tr>
         <td>${step.number}</td><td>${milliseconds(step.seconds * 1000)}</td>
-        <td>${step.works.slice(0, 12).map((work) => html`<button type="button" class="work ${isPrefill(work) ? "prefill" : "decode"} ${own.has(work.request) ? "mine" : ""}"
-          title="request ${work.request}: ${work.tokens} tokens from position ${work.start}${work.samples > 1 ? `, ${work.samples - 1} of them drafted` : ""}"
-          @click=${() => { selected = work.request; app.changed(); }}>#${work.request} ${isPrefill(work) ? `${work.tokens} @ ${work.start}` : work.samples > 1 ? `1+${work.samples - 1} @ ${work.start}` : `@ ${work.start}`}</button>`)}${step.works.length > 12 ? html`<span class="dim"> and ${step.works.length - 12} more</span>` : nothing}</td>
+        <td>${step.works.slice(0, 12).map((work) => workButton(work, own))}${step.works.length > 12 ? html`<span class="dim"> and ${step.works.length - 12} more</span>` : nothing}</td>
         <td>${step.waiting}</td><td>${step.blocks_free}</td></tr>`)}</tbody>
     </table></div>
+    <p class="dim small">#7 64 @ 0: request 7 computes 64 tokens from position 0 on. 1+3: one token and three drafted ones.</p>
   </section>`;
+}
+
+function workButton(work: Work, own: ReadonlySet<number>): TemplateResult {
+  const what = isPrefill(work) ? `${work.tokens} @ ${work.start}` : work.samples > 1 ? `1+${work.samples - 1} @ ${work.start}` : `@ ${work.start}`;
+  return html`<button type="button" class="work ${isPrefill(work) ? "prefill" : "decode"} ${own.has(work.request) ? "mine" : ""}"
+    title="request ${work.request}: ${work.tokens} tokens from position ${work.start}${work.samples > 1 ? `, ${work.samples - 1} of them drafted` : ""}"
+    @click=${() => { selected = work.request; app.changed(); }}>#${work.request} ${what}</button>`;
 }
 
 function range(): [number, number] {

@@ -16,6 +16,7 @@ const MOST_REMOVED = 4; // shown of each stage, beside those
 
 interface State {
   branch: Branch;
+  owner: Branch; // by whose seed and parameters the token was chosen
   index: number;
   exact: WhatIf | null; // the step as it was, over the full vocabulary
   turned: Params; // what the sliders say; empty: nothing was turned
@@ -54,7 +55,7 @@ async function ask(turned: Params): Promise<void> {
   mine.isAsking = true;
   app.changed();
   try {
-    const answer = await api.whatIf(stepBody(mine.branch, mine.index, turned), asking.signal);
+    const answer = await api.whatIf(stepBody(mine.owner, mine.index, turned), asking.signal);
     if (state !== mine) return;
     if (Object.keys(turned).length) mine.hypothetical = answer;
     else mine.exact = answer;
@@ -71,10 +72,13 @@ async function ask(turned: Params): Promise<void> {
 const askSoon = debounce(60, (turned: Params) => void ask(turned));
 
 function stateFor(branch: Branch, index: number): State {
-  if (state?.branch === branch && state.index === index) return state;
-  state = { branch, index, exact: null, turned: {}, hypothetical: null, isAsking: false, error: null, typed: "", all: false };
-  const isKnown = branch.prompt.length > 0 && branch.params["beam"]?.value == null;
-  if (isKnown) void ask({});
+  const isNew = state?.branch !== branch || state.index !== index;
+  if (state === null || isNew)
+    state = { branch, owner: app.tree.ownerOf(branch, index), index, exact: null, turned: {}, hypothetical: null, isAsking: false, error: null, typed: "", all: false };
+  const { owner } = state;
+  // A seed that is drawn is known once the answer has begun; that of a further sibling, when it has ended.
+  const isKnown = owner.prompt.length > 0 && owner.seed !== null && owner.params["beam"]?.value == null;
+  if (isKnown && !state.exact && !state.isAsking && !state.error) void ask({});
   return state;
 }
 
@@ -146,6 +150,7 @@ export function stepPanel(): TemplateResult {
       ${isTurned && shown ? verdict(mine, shown) : nothing}
       ${shown ? stages(shown) : mine.isAsking ? html`<p class="dim">Scoring this position again …</p>` : nothing}
       ${shown ? draw(shown, isTurned) : nothing}
+      ${shown && token?.given && !isTurned ? html`<p class="dim small">This is what the model would have chosen; <span class="token">${labelOf(token)}</span> was put there by hand.</p>` : nothing}
       ${shown ? table(mine, shown, token?.id ?? null, isTurned) : nothing}
       ${token ? typing(mine) : nothing}
     </aside>
@@ -168,7 +173,7 @@ function facts(token: Token, trace: Trace | null, branch: Branch, index: number)
 }
 
 function inForce(mine: State, name: string): number {
-  const value = mine.turned[name] ?? mine.branch.params[name]?.value;
+  const value = mine.turned[name] ?? mine.owner.params[name]?.value;
   return typeof value === "number" ? value : 0;
 }
 
@@ -203,7 +208,7 @@ function verdict(mine: State, shown: Trace): TemplateResult {
     With ${names} it would have been <span class="token">${label(shown.texts[String(shown.token)] ?? "")}</span>${isSame ? ", the same." : "."}
     ${isSame
       ? nothing
-      : html`<button type="button" @click=${() => branchWith(mine.branch, mine.index, [], { ...mine.branch.asked.params, ...mine.turned })}>Go on that way</button>`}
+      : html`<button type="button" @click=${() => branchWith(mine.branch, mine.index, [], { ...mine.owner.asked.params, ...mine.turned })}>Go on that way</button>`}
     ${mine.isAsking ? html`<span class="dim">…</span>` : nothing}
   </p>`;
 }

@@ -221,7 +221,7 @@ function unlikely(branch: Branch): TemplateResult | typeof nothing {
   const found = unlikelyOf(branch);
   if (!found.length) return nothing;
   return html`<p class="unlikely"><span class="dim">Least likely</span>${found.map(({ index, p }) => html`<button type="button" class="quiet" @click=${() => app.select(index)}
-    aria-label="Token ${index + 1}, ${percent(p)}"><span class="token">${labelOf(branch.tokens[index] as Token, 16)}</span> <span class="dim">${percent(p)}</span></button>`)}</p>`;
+    title="Why token ${index + 1}"><span class="token">${labelOf(branch.tokens[index] as Token, 16)}</span> <span class="dim">${percent(p)}</span></button>`)}</p>`;
 }
 
 app.onTokens((branch) => {
