@@ -177,9 +177,10 @@ def test_a_click_opens_the_step_with_every_stage(page: Any) -> None:
 
 
 def test_what_a_stage_removed_stays_in_sight_however_much_is_left(page: Any) -> None:
-    run(page, "The sea is", max_tokens=6, temperature=1.5, top_k=60, top_p=1, min_p=0.02, seed=3)
+    run(page, "The sea is", max_tokens=6, temperature=1.5, top_k=60, top_p=1, min_p=0.3, seed=3)
     page.click(".answer .t >> nth=2")
-    page.wait_for_selector(".candidates .removed")
+    page.wait_for_selector(".candidates .removed >> text=min_p")
+    page.wait_for_selector(".candidates .removed >> text=top_k")
     listed = page.locator(".stages li:not(.head)")
     names = [item.locator(".name").inner_text() for item in listed.all()]
     assert names == ["model", "temperature", "top_k", "min_p"]
