@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -24,6 +24,17 @@ def _spread(times: list[float]) -> str:
     least_to_most = sorted(times)
     at = [least_to_most[int(share * (len(times) - 1))] for share in (0.5, 0.99, 1)]
     return f"{len(times)}: median {at[0]:.1f} ms, 99% within {at[1]:.1f} ms, longest {at[2]:.1f} ms"
+
+
+def busy_seconds(page: Any) -> Iterator[float]:
+    """Processor time of the page's main thread since the last time; what else the machine does changes it little."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before = 0.0
+    while True:
+        told = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+        yield told["TaskDuration"] - before
+        before = told["TaskDuration"]
 
 
 def depth(page: Any, index: int) -> float:
@@ -304,11 +315,14 @@ def test_two_thousand_tokens_and_ten_thousand_stay_whole(
         page.click(".more summary")
         page.check("#p-ignore_eos")
         page.evaluate(FRAMES)
+        cpu = busy_seconds(page)
+        next(cpu)
         run(page, "a", seed=1, to_end=False)
         wait(page, "unspool.app.current.state !== 'running'", seconds=600)
         wait(page, f"document.querySelectorAll('.answer .t').length === {count}")
-        drawings, frames = page.evaluate("unspool.frames()"), page.evaluate("window.frames_seen")
+        drawings, frames, busy = page.evaluate("unspool.frames()"), page.evaluate("window.frames_seen"), next(cpu)
         with capsys.disabled():
             print(f"\n{count} tokens: drawing {_spread(drawings)}; frames {_spread(frames)}")
+            print(f"processor time of the page {busy:.2f} s, {1000 * busy / len(frames):.1f} ms a frame")
         page.click(f".answer .t >> nth={count - 1}")
         page.wait_for_selector(".draw")
