@@ -16,8 +16,9 @@ export function visible(text: string): string {
   });
 }
 
+/** Blanks and the like as signs. Lines may still break at a blank. */
 export function withMarks(text: string): string {
-  return visible(text).replace(/ /g, "·").replace(/\t/g, "→\t").replace(/\n/g, "↵\n");
+  return visible(text).replace(/ /g, "·\u200b").replace(/\t/g, "→\t").replace(/\n/g, "↵\n");
 }
 
 /** What stands for a token in an answer. With `marks`, blanks, newlines, control tokens and bytes are shown too. */
@@ -53,6 +54,7 @@ export function percent(share: number): string {
   if (!Number.isFinite(share)) return "–";
   const value = share * 100;
   if (value === 0 || value === 100) return `${value}%`;
+  if (value > 99.995 && value < 100) return ">99.99%";
   if (value > 0 && value < 0.01) return value < 1e-6 ? "≈0%" : `${value.toPrecision(1)}%`;
   return `${value.toFixed(value >= 99.95 || value < 0.995 ? 2 : 1)}%`;
 }

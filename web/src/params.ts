@@ -49,7 +49,7 @@ function field(one: Parameter, params: Params, effective: Effective, change: Cha
   const isSet = params[one.name] !== undefined;
   return html`
     <div class="param ${isSet ? "set" : ""}">
-      <label for=${id} title=${one.help}>${one.name}</label>
+      <label for=${id} title=${one.help}>${one.name.replace(/_/g, "_\u200b")}</label>
       <span class="origin" title="Who set the value in force: ${origin}">${origin}</span>
       <span class="control">${control(one, id, value, isSet, change)}</span>
       ${isSet

@@ -15,7 +15,7 @@ test("a token shows its text, and with marks what the text does not show", () =>
   const part = { id: 3, text: "", bytes: [0xe2, 0x98] };
   expect(shown(part, false)).toBe("");
   expect(shown(part, true)).toBe("⟨E2⟩⟨98⟩");
-  expect(shown({ id: 4, text: " a\n" }, true)).toBe("·a↵\n");
+  expect(shown({ id: 4, text: " a\n" }, true)).toBe("·\u200ba↵\n");
   expect(shown({ id: 5, text: "<b>x</b>" }, false)).toBe("<b>x</b>");
 });
 
@@ -36,4 +36,9 @@ test("an excerpt is one line to be read", () => {
   expect(excerpt("  a b\n\nc\u202e", 20)).toBe("a b ↵ c[U+202E]");
   expect(excerpt("abcdef", 4)).toBe("abc…");
   expect(excerpt(" ", 4)).toBe("∅");
+});
+
+test("a share that is nearly all is not called all", () => {
+  expect(percent(0.99999)).toBe(">99.99%");
+  expect(percent(1)).toBe("100%");
 });

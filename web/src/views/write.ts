@@ -104,8 +104,8 @@ function onKey(event: KeyboardEvent): void {
 }
 
 function lost(branch: Branch): TemplateResult {
-  return html`<button type="button" @click=${() => app.run(branch.asked, { parent: branch, at: branch.tokens.length })}
-    ?disabled=${!app.isUp || branch.prompt.length === 0}>Go on from what came</button>
+  const goesOn = html`<button type="button" @click=${() => app.run(branch.asked, { parent: branch, at: branch.tokens.length })} ?disabled=${!app.isUp}>Go on from what came</button>`;
+  return html`${branch.tokens.length && branch.prompt.length ? goesOn : nothing}
     <button type="button" @click=${() => app.run(branch.asked, { seed: branch.seed })} ?disabled=${!app.isUp}>Run again</button>`;
 }
 
