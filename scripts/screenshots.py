@@ -17,7 +17,7 @@ from typing import Any
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 SIZE = {"width": 1280, "height": 800}
 PROMPT = "The old lighthouse keeper"
-PARAMS = {"max_tokens": 60, "temperature": 0.8, "top_p": 0.9, "seed": 11}
+PARAMS = {"max_tokens": 60, "temperature": 0.7, "top_p": 0.9, "seed": 3}
 MOST_BYTES = 300_000  # of all pictures
 
 
