@@ -260,3 +260,34 @@ def test_nothing_is_left_in_a_replica(llm: LLM) -> None:
     run(llm, [Fake("a", replica, [5]), Fake("b", replica)], ASKED)
     assert not llm.driver.call(lambda engine: engine.has_work)
     llm.driver.call(lambda engine: engine.check())
+
+
+def test_a_long_step_is_no_sign_of_death(llm: LLM) -> None:
+    """While the engine computes, its replica tells what it told last, and that a request waits."""
+
+    async def check() -> None:
+        gate, replica = threading.Event(), Replica(llm)
+        before = await replica.status()
+        step = asyncio.create_task(llm.driver.call_async(lambda engine: gate.wait()))
+        await asyncio.sleep(0)
+        assert await replica.status() == before
+        pool = ReplicaPool(FakeTransport([Fake("a", replica)]), before, resolver(llm.checkpoint, ()))
+        ended: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+
+        def receive(event: Event) -> None:
+            if not isinstance(event, Text):
+                ended.set_result(event)
+
+        starting = asyncio.create_task(pool.start_async([Submission(PROMPT, SamplingParams(max_tokens=2), receive)]))
+        messages = replica.stream(wire.dump(wire.WireRequest("left", PROMPT, SamplingParams(seed=1))))
+        assert wire.load(await anext(messages)) == wire.Events()
+        await messages.aclose()  # type: ignore[attr-defined]
+        assert not starting.done()
+        gate.set()
+        await step
+        await starting
+        assert isinstance(await ended, Finished)
+        assert (await replica.status()).stats["running"] == 0
+        await pool.shutdown()
+
+    asyncio.run(check())

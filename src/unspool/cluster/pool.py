@@ -194,7 +194,9 @@ class ReplicaPool:
                 await asyncio.sleep(RETRY_PAUSE)
                 continue
             try:
-                message = await anext(aiter(stream))
+                message: wire.Message = wire.Events()
+                while isinstance(message, wire.Events):  # it is alive, and its engine is in a long step
+                    message = await anext(aiter(stream))
             except (ReplicaLostError, StopAsyncIteration):
                 await stream.close()
                 self._suspect(stream.replica)

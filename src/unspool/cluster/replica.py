@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("unspool.cluster")
 Pages = Callable[[wire.PageRequest], Awaitable[wire.PageAnswer]]
+STEP_SECONDS = 2.0  # that a report waits for the end of a step
 HEARTBEAT = 1.0  # seconds of silence after which a stream says that its replica is alive
 
 
@@ -43,12 +44,22 @@ class Replica:
         self._source = source or llm.checkpoint.fingerprint
         self._tracer = tracer or Tracer()
         self._submissions: dict[str, Submission] = {}
+        self._told: wire.Status = llm.driver.call(self._examine)
+        self._asking: asyncio.Future[wire.Status] | None = None
 
     async def stream(self, data: bytes) -> AsyncIterator[bytes]:
-        """The messages of one request: Accepted and its events, or Refused. Leaving the iterator aborts the request."""
+        """The messages of one request: Accepted and its events, or Refused; before them, signs of life while the engine
+        is in a long step. Leaving the iterator aborts the request."""
         inbox: asyncio.Queue[Event] = asyncio.Queue()
+        starting = asyncio.ensure_future(self._start(data, inbox))
         try:
-            request, submission = await self._start(data, inbox)
+            while not (await asyncio.wait({starting}, timeout=HEARTBEAT))[0]:
+                yield wire.dump(wire.Events())
+        except BaseException:
+            starting.cancel()
+            raise
+        try:
+            request, submission = starting.result()
         except Exception as error:
             if not isinstance(error, UnspoolError):
                 log.error("a defect: %s: %s", type(error).__name__, error, exc_info=error)
@@ -96,7 +107,24 @@ class Replica:
             self.llm.driver.abort(submission, reason)
 
     async def status(self) -> wire.Status:
-        return await self.llm.driver.call_async(lambda engine: _status(engine, self._source))
+        """What it tells routers. While a step takes long it is what was told last: a long step is no sign of death."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self.llm.driver.call_async(self._examine))
+        await asyncio.wait({self._asking}, timeout=STEP_SECONDS)
+        if self._asking.done():
+            self._told = self._asking.result()
+        return self._told
+
+    def _examine(self, engine: Engine) -> wire.Status:
+        return wire.Status(
+            receipt=engine.receipt(0),
+            source=self._source,
+            context_length=engine.context_length,
+            block_size=engine.config.block_size,
+            layout=engine.runner.kv.layout,
+            stats=dict(engine.stats),
+            prefixes="".join(map(short, engine.scheduler.blocks.registered_keys(MAX_REPORTED))),
+        )
 
     async def page(self, asked: wire.PageRequest) -> wire.PageAnswer:
         """What the engine tells of itself."""
@@ -127,18 +155,6 @@ class Told:
     def end(self) -> None:
         timings = self._ends[0].timings if self._ends else None
         self._span.end(tokens=self._num_tokens, reasons=[end.reason for end in self._ends], timings=timings)
-
-
-def _status(engine: Engine, source: str) -> wire.Status:
-    return wire.Status(
-        receipt=engine.receipt(0),
-        source=source,
-        context_length=engine.context_length,
-        block_size=engine.config.block_size,
-        layout=engine.runner.kv.layout,
-        stats=dict(engine.stats),
-        prefixes="".join(map(short, engine.scheduler.blocks.registered_keys(MAX_REPORTED))),
-    )
 
 
 async def _batches(inbox: asyncio.Queue[Event], num_choices: int) -> AsyncIterator[tuple[Event, ...]]:
