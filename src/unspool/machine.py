@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import closing
 
+from unspool.cgroups import cpu_limit, memory_left
 from unspool.lazy import np
 from unspool.records import record
 
@@ -13,10 +14,11 @@ ARRAY_BYTES = 256 << 20  # larger than any cache
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The cores that this process may use: those that it may run on, or fewer where a container gives the time of
+    fewer. Threads beyond that time would all be stopped together, again and again."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = cpu_limit()
+    return count if limit is None else max(1, min(count, int(limit)))
 
 
 def processor_name() -> str:
@@ -34,7 +36,13 @@ def processor_name() -> str:
 
 
 def free_memory() -> int:
-    """Bytes that this machine could give now, the page cache counted as free."""
+    """Bytes that this machine could give now, or the container as far as it has a limit, the page cache counted as
+    free."""
+    free, left = _free_of_machine(), memory_left()
+    return free if left is None else min(free, left)
+
+
+def _free_of_machine() -> int:
     try:
         with open("/proc/meminfo") as file:
             for line in file:

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "unspool"
 # inside functions count too. The numpy sampling stages are the specification of the GPU's, so they are below `ops`.
 LAYERS = (
     ("records",),
-    ("errors", "version", "digest", "lazy", "events", "plan", "web", "progress", "suggest"),
+    ("errors", "version", "digest", "lazy", "cgroups", "events", "plan", "web", "progress", "suggest"),
     ("isolation", "strict_json", "machine", "quiet", "hardware", "params", "cache"),
     ("user_config", "overrides", "schemas", "notebook", "reporting", "openai_client"),
     ("text", "sampling"),
