@@ -77,6 +77,12 @@ def test_a_healthy_model_has_no_findings(model: Path) -> None:
     assert found(open_subject(write_model(model))) == {}
 
 
+@pytest.mark.slow
+def test_the_default_model_has_nothing_serious(smollm2_path: Path) -> None:
+    codes = {finding.code: finding.severity for finding in examine(open_subject(smollm2_path))}
+    assert codes == {"end-is-padding": "note", "template-drops-tools": "note"}
+
+
 # End tokens and template --------------------------------------------------------------------------------------------
 def test_a_missing_end_token(model: Path) -> None:
     subject = open_subject(write_endless(model))
