@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--qwen-small", metavar="FILE", help="Qwen2.5-Coder-0.5B-Instruct")
     parser.add_argument("--qwen-large", metavar="FILE", help="Qwen2.5-Coder-1.5B-Instruct")
     parser.add_argument("--keep", metavar="DIR", type=Path, required=True, help="where answers are kept")
-    parser.add_argument("--minutes", type=float, default=30, help="of processor time, after which no study begins (30)")
+    parser.add_argument("--minutes", type=float, default=30, metavar="M",
+                        help="of processor time for each model, after which no study begins (30; 0: none)")  # fmt: skip
     parser.add_argument("--threads", type=int)
     parser.add_argument("--plot", metavar="FILE", type=Path)
     options = parser.parse_args(argv)
@@ -78,9 +80,12 @@ def main(argv: Sequence[str]) -> int:
     files = {SMOL: "smollm2", SMALL: options.qwen_small, LARGE: options.qwen_large}
     options.keep.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, str, Form, str], list[Answer]] = {}
-    for model in dict.fromkeys(study.model for study in STUDIES):
-        if files[model] is not None:
-            run(model, files[model], options, found)
+    try:
+        for model in dict.fromkeys(study.model for study in STUDIES):
+            if files[model] is not None:
+                run(model, files[model], options, found)
+    except KeyboardInterrupt:
+        print(f"stopped with Ctrl-C; the same command goes on from {options.keep}", file=sys.stderr)
     seconds = sum(json.loads(file.read_text()) for file in options.keep.glob("*.seconds"))
     claims = Claims(found).all()
     tell(claims, found, seconds)
@@ -100,9 +105,6 @@ def run(model: str, file: str, options: argparse.Namespace, found: dict[Any, lis
         journal = Journal(options.keep / f"{model}.jsonl", journal_head(llm))
         grid = Grid(llm, TaskScorer(), journal)
         for study in (each for each in STUDIES if each.model == model):
-            if spent > 60 * options.minutes:
-                print(f"{model}: the budget is used; {study.task} is left out")
-                continue
             items = open_items(study.task, study.limit) if study.task in OPEN else read_items(
                 find_task(study.task), study.limit)  # fmt: skip
             items = with_max_tokens(items, study.max_tokens)
@@ -110,11 +112,18 @@ def run(model: str, file: str, options: argparse.Namespace, found: dict[Any, lis
             start = time.process_time()
             for form in study.forms:
                 jobs = jobs_of(study.task, items, settings, seeds, form=form)
-                with progress(f"{model} {study.task} {form}", len(jobs)) as shown:
-                    for answer in grid.run(jobs, shown):
+                try:
+                    if spent <= 60 * options.minutes:
+                        with progress(f"{model} {study.task} {form}", len(jobs)) as shown:
+                            grid.run(jobs, shown)
+                finally:
+                    known = [grid.answers[job.key] for job in jobs if job.key in grid.answers]
+                    for answer in known:
                         found.setdefault((model, answer.task, answer.form, answer.setting), []).append(answer)
-            spent += time.process_time() - start
-            clock.write_text(json.dumps(spent))
+                    spent, start = spent + time.process_time() - start, time.process_time()
+                    clock.write_text(json.dumps(spent))
+                if len(known) < len(jobs):
+                    print(f"{model}, {study.task} ({form}): {len(known):,} of {len(jobs):,}, for the budget is used")
 
 
 def _mean(answers: Sequence[Answer]) -> float | None:
