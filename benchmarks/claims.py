@@ -73,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--keep", metavar="DIR", type=Path, required=True, help="where answers are kept")
     parser.add_argument("--minutes", type=float, default=30, metavar="M",
                         help="of processor time for each model, after which no study begins (30; 0: none)")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=[SMOL, SMALL, LARGE], metavar="MODEL", help="answer with these alone")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--plot", metavar="FILE", type=Path)
     options = parser.parse_args(argv)
@@ -82,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     found: dict[tuple[str, str, Form, str], list[Answer]] = {}
     try:
         for model in dict.fromkeys(study.model for study in STUDIES):
-            if files[model] is not None:
+            if files[model] is not None and (options.only is None or model in options.only):
                 run(model, files[model], options, found)
     except KeyboardInterrupt:
         print(f"stopped with Ctrl-C; the same command goes on from {options.keep}", file=sys.stderr)
