@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--keep", metavar="DIR", type=Path, required=True, help="where answers are kept")
     parser.add_argument("--minutes", type=float, default=30, metavar="M",
                         help="of processor time for each model, after which no study begins (30; 0: none)")  # fmt: skip
-    parser.add_argument("--only", nargs="+", choices=[SMOL, SMALL, LARGE], metavar="MODEL", help="answer with these alone")
+    parser.add_argument("--only", nargs="+", choices=[SMOL, SMALL, LARGE], metavar="MODEL", help="of these alone")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--plot", metavar="FILE", type=Path)
     options = parser.parse_args(argv)
