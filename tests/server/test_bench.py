@@ -76,6 +76,14 @@ async def hang(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
+async def drip(writer: asyncio.StreamWriter) -> None:
+    """A token now and then, without an end."""
+    writer.write(response("200 OK", b"", 10**9))
+    while True:
+        writer.write(b'data: {"choices":[{"text":"a"}]}\n\n')
+        await asyncio.sleep(0.05)
+
+
 async def fail(writer: asyncio.StreamWriter) -> None:
     writer.write(response("503 Service Unavailable", b"{}"))
 
@@ -100,6 +108,7 @@ async def no_http(writer: asyncio.StreamWriter) -> None:
     ("answer", "error"),
     [
         (hang, "timeout"),
+        (drip, "timeout"),
         (fail, "status 503"),
         (break_off, "the response broke off"),
         (end_early, "the stream broke off"),
@@ -128,6 +137,14 @@ def test_nobody_asks_a_dead_server_a_thousand_times(capsys: Capture) -> None:
     assert row["requests"] == row["failed"] < 1000
     assert determinism.main([*dead, "--runs", "1000", "--at-once", "4"]) == 1
     assert [sum(each["errors"].values()) for each in told(capsys)["results"]] == [12, 12]
+
+
+def test_repeating_a_request_ends_where_a_server_hangs(capsys: Capture) -> None:
+    with bad_server(hang) as url:
+        small = ["--url", url, "--runs", "1000", "--at-once", "1", "--only", "greedy", "--timeout", "0.1"]
+        assert determinism.main(small) == 1
+    [row] = told(capsys)["results"]
+    assert (row["answers"], row["errors"]) == (0, {"timeout": 3})
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
