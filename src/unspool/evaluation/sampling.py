@@ -153,20 +153,24 @@ def interval(estimate: dict[str, float] | None, *, sign: bool = False) -> str:
 def draw(rows: Sequence[dict[str, Any]], options: argparse.Namespace, model: str) -> None:
     names = list(dict.fromkeys(row["setting"] for row in rows))
     scored = [row for row in rows if row["score"] is not None]
-    parts = [("score", "score", scored), ("loops", "answers that loop", rows)][0 if scored else 1 :]
+    parts = [("score", "score", scored)] if scored else []
+    if not scored or any(row["loops"]["mean"] for row in rows):
+        parts.append(("loops", "answers that loop", rows))
     panels = [(title, "", "percent") for _, title, _ in parts]
     with figures(options.plot, panels, title=f"{model}, {options.seeds} seeds, 95% intervals") as grid:
         for axes, (what, _, some) in zip(grid, parts, strict=True):
-            for form, task in dict.fromkeys((row["form"], row["task"]) for row in some):
+            series = list(dict.fromkeys((row["form"], row["task"]) for row in some))
+            for index, (form, task) in enumerate(series):
                 own = {row["setting"]: row[what] for row in some if (row["form"], row["task"]) == (form, task)}
                 label = task if len(options.form) == 1 else f"{task}, {form}"
-                _errors(axes, names, own, label)
+                _errors(axes, names, own, label, 0.1 * (index - (len(series) - 1) / 2))
             axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
 
 
-def _errors(axes: Any, names: Sequence[str], own: dict[str, dict[str, float]], label: str) -> None:
+def _errors(axes: Any, names: Sequence[str], own: dict[str, dict[str, float]], label: str, aside: float) -> None:
+    """One series; `aside` moves it, so that intervals do not lie on one another."""
     places = [place for place, name in enumerate(names) if name in own]
     means = [100 * own[names[place]]["mean"] for place in places]
     below = [mean - 100 * own[names[place]]["low"] for place, mean in zip(places, means, strict=True)]
     above = [100 * own[names[place]]["high"] - mean for place, mean in zip(places, means, strict=True)]
-    axes.errorbar(places, means, yerr=[below, above], marker="o", capsize=3, label=label)
+    axes.errorbar([place + aside for place in places], means, yerr=[below, above], marker="o", capsize=3, label=label)
