@@ -153,7 +153,7 @@ def interval(estimate: dict[str, float] | None, *, sign: bool = False) -> str:
 def draw(rows: Sequence[dict[str, Any]], options: argparse.Namespace, model: str) -> None:
     names = list(dict.fromkeys(row["setting"] for row in rows))
     scored = [row for row in rows if row["score"] is not None]
-    parts = [("score", "score", scored)] if scored else []
+    parts: list[tuple[str, str, Sequence[dict[str, Any]]]] = [("score", "score", scored)] if scored else []
     if not scored or any(row["loops"]["mean"] for row in rows):
         parts.append(("loops", "answers that loop", rows))
     panels = [(title, "", "percent") for _, title, _ in parts]
