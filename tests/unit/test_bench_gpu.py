@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.schemas import validate
 from unspool.bench import gpu, kernels
 from unspool.bench.gpu import laws
 from unspool.config import EngineConfig
@@ -84,3 +86,29 @@ def test_sizes_of_kernels_that_have_no_room_are_refused(
     with pytest.raises(SystemExit):
         kernels.main(arguments)
     assert told in capsys.readouterr().err
+
+def test_kernels_end_with_a_line_that_the_schema_describes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table and the last line, of measurements that are made up."""
+    row = {"kernel": "attention", "shape": [64, 32], "count": 2, "microseconds": 4.0, "terabytes_per_second": 1.0,
+           "teraflops": 2.0, "floor_microseconds": 1.0}  # fmt: skip
+    step = {"kernel": "step", "microseconds": 9.0, "floor_microseconds": 2.0}
+    monkeypatch.setattr(kernels, "require_card", lambda: None)
+    monkeypatch.setattr(kernels, "measure_gpu_bandwidth", lambda: Bandwidth(1e12, "measured"))
+    monkeypatch.setattr(kernels, "matrix_rate", lambda: 1e14)
+    monkeypatch.setattr(kernels, "make_step", lambda checkpoint: None)
+    monkeypatch.setattr(kernels, "versions", lambda: {"card": "none", "torch": "0", "triton": "0"})
+    monkeypatch.setattr(
+        kernels, "measure", lambda _, rows, context, limits: [row | {"rows": rows}, step | {"rows": rows}]
+    )
+    assert kernels.main(["--random", "tiny", "--rows", "1", "--rows", "8"]) == 0
+    output = capsys.readouterr().out
+    told = validate("bench", json.loads(output.splitlines()[-1]))
+    assert [each["rows"] for each in told["kernels"]] == [1, 1, 8, 8]
+    assert told["limits"] == {"bandwidth": 1e12, "compute": 1e14}
+    assert "limits: 1.00 TB/s read, 100 TFLOP/s" in output
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "kernels.svg"
+    assert kernels.main(["--random", "tiny", "--rows", "1", "--plot", str(path)]) == 0
+    assert "attention 64×32" in path.read_text("utf-8")
