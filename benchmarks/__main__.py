@@ -8,6 +8,7 @@ from importlib import import_module
 NAMES = {
     "cpu": "decode, prefill, eight requests, start and memory beside other engines, on the CPU",
     "families": "decode, prefill, second turns and eight requests of many families beside llama.cpp",
+    "formats": "one row times a matrix of each weight format, on the CPU",
     "compare": "decode, prefill, eight requests, start and memory of two checkouts, on the CPU",
     "serving": "the server under load beside llama.cpp's server",
     "replicas": "one process, one replica and two; routing by prefixes and by load",

@@ -9,9 +9,11 @@ requests at once. Both engines get the same tokens from one client, and their tu
 round, and the median of the rounds is told: above 1 is ours. Beside it stands how much of this machine's bandwidth
 (decoding) or compute (prefill) ours reached, and for turns how many tokens each engine did not compute again.
 
-A turn that other processes disturbed is made again (--tries). Files lie in the cache directory and are removed in the
-end, unless they are to be kept (--keep). llama.cpp comes as a package with its server into an environment of its own,
-which is made once. The last line is JSON.
+A turn that other processes disturbed is made again (--tries). On a machine that others keep busy, --processor counts
+each server's own processor seconds in place of seconds, with one thread, so that no thread waits for another one.
+
+Files lie in the cache directory and are removed in the end, unless they are to be kept (--keep). llama.cpp comes as a
+package with its server into an environment of its own, which is made once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from unspool.config import EngineConfig
 from unspool.machine import num_cores
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.costs import StepCosts, costs_of
-from unspool.quiet import Watch
+from unspool.quiet import Watch, process_seconds
 from unspool.weights.store import cache_dir
 
 OURS, THEIRS = "unspool", "llama.cpp"
@@ -68,10 +70,23 @@ class Sample:
 class Side:
     """A server, and what it is asked."""
 
-    def __init__(self, server: Server, vocabulary: range, words: dict[str, int]) -> None:
+    def __init__(
+        self, server: Server, vocabulary: range, words: dict[str, int], *, by_processor: bool = False, chat_words: int
+    ) -> None:
         self.server, self._vocabulary, self._words = server, vocabulary, words
+        self._by_processor, self._chat_words = by_processor, chat_words
+
+    def _now(self) -> float:
+        """Seconds, or the server's processor seconds."""
+        if not self._by_processor:
+            return time.perf_counter()
+        return process_seconds(Path(f"/proc/{self.server.pid}/stat").read_text())
 
     def decode(self, rng: random.Random, context: int) -> Sample:
+        if self._by_processor:  # with its prompt, and the prompt without
+            whole, _ = self._ask("/v1/completions", self._body(context, STEPS + 1, rng) | {"stream": False})
+            prompt, _ = self._ask("/v1/completions", self._body(context, 1, rng) | {"stream": False})
+            return Sample(STEPS / max(whole - prompt, 0.01))
         done = clients.drive(self.server.port, [self._body(context, STEPS, rng)], 1)
         arrivals = done.samples[0].arrivals
         return Sample((done.tokens - 1) / (arrivals[-1] - arrivals[0]))
@@ -81,11 +96,13 @@ class Side:
         return Sample(context / seconds)
 
     def eight(self, rng: random.Random) -> Sample:
-        return Sample(clients.drive(self.server.port, [self._body(32, STEPS, rng) for _ in range(SLOTS)], SLOTS).rate)
+        began = self._now()
+        done = clients.drive(self.server.port, [self._body(32, STEPS, rng) for _ in range(SLOTS)], SLOTS)
+        return Sample(done.tokens / (self._now() - began) if self._by_processor else done.rate)
 
     def turn(self, rng: random.Random, is_stripped: bool) -> Sample:
         """Seconds to the first token of a chat's second answer."""
-        messages = [{"role": "system", "content": "Answer the question."}, self._message(CHAT_WORDS, rng)]
+        messages = [{"role": "system", "content": "Answer the question."}, self._message(self._chat_words, rng)]
         bias = {str(id): BIAS for id in self._words.values()}
         first = {"max_tokens": THOUGHT_WORDS + ANSWER_WORDS, "logit_bias": bias, "ignore_eos": True}
         _, told = self._chat(messages, **first)
@@ -115,11 +132,11 @@ class Side:
         body.pop("stream_options", None)
         connection = HTTPConnection("127.0.0.1", self.server.port, timeout=1200)
         data = json.dumps(body).encode()
-        began = time.perf_counter()
+        began = self._now()
         connection.request("POST", path, data, {"content-type": "application/json"})
         response = connection.getresponse()
         answer = response.read()
-        seconds = time.perf_counter() - began
+        seconds = self._now() - began
         connection.close()
         if response.status != 200:
             raise RuntimeError(f"{self.server.name} answered {response.status} {answer[:2000].decode()}")
@@ -257,7 +274,8 @@ def run(name: str, path: Path, known: dict[str, Row], options: argparse.Namespac
         checkpoint = open_checkpoint(path)
         words, vocabulary = single_words(checkpoint), range(300, checkpoint.config.vocab_size)
         with servers(path, options) as started:
-            sides = {engine: Side(server, vocabulary, words) for engine, server in started.items()}
+            how = {"by_processor": options.processor, "chat_words": options.chat_words}
+            sides = {engine: Side(server, vocabulary, words, **how) for engine, server in started.items()}
             record = measure(sides, known, options.rounds, options.tries)
         costs = costs_of(checkpoint, EngineConfig().with_device_defaults("cpu"), "cpu")
         return tell(name, record, known, costs, limits) | {"file_bytes": path.stat().st_size}
@@ -276,10 +294,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
     parser.add_argument("--tries", type=int, default=3, help="of a turn that others disturb, at most (3)")
     parser.add_argument("--threads", type=int, default=cores, help=f"threads of each engine ({cores})")
+    parser.add_argument("--processor", action="store_true", help="count processor seconds, with one thread")
+    parser.add_argument(
+        "--chat-words", type=int, default=CHAT_WORDS, metavar="N", help=f"of a chat's first message ({CHAT_WORDS})"
+    )
     parser.add_argument("--peer-python", metavar="PYTHON", help="a Python that has llama.cpp's server")
     parser.add_argument("--no-peer", action="store_true", help="without llama.cpp")
     parser.add_argument("--keep", action="store_true", help="leave the files in the cache directory")
     options = parser.parse_args(argv)
+    if options.processor:
+        options.threads = 1
     if unknown := [name for name in options.models if name not in STANDS]:
         parser.error(f"there is no model {unknown[0]!r}; there are {', '.join(STANDS)}")
     chosen = {name: row for name, row in known.items() if not options.only or name in options.only}
@@ -289,6 +313,7 @@ def main(argv: Sequence[str]) -> int:
     found = {
         name: run(name, folder / f"{name}.gguf", chosen, options, limits) for name in options.models or STANDS
     }
-    about = {"threads": options.threads, "rounds": options.rounds, "ceilings": limits.as_dict()}
+    how = {name: getattr(options, name) for name in ("processor", "threads", "rounds", "chat_words")}
+    about = {**how, "ceilings": limits.as_dict()}
     print(json.dumps({"benchmark": "families", **about, "models": found}))
     return 0
