@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.cuda_setting import DEVICE, MARKS
+from tests.ops.cuda_setting import DEVICE, MARKS, ON_CARD
 from tests.ops.test_layers import RECURRENT, run_from
 from unspool.config import EngineConfig
 from unspool.ops import ArrayBatch, ConvSpec, RecurrenceSpec
 from unspool.ops.cuda import CudaOps, steps
 from unspool.ops.cuda.lower_states import conv_launch, recurrence_launch
 from unspool.ops.reference import ReferenceKV, ReferenceOps
-from unspool.ops.storage import State, Storage
+from unspool.ops.storage import KeyValues, State, Storage, state_bytes
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -171,7 +171,26 @@ def test_alone_in_a_crowd_and_in_pieces_give_the_same_bits(name: str) -> None:
     assert torch.equal(pieces[3], alone[2])
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+def test_slots_are_cleared_copied_saved_and_restored() -> None:
+    states = (State("conv", (3, 8)), State("memory", (2, 5, 7)))
+    layers = (
+        Storage(states=states),
+        Storage(KeyValues(2, 16, 16)),
+        Storage(KeyValues(1, 24, 16, latent=True), states[:1]),
+    )
+    kv = CudaOps().kv_cache(layers, EngineConfig(block_size=16).with_device_defaults("cuda"), 2, num_states=3)
+    assert kv.state_bytes == state_bytes(layers) == 4 * (24 + 70 + 24)
+    assert kv.block_bytes == 2 * 16 * (2 * 2 * 16 + 24), "of latent layers, whole keys alone"
+    data = np.random.default_rng().standard_normal(kv.state_bytes // 4).astype(np.float32).tobytes()
+    kv.write_state(1, data)
+    kv.copy_state(1, 2)
+    kv.clear_state(1)
+    assert kv.read_state(2) == data
+    assert kv.read_state(1) == kv.read_state(0) == bytes(kv.state_bytes)
+    assert kv.state(2, "conv")[2].cpu().numpy().tobytes() in data
+
+
+@pytest.mark.parametrize("name", RECURRENT if ON_CARD else ["delta nets with joint gates", "scans"])
 def test_a_saved_state_is_where_a_sequence_goes_on(name: str) -> None:
     ops = CudaOps()
     straight = run_from(ops, name, [(0, 6, 3, {})])

@@ -26,6 +26,8 @@ def batch_of(sequences: list[tuple[int, int]], wanted: str = "last") -> Batch:
         starts=starts,
         tables=np.arange(len(sequences) * 40, dtype=np.int32).reshape(-1, 40),
         logit_rows=(starts[1:] - 1 if wanted == "last" else np.arange(rows)).astype(np.int32),
+        states=np.array([], np.int32),
+        saves=np.array([], np.int32),
     )
 
 
@@ -171,3 +173,18 @@ def test_padding_is_kept_nowhere_and_tables_end_in_zeros() -> None:
     assert (rows[:3] == params).all()
     assert (rows[3:, 12] == -1).all(), "padding counts no tokens"
     assert step[steps.RESULTS] == 77
+
+
+def test_states_are_told_by_row_and_by_sequence() -> None:
+    sequences = [(0, 3), (7, 1), (20, 2)]
+    batch = replace(batch_of(sequences), states=np.array([4, 0, 2], np.int32), saves=np.array([-1, 6, -1, -1, 5, -1]))
+    step = described(batch, 8, 8)
+    place, count = step[steps.STATES : steps.STATES + 2]
+    assert count == 3
+    assert step[place : place + 8].tolist() == [-1, 6, -1, -1, 5, -1, -1, -1]
+    assert step[place + 8 : place + 16].tolist() == [0, 0, 0, 1, 2, 2, -1, -1]
+    told = step[place + 16 : place + 16 + 3 * steps.SEQUENCE].reshape(3, steps.SEQUENCE)
+    assert told.tolist() == [[0, 3, 4, 1], [3, 1, 0, 0], [4, 2, 2, 0]]
+    unsaved = described(replace(batch, saves=np.array([], np.int32)), 8, 8)
+    assert (unsaved[place : place + 8] == -1).all()
+    assert described(batch_of(sequences), 8, 8)[steps.STATES + 1] == 0

@@ -12,8 +12,12 @@ from unspool.ops.cuda.launch import Launch, multiprocessors, next_power
 from unspool.ops.cuda.states import conv_kernel, recurrence_kernel
 
 CHANNELS = 128  # of a program of the convolution
-COLUMNS = 8  # of a head's matrix in a program: a warp of its own, in whose registers they stay
-PROGRAMS = 16  # such programs that a multiprocessor runs at once
+# Columns of a head's matrix in a program, a warp of its own in whose registers they stay, and how many such programs a
+# multiprocessor is given. Columns reach the bits, so that they depend on the kind alone. More of them make fewer passes
+# over many sequences; of a delta rule, a long prompt's tokens would take longer.
+COLUMNS = {"delta": 8, "scan": 16}
+PROGRAMS = {"delta": 32, "scan": 16}
+MANY = 256  # rows of which benchmarks make one sequence, and of fewer as many sequences
 
 
 def conv_launch(spec: ConvSpec, x: Tensor, states: Tensor, out: Tensor, step: Tensor, rows: int) -> Launch:
@@ -28,7 +32,7 @@ def conv_launch(spec: ConvSpec, x: Tensor, states: Tensor, out: Tensor, step: Te
         args | {"STATES": steps.STATES, "B": width},
         warps=1,
         label="short-conv",
-        bytes=4 * rows * spec.channels * (2 + factors + 2 * (spec.taps - 1)),
+        bytes=4 * spec.channels * (rows * (2 + factors) + 2 * (rows if rows <= MANY else 1) * (spec.taps - 1)),
     )
 
 
@@ -41,15 +45,15 @@ def recurrence_launch(
     args |= {"SIZE": spec.row_width, "GATES": spec.gates_width, "HEADS": spec.num_heads}
     args |= {"KEY_HEADS": spec.num_key_heads, "KEY": spec.key_dim, "VALUE": spec.value_dim, "Q": q, "K": k, "V": v}
     args |= {"DELTA": spec.kind == "delta", "TILED": spec.tiled, "STATES": steps.STATES}
-    args |= {"KEYS": next_power(spec.key_dim), "COLUMNS": COLUMNS}
-    work = rows * spec.num_heads * -(-spec.value_dim // COLUMNS)  # as much as there can be
-    matrix = spec.num_heads * spec.key_dim * spec.value_dim
+    args |= {"KEYS": next_power(spec.key_dim), "COLUMNS": COLUMNS[spec.kind]}
+    work = rows * spec.num_heads * -(-spec.value_dim // COLUMNS[spec.kind])  # as much as there can be
+    matrix, sequences = spec.num_heads * spec.key_dim * spec.value_dim, rows if rows <= MANY else 1
     return Launch(
         recurrence_kernel,
-        (min(work, multiprocessors() * PROGRAMS),),
+        (min(work, multiprocessors() * PROGRAMS[spec.kind]),),
         args,
         warps=1,
         label=spec.kind,
-        bytes=4 * rows * (2 * matrix + spec.row_width + spec.num_heads * spec.value_dim),
+        bytes=4 * (2 * sequences * matrix + rows * (spec.row_width + spec.num_heads * spec.value_dim)),
         flops=rows * matrix * (6 if spec.kind == "delta" else 5),
     )
