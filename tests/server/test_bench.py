@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +192,32 @@ def test_arrivals_have_the_rate_that_is_asked_for() -> None:
     assert 0 <= times[0] < times[-1] <= 500
     gaps = [b - a for a, b in pairwise(times)]
     assert statistics.stdev(gaps) == pytest.approx(statistics.fmean(gaps), rel=0.1), "as of a Poisson process"
+
+
+def test_ctrl_c_and_going_on(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    arguments = ["--url", f"ours={url_of(server)}", "--rate", "40", "80", "--requests", "2", "--mix", "short"]
+    arguments += ["--keep", str(tmp_path / "rows.jsonl")]
+    measure, asked = serve.measure, []
+
+    def interrupted(server: Any, rate: float, options: Any) -> Any:
+        asked.append(rate)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return measure(server, rate, options)
+
+    monkeypatch.setattr(serve, "measure", interrupted)
+    assert serve.main(arguments) == 130
+    output = capsys.readouterr()
+    assert "goes on from" in output.err
+    partial = validate("bench", json.loads(output.out.splitlines()[-1]))
+    assert (partial["interrupted"], [row["rate"] for row in partial["rows"]]) == (True, [40.0])
+    assert serve.main(arguments) == 0
+    assert asked == [40.0, 80.0, 80.0], "what is kept is not measured again"
+    whole = told(capsys)
+    assert [row["rate"] for row in whole["rows"]] == [40.0, 80.0]
+    assert whole["rows"][0] == partial["rows"][0]
 
 
 def test_targets_that_nothing_meets(server: Live, capsys: Capture) -> None:
