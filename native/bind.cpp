@@ -346,6 +346,38 @@ void bind_experts(nb::class_<Program>& program) {
             },
             "x"_a, "x_width"_a, "y"_a, "y_width"_a, "out"_a)
         .def(
+            "add",
+            [](Program& self, Given x, int width, Given y, int y_width, float x_scale, float y_scale, int start,
+               Given out) {
+                if (y_width < 1 || start < 0 || start >= width || (width - start) % y_width)
+                    throw nb::value_error("rows of another width");
+                self.add(operand(x), width, operand(y), y_width, x_scale, y_scale, start, operand(out));
+            },
+            "x"_a, "width"_a, "y"_a, "y_width"_a, "x_scale"_a, "y_scale"_a, "start"_a, "out"_a)
+        .def(
+            "cut",
+            [](Program& self, Given x, int width, float deviations, Given out) {
+                self.cut(operand(x), width, deviations, operand(out));
+            },
+            "x"_a, "width"_a, "deviations"_a, "out"_a)
+        .def(
+            "level",
+            [](Program& self, Given x, int width, Given like, int part, float least, Given out) {
+                if (part < 1 || width % part) throw nb::value_error("a row of whole parts is needed");
+                self.level(operand(x), width, operand(like), part, least, operand(out));
+            },
+            "x"_a, "width"_a, "like"_a, "part"_a, "least"_a, "out"_a)
+        .def(
+            "mix",
+            [](Program& self, Given x, Given logits, int part, int inputs, int outputs, int num_logits,
+               Array<float, 1> table, float bias, Given residual, Given out) {
+                const int64_t size = static_cast<int64_t>(inputs) * outputs * num_logits;
+                self.mix(operand(x), operand(logits), {part, inputs, outputs, num_logits, pointer(table, size), bias},
+                         operand(residual), operand(out));
+            },
+            nb::keep_alive<1, 8>(), "x"_a, "logits"_a, "part"_a, "inputs"_a, "outputs"_a, "num_logits"_a, "table"_a,
+            "bias"_a, "residual"_a, "out"_a)
+        .def(
             "linear_heads",
             [](Program& self, Given x, const std::vector<const Matrix*>& heads, Given out) {
                 const bool whole = !heads.empty() && heads[0]->whole();

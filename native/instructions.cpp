@@ -87,7 +87,7 @@ struct Embed : Instruction {
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t r = program.row_at(out, unit);
             float* row = rows + r * width;
-            table->read_row(step.ids[r], row);
+            table->read_row(step.ids[r] < table->rows() ? step.ids[r] : 0, row);
             if (scale != 1.0f)
                 for (int64_t i = 0; i < width; i++) row[i] *= scale;
             if (!positions) continue;

@@ -114,6 +114,15 @@ struct RowPart {
     Kind kind;
 };
 
+// Sums of a row's parts, each times a number that its logits determine (ops/__init__.py). The table lives as long as the
+// program.
+struct MixShape {
+    int part;  // values in each
+    int inputs, outputs, num_logits;
+    const float* table;  // [outputs][inputs][num_logits]
+    float bias;
+};
+
 // What a routing is a function of (ops/routing.py). The vectors live as long as the program.
 struct RoutingShape {
     int experts, used;
@@ -209,6 +218,10 @@ public:
     void multiply(Operand x, Operand gate, int width, Activation activation, Operand out);
     void arrange(Operand x, int width, std::vector<RowPart> parts, const float* weight, float eps, Operand out);
     void join(Operand x, int x_width, Operand y, int y_width, Operand out);
+    void add(Operand x, int width, Operand y, int y_width, float x_scale, float y_scale, int start, Operand out);
+    void cut(Operand x, int width, float deviations, Operand out);
+    void level(Operand x, int width, Operand like, int part, float least, Operand out);
+    void mix(Operand x, Operand logits, MixShape of, Operand residual, Operand out);
     void linear_heads(Operand x, std::vector<const Matrix*> heads, Operand out);
     void attention(Operand qkv, AttentionShape shape, Forms out);
     void short_conv(Operand x, int width, ConvShape shape, Operand out);

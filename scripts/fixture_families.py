@@ -279,6 +279,20 @@ MODELS: dict[str, Callable[[], Any]] = {
         top_k_experts=3,
         moe_intermediate_size=32,
     ),
+    "gemma3n": causal(
+        "Gemma3nTextConfig",
+        head_dim=16,
+        num_hidden_layers=4,
+        num_key_value_heads=1,
+        layer_types=pattern("sfsf"),
+        sliding_window=16,
+        num_kv_shared_layers=2,
+        vocab_size_per_layer_input=80,
+        hidden_size_per_layer_input=16,
+        laurel_rank=8,
+        intermediate_size=[48, 64, 64, 64],
+        activation_sparsity_pattern=[0.6, 0.8, 0.0, 0.0],
+    ),
     "qwen2-moe-sliding": causal(
         "Qwen2MoeConfig",
         **EXPERTS,
@@ -346,7 +360,8 @@ def write(name: str) -> None:
     model = MODELS[name]().eval()
     randomize(model)
     first = 8 if name == "gemma4-images" else 0  # those before stand for images, and Gemma 4 reads padding instead
-    ids = torch.randint(first, model.config.get_text_config().vocab_size, (1, TOKENS))
+    config = model.config.get_text_config()  # where a second table has fewer tokens, they are those of text
+    ids = torch.randint(first, getattr(config, "vocab_size_per_layer_input", config.vocab_size), (1, TOKENS))
     with torch.no_grad():
         logits = model(ids).logits[0].float()
     logprobs = torch.log_softmax(logits[:-1].double(), 1).gather(1, ids[0, 1:, None])[:, 0].float()

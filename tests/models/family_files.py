@@ -35,6 +35,7 @@ NOT_IN_GGUF = (
     "qwen3-sliding",
 )
 IN_GGUF = [name for name in NAMES if name not in NOT_IN_GGUF]
+STACKED = r"(_exps|altup_proj|altup_unembd_proj)\.\d+\."
 BLOCK = 16
 
 
@@ -117,14 +118,14 @@ def tiled(weights: Mapping[str, Weight], config: DeltaConfig) -> dict[str, Weigh
 
 
 def stacked(weights: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Experts that are stored one by one as one tensor."""
+    """Experts that are stored one by one as one tensor, and what else GGUF has in one."""
     result: dict[str, Weight] = {}
     for name, weight in weights.items():
-        whole = re.sub(r"_exps\.\d+\.", "_exps.", name)
+        whole = re.sub(STACKED, r"\1.", name)
         if whole == name:
             result[name] = weight
         elif whole not in result:
-            names = [each for each in weights if re.sub(r"_exps\.\d+\.", "_exps.", each) == whole]
+            names = [each for each in weights if re.sub(STACKED, r"\1.", each) == whole]
             names.sort(key=lambda each: int(each.split(".")[-2]))
             raw = b"".join(bytes(weights[each].raw) for each in names)
             result[whole] = Weight(whole, weight.format, (len(names), *weight.shape), memoryview(raw))

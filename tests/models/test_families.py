@@ -73,13 +73,15 @@ def test_tensors_have_the_names_that_gguf_gives_them(name: str) -> None:
     kind = kinds[gguf_name(checkpoint.config.architecture)]
     table = gguf.get_tensor_name_map(kind, checkpoint.config.num_layers)
     theirs = {
-        table.get_name(re.sub(r"\.experts\.\d+\.", ".experts.", each), try_suffixes=(".weight", ".bias"))
+        table.get_name(re.sub(STACKED, r".\1.", each), try_suffixes=(".weight", ".bias"))
         for each in map(text_name, open_safetensors_directory(FIXTURES / name))
         if each is not None
     }
     own = {each for each in stacked(checkpoint.weights) if f"{each.rpartition('.')[0]}" not in UNLISTED[name]}
     assert own <= theirs
 
+
+STACKED = r"\.(experts|altup_projections|altup_unembed_projections)\.\d+\."  # one tensor in GGUF
 
 # What converters split by themselves, and the package's table does not list: gates and up projections in one tensor.
 UNLISTED: dict[str, tuple[str, ...]] = defaultdict(tuple)
@@ -89,6 +91,7 @@ UNLISTED["gpt-oss"] = (
     *(f"blk.{layer}.{name}" for layer in range(2) for name in ("ffn_down_exps", "attn_sinks")),
 )
 UNLISTED["qwen3-vl-moe"] = (*UNLISTED["granite-moe"], *(f"blk.{layer}.ffn_down_exps" for layer in range(2)))
+UNLISTED["gemma3n"] = tuple(f"blk.{layer}.altup_correct_scale" for layer in range(4))
 _scales = tuple(f"blk.{layer}.layer_output_scale" for layer in range(4))
 UNLISTED |= dict.fromkeys(("gemma4", "gemma4-dense", "gemma4-images"), _scales)
 _moe = ("ffn_gate_up_exps", "ffn_down_exps", "ffn_gate_inp")

@@ -12,6 +12,7 @@ import pytest
 
 from tests.ops.conftest import ISAS, distance, make_batch
 from unspool.config import EngineConfig
+from unspool.models.altup import AltUp, AltUpLayer, CutGlu, Laurel
 from unspool.models.decoder import Decoder, tensor_shapes
 from unspool.models.layers import Architecture, Attention, Glu, Layer, LayerNorm, Mlp, RmsNorm, TokenInput, TokenInputs
 from unspool.models.mla import Mla
@@ -98,6 +99,10 @@ WHOLE = {
     "inputs of each token, and a scale of each layer": {
         "token_inputs": TokenInputs(16),
     },
+    "a stream of parts": {
+        "streams": AltUp(3, 1, NORM),
+        "token_inputs": TokenInputs(16, num_tokens=90),
+    },
     "a last norm with a bias, and a tied head": {"norm": LayerNorm(1e-5), "tied_embeddings": True},
 }
 RECURRENT = {
@@ -132,10 +137,20 @@ OTHER_MODELS = {
 
 
 def architecture(layers: Sequence[Layer], **changes: Any) -> Architecture:
-    if "token_inputs" in changes:
+    if "streams" in changes:
+        layers = [in_parts(layer, changes["streams"], cuts=index == 0) for index, layer in enumerate(layers)]
+    elif "token_inputs" in changes:
         taken = TokenInput(changes["token_inputs"].width, "gelu_tanh", NORM)
         layers = [*(replace(layer, scaled=True) for layer in layers[:-1]), replace(layers[-1], token_input=taken)]
     return replace(Architecture(VOCABULARY, HIDDEN, tuple(layers), NORM, tied_embeddings=False), **changes)
+
+
+def in_parts(layer: Layer, streams: AltUp, *, cuts: bool) -> Layer:
+    """The same layer of a stream of parts; `cuts`: gates of its feed-forward are cut off."""
+    ffn = CutGlu(96, "gelu_tanh", 0.7) if cuts else layer.ffn
+    norms = dict.fromkeys(("norm", "post_norm", "ffn_norm", "ffn_post_norm"), NORM)
+    token_input = TokenInput(16, "gelu_tanh", NORM)
+    return AltUpLayer(layer.mixer, ffn, **norms, token_input=token_input, streams=streams, laurel=Laurel(24, NORM))
 
 
 def random_weights(model: Architecture, seed: int, format: str = "f32") -> dict[str, Weight]:

@@ -25,6 +25,8 @@ class Decoder:
         self.embedding_norm = None if norm is None else norm.bind(reader, "token_embd_norm", hidden)
         inputs, count = architecture.token_inputs, len(architecture.layers)
         self.token_inputs = None if inputs is None else inputs.bind(reader, vocabulary, hidden, count)
+        streams = architecture.streams
+        self.streams = None if streams is None else streams.bind(reader, hidden)
         self.layers = [
             layer.bind(Place(reader, index, hidden, ropes=ropes)) for index, layer in enumerate(architecture.layers)
         ]
@@ -51,12 +53,12 @@ class Decoder:
 
     def hidden(self, batch: Batch, kv: KVCache) -> Rows:
         """The wanted rows after the last norm, which is what the head reads."""
-        return self.norm(self.ops.take(self._stream(batch, kv), batch), None)
+        return self._normed(self.ops.take(self._stream(batch, kv), batch))
 
     def with_hidden(self, batch: Batch, kv: KVCache) -> Rows:
         """Logits of the wanted rows, of the same bits; the hidden rows of all tokens are kept beside them."""
         ops, model = self.ops, self.architecture
-        rows = self.norm(self._stream(batch, kv), None)
+        rows = self._normed(self._stream(batch, kv))
         logits = ops.logits(ops.take(rows, batch), self.head, model.logit_softcap, self.head_bias, model.logit_scale)
         return ops.keep(logits, rows)
 
@@ -67,9 +69,15 @@ class Decoder:
         if self.embedding_norm is not None:
             x = self.embedding_norm(x, None)
         inputs = None if self.token_inputs is None else self.token_inputs(x, batch)
+        if self.streams is not None:
+            x = self.streams[0](x)
         for layer in self.layers:
             x = layer(x, batch, kv, inputs)
         return x
+
+    def _normed(self, x: Rows) -> Rows:
+        """Rows of the stream as the head reads them."""
+        return self.norm(x if self.streams is None else self.streams[1](x), None)
 
 
 def tensor_shapes(config: ModelConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:

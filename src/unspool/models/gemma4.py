@@ -199,13 +199,13 @@ class Gemma4(Family):
 
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
         layers = keys.integer("block_count", high=1024)
-        widths = _per_layer(keys, "feed_forward_length", layers, MAX_INTERMEDIATE)
+        widths = gguf_keys.numbers_of_layers(keys, "feed_forward_length", layers, MAX_INTERMEDIATE)
         single = {"feed_forward_length": widths[0], "attention.head_count_kv": 1}
         values = dict(keys.values) | {f"{keys.prefix}{key}": value for key, value in single.items()}
         plain = Fields(keys.source, values, keys.prefix)
         common = gguf_keys.common(plain, file, experts=True)
         sliding = gguf_keys.sliding_layers(keys, layers) or every_nth_is_global(PATTERN, layers)
-        heads = _per_layer(keys, "attention.head_count_kv", layers, MAX_HEADS)
+        heads = gguf_keys.numbers_of_layers(keys, "attention.head_count_kv", layers, MAX_HEADS)
         local = [count for count, slides in zip(heads, sliding, strict=True) if slides]
         world = [layer for layer, slides in enumerate(sliding) if not slides]
         shared = keys.integer("attention.shared_kv_layers", 0, low=0, high=layers - 1)
@@ -273,12 +273,12 @@ class Gemma4(Family):
 
     def ignores(self, name: str, config: ModelConfig) -> bool:
         assert isinstance(config, Gemma4Config)
-        return name == gguf_keys.FACTORS or _is_shared_key(name, config)
+        return name == gguf_keys.FACTORS or is_shared_key(name, config)
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
         assert isinstance(config, Gemma4Config)
         found = super().canonical_weights(name, weight, config)
-        return [each for each in found if not _is_shared_key(each.name, config)]
+        return [each for each in found if not is_shared_key(each.name, config)]
 
     # Layers ----------------------------------------------------------------------------------------------------------
     def architecture(self, config: ModelConfig) -> Architecture:
@@ -387,17 +387,7 @@ def _turning(file: GGUFFile, pairs: int) -> int:
     return pairs if factors is None else sum(each < STANDS / 2 for each in factors.floats()[:pairs])
 
 
-def _per_layer(keys: Fields, key: str, layers: int, high: int) -> list[int]:
-    """A number of each layer, which a file may say once for all."""
-    value = keys.get(key)
-    if not isinstance(value, list):
-        return [keys.integer(key, high=high)] * layers
-    if len(value) != layers or any(type(each) is not int or not 1 <= each <= high for each in value):
-        keys.fail(key, f"a list of {layers} numbers from 1 to {high} was expected")
-    return value
-
-
-def _is_shared_key(name: str, config: Gemma4Config) -> bool:
+def is_shared_key(name: str, config: Gemma4Config) -> bool:
     """A tensor of keys or values in a layer that reads another layer's. Some files have them."""
     prefix, _, rest = name.partition(".")
     layer, _, tensor = rest.partition(".")

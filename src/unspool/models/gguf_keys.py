@@ -89,6 +89,16 @@ def sliding_layers(keys: Fields, num_layers: int, pattern: int | None = None) ->
     return every_nth_is_global(keys.integer(key, pattern, high=MAX_LAYERS), num_layers)
 
 
+def numbers_of_layers(keys: Fields, key: str, layers: int, high: int) -> list[int]:
+    """A number of each layer, which a file may say once for all."""
+    value = keys.get(key)
+    if not isinstance(value, list):
+        return [keys.integer(key, high=high)] * layers
+    if len(value) != layers or any(type(each) is not int or not 1 <= each <= high for each in value):
+        keys.fail(key, f"a list of {layers} numbers from 1 to {high} was expected")
+    return value
+
+
 def _vocab_size(file: GGUFFile, keys: Fields) -> int:
     """The rows of the embedding, which must be the number of tokens that the file's vocabulary lists."""
     embedding = file.tensors.get("token_embd.weight")

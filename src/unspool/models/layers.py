@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from unspool.config import Activation
 from unspool.models.attention import Attention
@@ -28,6 +28,7 @@ from unspool.records import record
 # The stream, the batch, the cache, and the model's TokenInputs, where it has some.
 LayerFunction = Callable[[Rows, Batch, KVCache, tuple[Rows, Rows] | None], Rows]
 TokenInputsFunction = Callable[[Rows, Batch], tuple[Rows, Rows]]
+TokenInputFunction = Callable[[Rows, tuple[Rows, Rows], Rows | None], Rows]
 
 __all__ = [
     "Architecture",
@@ -43,6 +44,7 @@ __all__ = [
     "Norm",
     "Place",
     "RmsNorm",
+    "Streams",
     "TokenInput",
     "TokenInputs",
 ]
@@ -111,10 +113,11 @@ class TokenInputs:
     as many that are projected from the embedding. `TokenInput` is how a layer takes its share."""
 
     width: int
+    num_tokens: int | None = None  # that the table has; others share its first row. None: all
 
     def bind(self, reader: TensorReader, vocabulary: int, hidden: int, num_layers: int) -> TokenInputsFunction:
         ops, values, embedding_scale = reader.ops, num_layers * self.width, math.sqrt(self.width)
-        table = reader.matrix(("per_layer_token_embd.weight", vocabulary, values))
+        table = reader.matrix(("per_layer_token_embd.weight", self.num_tokens or vocabulary, values))
         projection = reader.matrix(("per_layer_model_proj.weight", values, hidden))
         scale = 1 / math.sqrt(hidden)
 
@@ -132,19 +135,30 @@ class TokenInput:
     activation: Activation
     norm: Norm
 
-    def bind(self, place: Place) -> Callable[[Rows, tuple[Rows, Rows]], Rows]:
+    def bind(self, place: Place) -> TokenInputFunction:
+        """The function takes the rows that choose, the model's inputs, and what to add to, where it is given."""
         ops, width, activation = place.ops, self.width, self.activation
         gate, projection = place.matrix(("inp_gate", width, place.hidden)), place.matrix(("proj", place.hidden, width))
         norm = self.norm.bind(place.reader, f"blk.{place.layer}.post_norm", place.hidden)
         input_norm = self.norm.bind(place.reader, "per_layer_proj_norm", width)
         own = [Part(place.layer * width, width)]
 
-        def forward(x: Rows, inputs: tuple[Rows, Rows]) -> Rows:
+        def forward(x: Rows, inputs: tuple[Rows, Rows], residual: Rows | None) -> Rows:
             embedded, projected = (ops.arrange(each, own) for each in inputs)
             both = ops.multiply(input_norm(projected, embedded), ops.linear(x, gate), activation)
-            return norm(ops.linear(both, projection, scale=math.sqrt(0.5)), x)
+            return norm(ops.linear(both, projection, scale=math.sqrt(0.5)), residual)
 
         return forward
+
+
+class Streams(Protocol):
+    """A residual stream of several parts side by side, each as wide as the embedding."""
+
+    @property
+    def count(self) -> int: ...
+
+    def bind(self, reader: TensorReader, hidden: int) -> tuple[Callable[[Rows], Rows], Callable[[Rows], Rows]]:
+        """What makes the parts of an embedding, and one row of the parts again."""
 
 
 @record(frozen=True)
@@ -211,7 +225,7 @@ class Layer:
 
         def finish(x: Rows, inputs: tuple[Rows, Rows] | None) -> Rows:
             if take is not None and inputs is not None:
-                x = take(x, inputs)
+                x = take(x, inputs, x)
             return x if scale is None else ops.arrange(x, whole, scale)
 
         return finish
@@ -233,6 +247,7 @@ class Architecture:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     token_inputs: TokenInputs | None = None
+    streams: Streams | None = None
     norm_name: str = "output_norm"  # of the last norm's tensor
 
     @property
@@ -246,4 +261,5 @@ class Architecture:
         feed_forward = max(
             (layer.ffn.row_width(self.hidden_size) for layer in self.layers if layer.ffn is not None), default=0
         )
-        return Widths(self.hidden_size, mixer, feed_forward, self.vocab_size)
+        parts = 1 if self.streams is None else self.streams.count
+        return Widths(parts * self.hidden_size, mixer, feed_forward, self.vocab_size)

@@ -44,6 +44,14 @@ class TensorReader:
         (row,) = self._take([(name, shape)])
         return self.ops.matrix([Weight(name, row.format, (1, width), row.raw)])
 
+    def stacked(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        """One prepared matrix from `count` that share their input, stored as `experts` says."""
+        return self.ops.matrix(self._stack(name, count, (rows, columns)))
+
+    def matrices(self, name: str, count: int, rows: int, columns: int) -> list[Matrix]:
+        """`count` prepared matrices, stored as `experts` says."""
+        return [self.ops.matrix([each]) for each in self._stack(name, count, (rows, columns))]
+
     def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
         """One prepared matrix for each of `count` experts, from tensors [expert, out_features, in_features].
 
@@ -131,6 +139,13 @@ class ShapeRecorder(TensorReader):
 
     def row(self, name: str, width: int) -> Matrix:
         self.shapes[name] = (width,)
+
+    def stacked(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        self.shapes[name] = (count, rows, columns)
+
+    def matrices(self, name: str, count: int, rows: int, columns: int) -> list[Matrix]:
+        self.shapes[name] = (count, rows, columns)
+        return [None] * count
 
     def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
         self.shapes |= {name: (count, rows, columns) for name, rows, columns in parts}

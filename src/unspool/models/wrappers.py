@@ -14,6 +14,7 @@ from unspool.weights.fields import Fields
 TEXT_FAMILIES: dict[str, str | dict[str, str]] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma3nForConditionalGeneration": "gemma3n",
     "Mistral3ForConditionalGeneration": {"mistral": "mistral", "ministral3": "mistral3", "mistral4": "mistral4"},
     "Qwen2VLForConditionalGeneration": "qwen2",
     "Qwen2_5_VLForConditionalGeneration": "qwen2",

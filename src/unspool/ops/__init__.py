@@ -173,7 +173,8 @@ class Ops(Protocol):
 
     # Computing -----------------------------------------------------------------------------------------------------
     def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0, positions: Matrix | None = None) -> Rows:
-        """Rows of `weight` by token, times scale, plus rows of `positions` by position."""
+        """Rows of `weight` by token, times scale, plus rows of `positions` by position. A token beyond the table has its
+        first row."""
 
     def given(self, batch: Batch, width: int) -> Rows:
         """Rows that the batch brings beside its tokens."""
@@ -208,6 +209,19 @@ class Ops(Protocol):
 
     def join(self, x: Rows, y: Rows) -> Rows:
         """Rows of x, and behind each the row of y"""
+
+    def add(self, x: Rows, y: Rows, x_scale: float = 1.0, y_scale: float = 1.0, start: int = 0) -> Rows:
+        """x_scale · x, and from column `start` on y_scale · y besides, again and again to the end of the row"""
+
+    def cut(self, x: Rows, deviations: float) -> Rows:
+        """max(0, x - mean(x) - deviations · deviation(x)), with the mean and the standard deviation of the row"""
+
+    def level(self, x: Rows, like: Rows, least: float) -> Rows:
+        """Rows of `like`, and behind each the parts of x, which are as wide: each times rms(like) / rms(part), whose
+        mean square counts as `least` at the least."""
+
+    def mix(self, x: Rows, logits: Rows, table: Vector, bias: float, residual: Rows) -> Rows:
+        """Rows of parts of one width: residual_i + Σ_j (bias + Σ_k table[i, j, k] · tanh(logit_k)) · x_j"""
 
     def linear_heads(self, x: Rows, weight: Experts) -> Rows:
         """Rows of heads side by side, each times a matrix of its own: x_h · weight_hᵀ"""

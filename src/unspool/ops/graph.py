@@ -7,6 +7,7 @@ dataclass; fields that hold nodes are its inputs. CONTRIBUTING says how to add o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -200,6 +201,66 @@ class Join(Node):
     @property
     def width(self) -> int:
         return self.x.width + self.y.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Add(Node):
+    """Two rows, times a number each; y begins at a column of x, and is repeated to the end."""
+
+    x: Node
+    y: Node
+    x_scale: float
+    y_scale: float
+    start: int
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cut(Node):
+    """What of x is so many standard deviations above the row's mean."""
+
+    x: Node
+    deviations: float
+
+    @property
+    def width(self) -> int:
+        return self.x.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Level(Node):
+    """Rows of `like`, and behind them parts of x, made as large."""
+
+    x: Node
+    like: Node
+    least: float
+
+    @property
+    def width(self) -> int:
+        return self.like.width + self.x.width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mix(Node):
+    """Parts of a row plus sums of x's parts, each times a number that the row's logits determine."""
+
+    x: Node
+    logits: Node
+    table: Vector
+    bias: float
+    residual: Node
+
+    @property
+    def width(self) -> int:
+        return self.residual.width
+
+    @property
+    def part(self) -> int:
+        """Values in a part: the table has a row of each part of the residual and of x."""
+        return math.isqrt(self.x.width * self.residual.width * self.logits.width // len(self.table))
 
 
 class PreparedMatrices(PreparedMatrix, Protocol):
@@ -472,6 +533,27 @@ class RecordingOps:
 
     def join(self, x: Node, y: Node) -> Node:
         return Join(x, y)
+
+    def add(self, x: Node, y: Node, x_scale: float = 1.0, y_scale: float = 1.0, start: int = 0) -> Node:
+        if not 0 <= start < x.width or (x.width - start) % y.width:
+            raise EngineError(f"rows of {y.width} values do not fill {x.width} from the one at {start} on")
+        return Add(x, y, x_scale, y_scale, start)
+
+    def cut(self, x: Node, deviations: float) -> Node:
+        return Cut(x, deviations)
+
+    def level(self, x: Node, like: Node, least: float) -> Node:
+        if x.width % like.width:
+            raise EngineError(f"rows of {x.width} values have no parts of {like.width}")
+        return Level(x, like, least)
+
+    def mix(self, x: Node, logits: Node, table: Vector, bias: float, residual: Node) -> Node:
+        node = Mix(x, logits, table, bias, residual)
+        made = node.part and x.width // node.part * (residual.width // node.part) * logits.width
+        if made != len(table) or x.width % node.part or residual.width % node.part:
+            sizes = f"{x.width}, {residual.width} and {logits.width}"
+            raise EngineError(f"a table of {len(table)} numbers does not mix rows of {sizes} values")
+        return node
 
     def linear_heads(self, x: Node, weight: PreparedMatrices) -> Node:
         expect_width(x, weight.count * weight.in_features, f"the input of {weight.name}")

@@ -134,7 +134,7 @@ class ReferenceOps:
 
     def embed(self, batch: Batch, weight: Array, scale: float = 1.0, positions: Array | None = None) -> Array:
         batch = batch.arrays()
-        rows = weight[batch.ids] * np.float32(scale)
+        rows = weight[np.where(batch.ids < len(weight), batch.ids, 0)] * np.float32(scale)
         return rows if positions is None else rows + positions[batch.positions]
 
     def given(self, batch: Batch, width: int) -> Array:
@@ -201,6 +201,29 @@ class ReferenceOps:
 
     def join(self, x: Array, y: Array) -> Array:
         return np.concatenate([x, y], axis=1)
+
+    def add(self, x: Array, y: Array, x_scale: float = 1.0, y_scale: float = 1.0, start: int = 0) -> Array:
+        out = x * np.float32(x_scale)
+        out[:, start:] += np.tile(y * np.float32(y_scale), (x.shape[1] - start) // y.shape[1])
+        return out
+
+    def cut(self, x: Array, deviations: float) -> Array:
+        cutoff = x.mean(axis=1, keepdims=True) + np.float32(deviations) * x.std(axis=1, keepdims=True)
+        return relu(x - cutoff)
+
+    def level(self, x: Array, like: Array, least: float) -> Array:
+        parts = x.reshape(len(x), -1, like.shape[1])
+        size = np.maximum(np.mean(np.square(parts), axis=2, keepdims=True), np.float32(least))
+        wanted = np.mean(np.square(like), axis=1)[:, None, None]
+        return np.concatenate([like, (parts * np.sqrt(wanted) / np.sqrt(size)).reshape(x.shape)], axis=1)
+
+    def mix(self, x: Array, logits: Array, table: Array, bias: float, residual: Array) -> Array:
+        part = math.isqrt(x.shape[1] * residual.shape[1] * logits.shape[1] // len(table))
+        parts, out = x.reshape(len(x), -1, part), residual.reshape(len(x), -1, part).copy()
+        table = table.reshape(out.shape[1], parts.shape[1], logits.shape[1])
+        for r in range(len(x)):
+            out[r] += (table @ np.tanh(logits[r]) + np.float32(bias)) @ parts[r]
+        return out.reshape(residual.shape)
 
     def linear_heads(self, x: Array, weight: Array) -> Array:
         heads = x.reshape(len(x), len(weight), -1)

@@ -15,8 +15,10 @@ from unspool.errors import EngineError
 from unspool.ops import Part
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import (
+    Add,
     Arrange,
     Attention,
+    Cut,
     Embed,
     Gated,
     Given,
@@ -24,9 +26,11 @@ from unspool.ops.graph import (
     Join,
     Keep,
     LayerNorm,
+    Level,
     Linear,
     LinearHeads,
     Logits,
+    Mix,
     Moe,
     Multiply,
     Node,
@@ -414,6 +418,50 @@ def _join(low: Lowering, program: Any, node: Join) -> None:
     )
 
 
+def _add(low: Lowering, program: Any, node: Add) -> None:
+    program.add(
+        x=low.operand(node.x, "f32"),
+        width=node.width,
+        y=low.operand(node.y, "f32"),
+        y_width=node.y.width,
+        x_scale=node.x_scale,
+        y_scale=node.y_scale,
+        start=node.start,
+        out=low.operand(node, "f32"),
+    )
+
+
+def _cut(low: Lowering, program: Any, node: Cut) -> None:
+    out = low.operand(node, "f32")
+    program.cut(x=low.operand(node.x, "f32"), width=node.width, deviations=node.deviations, out=out)
+
+
+def _level(low: Lowering, program: Any, node: Level) -> None:
+    program.level(
+        x=low.operand(node.x, "f32"),
+        width=node.x.width,
+        like=low.operand(node.like, "f32"),
+        part=node.like.width,
+        least=node.least,
+        out=low.operand(node, "f32"),
+    )
+
+
+def _mix(low: Lowering, program: Any, node: Mix) -> None:
+    program.mix(
+        x=low.operand(node.x, "f32"),
+        logits=low.operand(node.logits, "f32"),
+        part=node.part,
+        inputs=node.x.width // node.part,
+        outputs=node.width // node.part,
+        num_logits=node.logits.width,
+        table=node.table,
+        bias=node.bias,
+        residual=low.operand(node.residual, "f32"),
+        out=low.operand(node, "f32"),
+    )
+
+
 def _linear_heads(low: Lowering, program: Any, node: LinearHeads) -> None:
     program.linear_heads(
         x=low.operand(node.x, "f32"),
@@ -526,6 +574,10 @@ EMIT: dict[type[Node], Callable[[Lowering, Any, Any], None]] = {
     LayerNorm: _norm,
     Multiply: _multiply,
     Join: _join,
+    Add: _add,
+    Cut: _cut,
+    Level: _level,
+    Mix: _mix,
     LinearHeads: _linear_heads,
     Arrange: _arrange,
     Linear: _linear,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unspool.errors import BackendError
 from unspool.ops import AttentionSpec, Rope
-from unspool.ops.cuda import exact, general, steps
+from unspool.ops.cuda import exact, general, row_parts, steps
 from unspool.ops.cuda.attention import decode_attention_kernel, prompt_attention_kernel
 from unspool.ops.cuda.geometry import (
     Rotations,
@@ -41,16 +41,20 @@ from unspool.ops.cuda.orders import gated_order, heads_order, rope_of
 from unspool.ops.cuda.project import FEW, Projection, columns_left
 from unspool.ops.cuda.rows import embed_kernel, heads_kernel, settle_kernel, take_kernel
 from unspool.ops.graph import (
+    Add,
     Arrange,
     Attention,
+    Cut,
     Embed,
     Gated,
     Graph,
     Join,
     LayerNorm,
+    Level,
     Linear,
     LinearHeads,
     Logits,
+    Mix,
     Moe,
     Multiply,
     Node,
@@ -199,6 +203,9 @@ class Lowering:
                 self._experts(node)
             case ScaleRows():
                 self._scale_rows(node)
+            case Add() | Cut() | Level() | Mix():
+                inputs = {role: self._use(source).data for role, source in node.inputs.items()}
+                self.add(row_parts.launch_of(node, self.rows, inputs, self._result(node)))
             case Logits():
                 self._logits(node)
             case LinearHeads():

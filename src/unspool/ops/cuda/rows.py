@@ -63,7 +63,7 @@ def embed_kernel(
         token = tl.load(ids + row)
         if source >= 0:
             token = tl.load(sampled + source)
-        token = tl.minimum(tl.maximum(token, 0), vocab_size - 1).to(tl.int64)
+        token = tl.where((token >= 0) & (token < vocab_size), token, 0).to(tl.int64)
         column = tl.arange(0, D)
         stream = decode_row(codes, scales, offsets, token, column, column < size, WIDTH, FORMAT) * factor
         tl.store(out + row * size + column, stream, mask=column < size)
