@@ -42,6 +42,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_positi
 GROWTH = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0}
 WIDE_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # of 16 channels, where a class has no head_dim
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
+QWEN2_EXPERTS = EXPERTS | WIDE_HEADS  # llama.cpp takes the heads to be as wide as the stream, all together
 
 
 def causal(kind: str, **differs: Any) -> Callable[[], Any]:
@@ -241,8 +242,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "mistral4": lambda: transformers.Mistral4ForCausalLM(
         transformers.Mistral4Config(
-            **COMMON | MLA | SIGMOID | {"first_k_dense_replace": 0}, q_lora_rank=24, rope_parameters=GROWTH,
-            n_group=1, topk_group=1, attn_implementation="eager",
+            **COMMON | MLA | SIGMOID | {"first_k_dense_replace": 0, "num_hidden_layers": 2}, q_lora_rank=24,
+            rope_parameters=GROWTH, n_group=1, topk_group=1, attn_implementation="eager",
         )
     ),
     "minimax-m2": causal(
@@ -295,7 +296,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "qwen2-moe-sliding": causal(
         "Qwen2MoeConfig",
-        **EXPERTS,
+        **QWEN2_EXPERTS,
         shared_expert_intermediate_size=40,
         use_sliding_window=True,
         sliding_window=16,
@@ -312,7 +313,8 @@ MODELS: dict[str, Callable[[], Any]] = {
         "GraniteMoeConfig", **GRANITE, intermediate_size=32, num_local_experts=8, num_experts_per_tok=3
     ),
     "olmo2": causal("Olmo2Config"),
-    "olmoe": causal("OlmoeConfig", intermediate_size=32, num_experts=8, num_experts_per_tok=3, norm_topk_prob=False),
+    "olmoe": causal("OlmoeConfig", num_attention_heads=2, num_key_value_heads=2, intermediate_size=32, num_experts=8,
+                    num_experts_per_tok=3, norm_topk_prob=False),
     "smollm3": causal("SmolLM3Config", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], tie_word_embeddings=True),
     "starcoder2": causal("Starcoder2Config", sliding_window=8, use_bias=True),
     "lfm2": causal("Lfm2Config", layer_types=["conv", "full_attention", "conv"], num_hidden_layers=3, norm_eps=1e-5,
@@ -336,7 +338,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "lfm2-moe": causal("Lfm2MoeConfig", layer_types=["conv", "full_attention"], norm_eps=1e-5, intermediate_size=32,
                        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, num_dense_layers=1),
     "mixtral": causal("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
-    "qwen2-moe": causal("Qwen2MoeConfig", **EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
+    "qwen2-moe": causal("Qwen2MoeConfig", **QWEN2_EXPERTS, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "qwen3-moe": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=True),
     "qwen3-moe-dense": causal("Qwen3MoeConfig", **EXPERTS, norm_topk_prob=False, mlp_only_layers=[0]),
 }
@@ -370,9 +372,9 @@ def write(name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("transformers_version", None)
-    (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    saved = json.loads((folder / "config.json").read_text())
+    saved.pop("transformers_version", None)
+    (folder / "config.json").write_text(json.dumps(saved, indent=1, sort_keys=True) + "\n")
     np.savez_compressed(
         folder / "expected.npz",
         ids=ids[0].numpy().astype(np.int32),

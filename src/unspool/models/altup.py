@@ -104,8 +104,10 @@ class AltUpLayer(Layer):
 
     def bind(self, place: Place) -> LayerFunction:
         ops, hidden, streams = place.ops, place.hidden, self.streams
-        assert streams is not None and self.laurel is not None and self.token_input is not None
-        assert self.mixer is not None and self.ffn is not None
+        if streams is None or self.laurel is None or self.token_input is None:
+            raise ValueError("a layer of a stream of parts needs the streams, a laurel and a token_input")
+        if self.mixer is None or self.ffn is None:
+            raise ValueError("a layer of a stream of parts needs a mixer and a feed-forward")
         norms = zip(
             (self.norm, self.post_norm, self.ffn_norm, self.ffn_post_norm),
             ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),

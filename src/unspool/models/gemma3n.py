@@ -1,5 +1,5 @@
-"""Gemma 3n: Gemma 4's attention in heads of one size, in a stream of several parts (altup.py), with inputs of each token
-for each layer, and first layers most of whose gates are cut off.
+"""Gemma 3n: Gemma 4's attention in heads of one size, in a stream of several parts (altup.py), with inputs of each
+token for each layer, and first layers most of whose gates are cut off.
 
 Hugging Face and GGUF store norms alike.
 """
@@ -37,6 +37,11 @@ THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 MAX_PARTS = 64
 SPARSE_LAYERS, SPARSITY = 10, 0.95  # the first layers, and the share of their gates that is cut off
 TABLE = "per_layer_token_embd.weight"
+# Matrices that Hugging Face's files have one by one, and GGUF in one tensor.
+PROJECTIONS = {
+    "model.altup_projections.": "altup_proj.",
+    "model.altup_unembed_projections.": "altup_unembd_proj.",
+}
 
 
 @dataclass(frozen=True)
@@ -142,9 +147,7 @@ class Gemma3n(Gemma4):
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
         layers = keys.integer("block_count", high=MAX_LAYERS)
         widths = _widths(keys, "feed_forward_length", layers)
-        single = Fields(
-            keys.source, {**keys.values, f"{keys.prefix}feed_forward_length": widths[0]}, keys.prefix
-        )
+        single = Fields(keys.source, {**keys.values, f"{keys.prefix}feed_forward_length": widths[0]}, keys.prefix)
         common = gguf_keys.common(single, file, theta=THETA)
         if common["sliding_window"] is None:
             keys.fail("attention.sliding_window", "it is missing")
@@ -185,9 +188,9 @@ class Gemma3n(Gemma4):
         return gguf_keys.rope_tensors(config)
 
     def canonical_name(self, name: str, config: ModelConfig) -> str | None:
-        for stored, canonical in (("altup_projections", "altup_proj"), ("altup_unembed_projections", "altup_unembd_proj")):
-            if name.startswith(f"model.{stored}."):
-                return name.replace(f"model.{stored}", canonical)
+        for stored, canonical in PROJECTIONS.items():
+            if name.startswith(stored):
+                return name.replace(stored, canonical)
         return super().canonical_name(name, config)
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:

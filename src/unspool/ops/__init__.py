@@ -173,8 +173,8 @@ class Ops(Protocol):
 
     # Computing -----------------------------------------------------------------------------------------------------
     def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0, positions: Matrix | None = None) -> Rows:
-        """Rows of `weight` by token, times scale, plus rows of `positions` by position. A token beyond the table has its
-        first row."""
+        """Rows of `weight` by token, times scale, plus rows of `positions` by position. A token beyond the table has
+        its first row."""
 
     def given(self, batch: Batch, width: int) -> Rows:
         """Rows that the batch brings beside its tokens."""
