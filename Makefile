@@ -5,6 +5,8 @@ PYTHON  ?= python3
 VENV    ?= .venv
 # Of `make test-cluster`: Ray is large, and stays out of the other one.
 CLUSTER_VENV ?= .venv-cluster
+# Of `make compare-llama-cpp`, which has other packages.
+PEER_VENV ?= .venv-llama-cpp
 EXTRAS  ?= server otel test dev interpreter
 PROMPT  ?= Why is the sky blue?
 # Everyone sees README's answer; so small a model goes on and on with some seeds.
@@ -39,7 +41,7 @@ SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-models test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web check-web lint \
+.PHONY: help demo test test-slow test-models compare-llama-cpp test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web check-web lint \
         check-deploy native bench clean
 .DELETE_ON_ERROR:
 
@@ -48,6 +50,7 @@ help:
 	@echo "make test           set up, ruff, mypy, pytest (PYTEST=… for its arguments)"
 	@echo "make test-slow      the tests that take longer"
 	@echo "make test-models    every family and variant of models over 600 tokens"
+	@echo "make compare-llama-cpp  GGUF files of every family in llama.cpp and here, in $(PEER_VENV)"
 	@echo "make test-gpu       the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
 	@echo "make test-cluster   replicas on a real Ray cluster, killed, stopped and updated, in $(CLUSTER_VENV)"
 	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
@@ -74,6 +77,12 @@ test-slow: $(TESTING) $(STAMPS)/install
 # What transformers computed of each is in tests/fixtures; scripts/fixture_families.py makes it.
 test-models: $(TESTING) $(STAMPS)/install
 	$(BIN)/python -m pytest -m "not gpu" tests/models $(PYTEST)
+
+# The newest prebuilt llama.cpp is the package xllamacpp. Afterwards, `python scripts/support_table.py docs/models.md`.
+compare-llama-cpp: $(TESTING) $(STAMPS)/install
+	$(PYTHON) -m venv $(PEER_VENV)
+	$(PEER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install xllamacpp
+	$(BIN)/python scripts/compare_llama_cpp.py $(PEER_VENV)/bin/python $(MODELS)
 
 # Where there is a GPU there is a torch that fits it: take the interpreter that has it, install and build nothing.
 test-gpu:
@@ -156,7 +165,7 @@ bench: $(STAMPS)/install
 	@for name in $(BENCH); do $(BIN)/unspool bench $$name || exit; done
 
 clean:
-	rm -rf build dist $(VENV) $(CLUSTER_VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(CLUSTER_VENV) $(PEER_VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

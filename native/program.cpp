@@ -144,10 +144,11 @@ std::string Program::check(const Step& s) const {
     if (s.sequences < 1 || s.starts[0] != 0 || s.starts[s.sequences] != s.rows) return "starts do not cover the rows";
     for (int64_t i = 0; i < s.sequences; i++)
         if (s.starts[i] >= s.starts[i + 1]) return text("starts: sequence", i, " has no rows, of ", s.sequences);
+    int64_t vocabulary = tables_.empty() ? INT64_MAX : 0;  // tables of fewer tokens have a row for all others
+    for (const Matrix* table : tables_) vocabulary = std::max(vocabulary, table->rows());
     for (int64_t i = 0; i < s.rows; i++) {
-        for (const Matrix* table : tables_)
-            if (s.ids[i] < 0 || s.ids[i] >= table->rows())
-                return text("token id", s.ids[i], " is outside the vocabulary of ", table->rows());
+        if (s.ids[i] < 0 || s.ids[i] >= vocabulary)
+            return text("token id", s.ids[i], " is outside the vocabulary of ", vocabulary);
         if (s.positions[i] < 0) return text("position", s.positions[i], " is below ", 0);
         for (const Matrix* table : positions_)
             if (s.positions[i] >= table->rows())

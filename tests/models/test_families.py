@@ -5,9 +5,13 @@ The first tokens of each; test_matrix.py has all of them.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -29,7 +33,8 @@ from unspool.models.registry import gguf_name, metadata_of
 from unspool.models.wrappers import text_name
 from unspool.ops import Ops
 from unspool.ops.reference import ReferenceOps
-from unspool.weights.safetensors import open_safetensors_directory
+from unspool.weights.safetensors import open_safetensors_directory, write_safetensors
+from unspool.weights.weight import encode_weight
 
 try:
     from unspool.ops.cpu import CpuOps
@@ -57,6 +62,59 @@ def test_the_same_model_as_a_gguf_file_gives_the_same_logits(name: str, tmp_path
         for each in (open_checkpoint(tmp_path / "model.gguf"), checkpoint)
     )
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_gemma3n_inside_a_model_of_images_and_sound(tmp_path: Path) -> None:
+    """Hugging Face nests its config, and its tensors lie beside those of other parts."""
+    tensors = open_safetensors_directory(FIXTURES / "gemma3n")
+    inner = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()}
+    shared = tensors["model.layers.0.self_attn.k_proj.weight"]
+    others = ("model.language_model.layers.3.self_attn.k_proj.weight", "model.vision_tower.timm_model.conv.weight",
+              "model.audio_tower.conformer.0.weight", "model.embed_audio.embedding.weight")  # fmt: skip
+    write_safetensors(tmp_path / "model.safetensors", inner | {name: replace(shared, name=name) for name in others})
+    text = json.loads((FIXTURES / "gemma3n" / "config.json").read_text())
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = expected_of("gemma3n")["ids"][:5]
+    whole, plain = (
+        rows_of(open_checkpoint(each), ReferenceOps(), ids, [5]) for each in (tmp_path, FIXTURES / "gemma3n")
+    )
+    assert np.array_equal(whole, plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"altup_correct_scale": False}, "altup_correct_scale: only true is supported"),
+        ({"altup_num_inputs": 1}, "altup_num_inputs: 1 is outside 2 to 64"),
+        ({"altup_active_idx": 4}, "altup_active_idx: 4 is outside 0 to 3"),
+        ({"intermediate_size": [48, 64]}, "intermediate_size: a list of 4 numbers"),
+        ({"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern: a list of 4 numbers"),
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers: no layer of that kind has keys"),
+    ],
+)
+def test_what_gemma3n_cannot_be_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "gemma3n" / "model.safetensors", tmp_path)
+    config = json.loads((FIXTURES / "gemma3n" / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_a_token_beyond_the_table_of_inputs_has_its_first_row() -> None:
+    checkpoint = open_checkpoint(FIXTURES / "gemma3n")
+    table = checkpoint.weights["per_layer_token_embd.weight"]
+    rows = table.dequantize()
+    more = np.concatenate([rows, np.repeat(rows[:1], checkpoint.config.vocab_size - len(rows), 0)])
+    whole = replace(
+        checkpoint,
+        config=replace(checkpoint.config, token_rows=None),  # type: ignore[call-arg]
+        weights=dict(checkpoint.weights) | {table.name: encode_weight(table.name, more, table.format)},
+    )
+    ids = np.array([3, 90, 95, 2], np.int32)
+    for ops in (ReferenceOps(), CpuOps(threads=1)):
+        found, expected = (rows_of(each, ops, ids, [4]) for each in (checkpoint, whole))
+        assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", NOT_IN_GGUF)
