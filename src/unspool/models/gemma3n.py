@@ -159,7 +159,7 @@ class Gemma3n(Gemma4):
             rope_theta_local=keys.number("rope.freq_base_swa", LOCAL_THETA, low=1, high=MAX_THETA),
             shared_layers=keys.integer("attention.shared_kv_layers", low=0, high=layers - 1),
             token_width=keys.integer("embedding_length_per_layer_input", high=MAX_WIDTH),
-            token_rows=None if table is None else table.shape[0],
+            token_rows=None if table is None or table.shape[0] == common["vocab_size"] else table.shape[0],
             logit_softcap=keys.number("final_logit_softcapping", 30.0, low=0, high=1e6),
             num_parts=parts,
             active_part=keys.integer("altup.active_idx", low=0, high=parts - 1),
