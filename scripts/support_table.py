@@ -39,7 +39,8 @@ def table() -> str:
     rows = ["| family | Hugging Face classes | GGUF | models | transformers | llama.cpp | weights |",
             "|---|---|---|---|---|---|---|"]  # fmt: skip
     rows += [_row(each, of, results, notes) for each in supported()]
-    below = "".join(f"\n{number}. {note}. The comparison does as llama.cpp does." for number, note in enumerate(notes, 1))
+    told = "The comparison does as llama.cpp does."
+    below = "".join(f"\n{number}. {note}. {told}" for number, note in enumerate(notes, 1))
     return "\n" + "\n".join(rows) + "\n" + below + "\n\n"
 
 
