@@ -26,7 +26,7 @@ from unspool.models.checkpoint import open_checkpoint
 from unspool.ops.cpu import CpuOps
 
 ROOT = Path(__file__).parent.parent
-FIRST, COUNT, GREEDY = 32, 32, 48
+FIRST, COUNT, GREEDY = 32, 16, 48
 SERVER = """
 import sys, time, xllamacpp
 params = xllamacpp.CommonParams()
