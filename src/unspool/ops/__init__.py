@@ -1,14 +1,14 @@
-"""The vocabulary that models are written in: one signature an operation, several bodies.
+"""The operations that models are written in: one signature per operation, several backends.
 
-    reference   numpy, slow, right: the specification
+    reference   numpy, slow, exact: the specification
     cpu         native kernels; a model is recorded once and each step is one native call
     cuda        Triton kernels; each step is a CUDA graph
 
-A model calls these methods on opaque `Rows` (activations, one row a token) and never looks inside: on the CPU a row
-handle is a buffer of a program being recorded, on the GPU a tensor, in the reference a float32 array.
+A model calls these methods on opaque `Rows` (activations, one row per token) and never looks inside: on the CPU, `Rows`
+are a buffer of a program that is being recorded; on the GPU, a tensor; in the reference, a float32 array.
 
-The first promise binds every body: *a row's bits depend on that row and on the weight's shape, never on how many rows
-come along or where it stands.*
+The first promise binds every backend: *a row's bits depend on that row and on the weight's shape, never on how many
+rows come along or where it stands.*
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ __all__ = [
     "Vector", "load", "uses_cuda",
 ]  # fmt: skip
 
-Rows = Any  # a body's own kind of activations
-Matrix = Any  # a body's own kind of prepared weight, from Ops.matrix
-Vector = Any  # a body's own kind of prepared float32 vector, from Ops.vector
-Experts = Any  # a body's own kind of prepared experts, from Ops.experts
+Rows = Any  # the backend's type for activations
+Matrix = Any  # the backend's type for a prepared weight, from Ops.matrix
+Vector = Any  # the backend's type for a prepared float32 vector, from Ops.vector
+Experts = Any  # the backend's type for prepared experts, from Ops.experts
 
 
 @record(frozen=True)
 class Rope:
-    """Rotary positions: channel pair i of each head turns by position · inv_freq[i]; cos and sin are times `scale`."""
+    """Rotary positions: channel pair i of each head is rotated by position · inv_freq[i]; cos and sin are multiplied by
+    `scale`."""
 
     inv_freq: array[float]  # float32 [rope_dim / 2]
     style: RopeStyle  # pairs are (2i, 2i+1) when interleaved, (i, i + rope_dim/2) when half
@@ -51,9 +52,9 @@ class Rope:
 
 @record(frozen=True)
 class Part:
-    """Columns of a row: copied, times their weights ("scaled"), or normed and then times their weights.
+    """Columns of a row: copied, multiplied by their weights ("scaled"), or normed and then multiplied by their weights.
 
-    Norms are by the root of the mean square, or by the deviation from the mean.
+    A norm divides by the root mean square, or by the standard deviation after it subtracts the mean.
     """
 
     start: int
@@ -63,9 +64,9 @@ class Part:
 
 @record(frozen=True)
 class AttentionSpec:
-    """One layer's attention: heads, rotation, optional per-head norms, what a query may see."""
+    """One layer's attention: heads, rotation, optional per-head norms, and which keys a query sees."""
 
-    layer: int  # whose keys and values are read
+    layer: int  # the layer whose keys and values are read
     num_heads: int
     num_kv_heads: int
     head_dim: int  # channels of a query and a key
@@ -78,17 +79,17 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     value_dim: int = 0  # channels of a value; 0: head_dim
     stores: bool = True  # rows have keys and values after the queries; else another layer has stored them
-    sinks: Vector | None = None  # a score of each head that takes its share of the softmax and has no value
-    growth: float = 0.0  # queries are times 1 + growth · log(1 + ⌊position / period⌋)
+    sinks: Vector | None = None  # one score per head that takes part in the softmax and has no value
+    growth: float = 0.0  # queries are multiplied by 1 + growth · log(1 + ⌊position / period⌋)
     period: int = 1
-    latent: bool = False  # values are the last value_dim channels of keys: rows have none, and caches need none
+    latent: bool = False  # values are the last value_dim channels of keys, not stored separately
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
 
     @property
     def row_width(self) -> int:
-        """Values in a row of queries, and of keys and values where they are stored."""
+        """Values in a row: queries, and keys and values if the layer stores them."""
         values = 0 if self.latent else self.value_dim
         kept = self.num_kv_heads * (self.head_dim + values) if self.stores else 0
         return self.num_heads * self.head_dim + kept
@@ -98,30 +99,30 @@ class AttentionSpec:
 class ExpertWeights:
     """The experts of a layer."""
 
-    gate_up: Experts  # each stacks its gate over its up projection; the latter alone, where there are no gates
+    gate_up: Experts  # for each expert, the gate stacked on the up projection; without gates, the up projection alone
     down: Experts
     activation: Activation = "silu"
-    gate_up_bias: Vector | None = None  # of all experts, one after the other
+    gate_up_bias: Vector | None = None  # of all experts, concatenated
     down_bias: Vector | None = None
     gated: bool = True
 
 
 class KVCache(Protocol):
-    """What layers keep (storage.py), in a layout that is the body's own.
+    """What layers keep (storage.py), in a layout that the backend chooses.
 
     Keys and values lie in blocks of `block_size` tokens. States lie in `num_states` slots: each running sequence has
-    one, others may hold copies of earlier states.
+    one, and other slots may hold copies of earlier states.
     """
 
     block_size: int
     num_blocks: int
-    block_bytes: int  # of one block over all layers
+    block_bytes: int  # of one block, summed over all layers
     num_states: int
-    state_bytes: int  # of one slot over all layers; 0: no layer has a state
-    layout: str  # names what the bytes mean; a saved block is only good for an equal layout
+    state_bytes: int  # of one slot, summed over all layers; 0: no layer has a state
+    layout: str  # names the meaning of the bytes; a saved block can be restored only into an equal layout
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy a whole block over all layers: copy on write."""
+        """Copy a whole block in all layers, for copy-on-write."""
 
     def read_block(self, block: int) -> bytes: ...
     def write_block(self, block: int, data: bytes) -> None: ...
@@ -130,17 +131,17 @@ class KVCache(Protocol):
         """Make a slot the state of a sequence that has no tokens yet."""
 
     def copy_state(self, source: int, target: int) -> None:
-        """Copy a slot over all layers: for a fork, into a snapshot, or back."""
+        """Copy a slot in all layers: for a fork, into a snapshot, or back."""
 
     def read_state(self, slot: int) -> bytes: ...
     def write_state(self, slot: int, data: bytes) -> None: ...
 
 
 class Ops(Protocol):
-    """A body. Signatures are the contract; ops/reference.py is what they mean."""
+    """A backend. The signatures are the contract; ops/reference.py defines their meaning."""
 
     name: str
-    kernel_set: str  # what a receipt records: body and instruction set, e.g. "cpu-avx2"
+    kernel_set: str  # what a receipt records: backend and instruction set, e.g. "cpu-avx2"
 
     # Preparing a model -------------------------------------------------------------------------------------------
     def matrix(self, parts: Sequence[Weight]) -> Matrix:
@@ -150,34 +151,34 @@ class Ops(Protocol):
         """Prepare float32 vectors, concatenated: norm weights and biases."""
 
     def experts(self, parts: Sequence[Sequence[Weight]]) -> Experts:
-        """Prepare one matrix for each expert, each stacked of its own parts as `matrix` does; all have one shape."""
+        """Prepare one matrix per expert. Each is stacked from its own parts as in `matrix`; all have one shape."""
 
     def kv_cache(
         self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
     ) -> KVCache:
-        """Room for what these layers keep."""
+        """Allocate the cache for what these layers keep."""
 
     @property
     def loads_late(self) -> bool:
-        """Whether weights are only noted when they are read, and prepared by `finish_loading`."""
+        """Whether reading a weight only registers it, so that `finish_loading` prepares it."""
 
     def finish_loading(self, progress: Callable[[float], None] | None = None) -> None:
-        """Prepare what is left of the weights, as the first step does; `progress` is told the share that is done."""
+        """Prepare the remaining weights, as the first step would; `progress` is called with the share that is done."""
 
     def kv_room(self, widths: Widths, engine: EngineConfig) -> int | None:
-        """Bytes that a device with memory of its own has left for keys and values, now that the weights are there.
-        None: they lie in the host's memory."""
+        """Bytes that a device with its own memory has left for keys and values, after the weights are loaded. None:
+        keys and values lie in the host's memory."""
 
     def compile(self, forward: Callable[[Batch, KVCache], Rows], kv: KVCache) -> Step:
-        """A step of a model, over one cache."""
+        """Compile a model's step over one cache."""
 
     # Computing -----------------------------------------------------------------------------------------------------
     def embed(self, batch: Batch, weight: Matrix, scale: float = 1.0, positions: Matrix | None = None) -> Rows:
-        """Rows of `weight` by token, times scale, plus rows of `positions` by position. A token beyond the table has
-        its first row."""
+        """Rows of `weight` looked up by token, times `scale`, plus rows of `positions` looked up by position. A token
+        beyond the table gets its first row."""
 
     def given(self, batch: Batch, width: int) -> Rows:
-        """Rows that the batch brings beside its tokens."""
+        """Rows that the batch carries in addition to its tokens."""
 
     def norm(self, x: Rows, weight: Vector, eps: float, residual: Rows | None = None) -> Rows:
         """residual + x / rms(x) · weight"""
@@ -202,51 +203,51 @@ class Ops(Protocol):
         """activation(x · gateᵀ) · (x · upᵀ), where weight stacks gate over up, and bias their biases"""
 
     def multiply(self, x: Rows, gate: Rows, activation: Activation | None = None) -> Rows:
-        """x · activation(gate), value by value"""
+        """x · activation(gate), element by element"""
 
     def arrange(self, x: Rows, parts: Sequence[Part], weight: Vector | None = None, eps: float = 0.0) -> Rows:
-        """Rows put together of parts of x; `weight` has the weights of all parts but copied ones, in order."""
+        """Rows assembled from parts of x; `weight` has the weights of all parts except copied ones, in order."""
 
     def join(self, x: Rows, y: Rows) -> Rows:
-        """Rows of x, and behind each the row of y"""
+        """Each row of x, followed by the same row of y."""
 
     def add(self, x: Rows, y: Rows, x_scale: float = 1.0, y_scale: float = 1.0, start: int = 0) -> Rows:
-        """x_scale · x, and from column `start` on y_scale · y besides, again and again to the end of the row"""
+        """x_scale · x, plus y_scale · y repeated from column `start` to the end of the row"""
 
     def cut(self, x: Rows, deviations: float) -> Rows:
         """max(0, x - mean(x) - deviations · deviation(x)), with the mean and the standard deviation of the row"""
 
     def level(self, x: Rows, like: Rows, least: float) -> Rows:
-        """Rows of `like`, and behind each the parts of x, which are as wide: each times rms(like) / rms(part), whose
-        mean square counts as `least` at the least."""
+        """Each row of `like`, followed by the parts of x, which have the same width: each part times
+        rms(like) / rms(part), where the part's mean square is at least `least`."""
 
     def mix(self, x: Rows, logits: Rows, table: Vector, bias: float, residual: Rows) -> Rows:
-        """Rows of parts of one width: residual_i + Σ_j (bias + Σ_k table[i, j, k] · tanh(logit_k)) · x_j"""
+        """Rows whose parts have one width: residual_i + Σ_j (bias + Σ_k table[i, j, k] · tanh(logit_k)) · x_j"""
 
     def linear_heads(self, x: Rows, weight: Experts) -> Rows:
-        """Rows of heads side by side, each times a matrix of its own: x_h · weight_hᵀ"""
+        """Multiply each head's part of a row by that head's own matrix: x_h · weight_hᵀ"""
 
     def moe(self, x: Rows, scores: Rows, routing: Routing, experts: ExpertWeights, residual: Rows | None) -> Rows:
-        """residual + Σ weight_e · down_e(activation(gate_e · x) · (up_e · x)) over the experts e of each row, or, where
-        they have no gates, residual + Σ weight_e · down_e(activation(up_e · x)).
+        """residual + Σ weight_e · down_e(activation(gate_e · x) · (up_e · x)) over the experts e of each row. Experts
+        without gates compute residual + Σ weight_e · down_e(activation(up_e · x)).
 
-        `scores` are the router's logits. The terms are added in the order of their weights' scores, the best first.
+        `scores` are the router's logits. The terms are added in order of their scores, the best first.
         """
 
     def scale_rows(self, x: Rows, logit: Rows, residual: Rows | None) -> Rows:
-        """residual + sigmoid(logit) · x, with one logit a row"""
+        """residual + sigmoid(logit) · x, with one logit per row"""
 
     def attention(self, qkv: Rows, spec: AttentionSpec, batch: Batch, kv: KVCache) -> Rows:
-        """Norm and rotate q and k, store k and v in their slots, attend; rows of num_heads · value_dim."""
+        """Norm and rotate q and k, store k and v in their slots, attend; returns rows of num_heads · value_dim."""
 
     def short_conv(self, x: Rows, spec: ConvSpec, batch: Batch, kv: KVCache) -> Rows:
-        """A causal convolution over a sequence's last tokens; rows of spec.channels."""
+        """A causal convolution over a sequence's last tokens; returns rows of spec.channels."""
 
     def recurrence(self, x: Rows, gates: Rows, spec: RecurrenceSpec, batch: Batch, kv: KVCache) -> Rows:
-        """A delta rule or a scan over a sequence; rows of num_heads · value_dim."""
+        """A delta rule or a scan over a sequence; returns rows of num_heads · value_dim."""
 
     def take(self, x: Rows, batch: Batch) -> Rows:
-        """The rows whose logits are wanted."""
+        """The rows whose logits are needed (Batch.logit_rows)."""
 
     def logits(
         self,
@@ -259,11 +260,11 @@ class Ops(Protocol):
         """softcap · tanh(scale · (x · weightᵀ + bias) / softcap) in float32"""
 
     def keep(self, x: Rows, rows: Rows) -> Rows:
-        """x, as the result of a step; `rows`, of all tokens, can be read beside it (Step.kept)."""
+        """x, as the result of a step. `rows`, one per token, can be read in addition to it (Step.kept)."""
 
 
 def load(config: EngineConfig) -> Ops:
-    """The body for a device, imported only now; a missing one says why and what to do."""
+    """The backend for a device, imported only now. If it is missing, the error says why and how to install it."""
     if config.device == "reference":
         from unspool.ops.reference import ReferenceOps
 
@@ -287,11 +288,11 @@ def uses_cuda(config: EngineConfig) -> bool:
 
 
 def _cuda_is_usable() -> bool:
-    """True when a GPU can be used; asks the driver before paying for an import of torch."""
+    """Whether a GPU can be used. Asks the driver first, because importing torch is slow."""
     import ctypes
 
     try:
-        ctypes.CDLL("libcuda.so.1")  # find_library would start a process or three to look for it
+        ctypes.CDLL("libcuda.so.1")  # find_library would start up to three processes to find it
     except OSError:
         return False
     try:

@@ -20,8 +20,8 @@ from unspool.ops.routing import Routing
 
 
 class PreparedMatrix(Protocol):
-    """What the graph needs to know of a weight that a backend has prepared: rows of `in_features` values are
-    multiplied by it, rows of `out_features` come out."""
+    """What the graph needs to know about a weight that a backend has prepared: it maps rows of `in_features` values to
+    rows of `out_features` values."""
 
     @property
     def name(self) -> str: ...
@@ -38,12 +38,12 @@ class PreparedMatrix(Protocol):
 class Node:
     """Rows that one operation computes. Nodes are compared by identity: two equal calls are two values.
 
-    A node has one row for every token of the step; a `narrow` one has a row for every wanted row (Batch.logit_rows).
+    A node has one row for every token of the step; a `narrow` node has one row for every logit row (Batch.logit_rows).
     """
 
-    # Row r of the result needs other rows of its sequence too, through a cache: all rows of the inputs are computed.
+    # Row r of the result also depends on other rows of its sequence, through a cache: all input rows must be computed.
     mixes_rows: ClassVar[bool] = False
-    # Backends can compute this for the wanted rows alone.
+    # Backends can compute this for the logit rows alone.
     can_narrow: ClassVar[bool] = True
 
     narrow: bool = field(default=False, kw_only=True)
@@ -78,7 +78,7 @@ class Embed(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Given(Node):
-    """Rows that a batch brings."""
+    """Rows that the batch carries."""
 
     can_narrow: ClassVar[bool] = False
 
@@ -129,7 +129,7 @@ class Multiply(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Arrange(Node):
-    """Parts of x side by side, some of them normed."""
+    """Parts of x, concatenated, some of them normed."""
 
     x: Node
     parts: tuple[Part, ...]
@@ -143,7 +143,7 @@ class Arrange(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Product(Node):
-    """Rows that are multiplied by a matrix."""
+    """A product of rows and a matrix."""
 
     x: Node
     matrix: PreparedMatrix
@@ -193,7 +193,7 @@ class Moe(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Join(Node):
-    """Rows of x, and behind each the row of y."""
+    """Each row of x, followed by the same row of y."""
 
     x: Node
     y: Node
@@ -264,7 +264,7 @@ class Mix(Node):
 
 
 class PreparedMatrices(PreparedMatrix, Protocol):
-    """One matrix for each head, all of one shape."""
+    """One matrix for each head; all have one shape."""
 
     @property
     def count(self) -> int: ...
@@ -272,7 +272,7 @@ class PreparedMatrices(PreparedMatrix, Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearHeads(Node):
-    """Each head's part of a row times a matrix of its own."""
+    """Each head's part of a row, multiplied by that head's own matrix."""
 
     x: Node
     matrices: PreparedMatrices
@@ -334,7 +334,7 @@ class Recurrence(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Take(Node):
-    """The wanted rows of x."""
+    """The logit rows of x."""
 
     x: Node
 
@@ -345,7 +345,7 @@ class Take(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Keep(Node):
-    """x as the output of a graph, and beside it `rows`, of every token."""
+    """x as the output of a graph, which also keeps `rows`, one for every token."""
 
     can_narrow: ClassVar[bool] = False
 
@@ -368,7 +368,7 @@ class Graph:
         self.nodes = _in_order(output)
 
     def readers(self) -> dict[Node, list[Node]]:
-        """For every node, the nodes that read it; one that reads it twice is there twice."""
+        """For every node, the nodes that read it; a node that reads it twice is listed twice."""
         readers: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node in self.nodes:
             for source in node.inputs.values():
@@ -376,7 +376,7 @@ class Graph:
         return readers
 
     def __str__(self) -> str:
-        """One line a node: its number, what it is, what it reads."""
+        """One line per node: its number, its operation, its inputs."""
         number = {node: index for index, node in enumerate(self.nodes)}
         lines = []
         for node, index in number.items():
@@ -405,10 +405,10 @@ def _in_order(output: Node) -> list[Node]:
 
 
 def only_wanted_rows(graph: Graph) -> Graph:
-    """The same step, where whatever is only read for the wanted rows is computed for those alone.
+    """The same step, where values that only the logit rows need are computed for those rows alone.
 
-    `Take` moves up to where all rows are still needed. The last layer's attention is the border: it stores every
-    token's keys and values, and attends for the wanted rows.
+    `Take` moves up to the last node that needs all rows. That is the last layer's attention: it stores every token's
+    keys and values, and attends for the logit rows.
     """
     late = _read_late(graph)
     renamed: dict[Node, Node] = {}
@@ -441,7 +441,7 @@ def only_wanted_rows(graph: Graph) -> Graph:
 
 
 def _read_late(graph: Graph) -> set[Node]:
-    """Nodes of which nothing reads any but the wanted rows."""
+    """Nodes whose readers need only the logit rows."""
     readers = graph.readers()
     late: set[Node] = set()
 
@@ -462,7 +462,7 @@ SYMBOLIC_BATCH = Batch(_nothing, _nothing, _nothing, _nothing, _nothing, _nothin
 
 
 def record(forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Graph:
-    """What a model asks for when it is called once with the operations of `RecordingOps`."""
+    """The graph of operations that a model requests when it is called once with `RecordingOps`."""
     output = forward(SYMBOLIC_BATCH, kv)
     if not isinstance(output, Node):
         raise EngineError(f"a model must return the rows of one operation, not {type(output).__name__}")
@@ -470,7 +470,7 @@ def record(forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Graph:
 
 
 class RecordingOps:
-    """The computing half of `Ops`, for backends that compile: each operation checks its widths and makes its node."""
+    """The computing half of `Ops`, for backends that compile: each operation checks its widths and creates its node."""
 
     def embed(
         self, batch: Batch, weight: PreparedMatrix, scale: float = 1.0, positions: PreparedMatrix | None = None

@@ -1,7 +1,7 @@
 """The specification: every operation in plain numpy, float32, one row at a time.
 
-Rows are computed one by one on purpose. A matrix product over many rows may change its order of summation with their
-number; a matrix-vector product for each row cannot, so the reference keeps the first promise as the fast bodies do.
+Rows are computed one by one on purpose. A matrix product over many rows may change its order of summation with the
+number of rows; a matrix-vector product per row cannot. So the reference keeps the first promise, as fast backends do.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ class ReferenceOps:
 
 
 def walk(batch: ArrayBatch, states: Array) -> Iterator[tuple[int, Array, Callable[[Array], None]]]:
-    """Every row with the state before it, and what takes the state after it; sequence after sequence."""
+    """Yield every row, sequence by sequence, with the state before it and a function that stores the state after it."""
     for s, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
         slot = batch.states[s]
         if batch.positions[start] == 0:
@@ -383,7 +383,7 @@ def centered_norm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def silu(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # exp(-x) may reach infinity: x / inf is the right 0
+    with np.errstate(over="ignore"):  # exp(-x) may reach infinity; x / inf is then the correct 0
         return x / (1 + np.exp(-x))
 
 
@@ -411,7 +411,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def split_heads(qkv: Array, spec: AttentionSpec) -> tuple[Array, Array, Array]:
-    """Rows of q, k and v side by side, as three arrays [row, head, channel]; no heads of k and v that are not there."""
+    """Split rows of q, k and v into three arrays [row, head, channel]. k and v are empty if rows have only queries."""
     q_width, k_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     q, k, v = np.split(qkv, [q_width, q_width + k_width], axis=1)
     kv_heads = spec.num_kv_heads if spec.stores else 0
@@ -423,7 +423,7 @@ def split_heads(qkv: Array, spec: AttentionSpec) -> tuple[Array, Array, Array]:
 
 
 def rotate(x: Array, positions: Array, rope: Rope) -> Array:
-    """Turn each channel pair of x [row, head, channel] by its angle; channels past rope_dim pass through."""
+    """Rotate each channel pair of x [row, head, channel] by its angle; channels past rope_dim stay unchanged."""
     angles = positions.astype(np.float32)[:, None, None] * np.asarray(rope.inv_freq)
     cos = (np.cos(angles) * np.float32(rope.scale)).astype(np.float32)
     sin = (np.sin(angles) * np.float32(rope.scale)).astype(np.float32)
@@ -440,7 +440,7 @@ def rotate(x: Array, positions: Array, rope: Rope) -> Array:
 
 
 def attend(q: Array, keys: Array, values: Array, spec: AttentionSpec) -> Array:
-    """One row's heads [head, channel] over the keys and values [key, kv head, channel] that it sees."""
+    """One row's attention: its heads [head, channel] over the keys and values [key, kv head, channel] that it sees."""
     out = np.empty((spec.num_heads, spec.value_dim), np.float32)
     group = spec.num_heads // spec.num_kv_heads
     for h in range(spec.num_heads):

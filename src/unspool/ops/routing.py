@@ -1,4 +1,4 @@
-"""How rows find their experts: the numbers that an architecture fixes, and what they mean, in plain numpy."""
+"""How rows choose experts: the numbers that an architecture fixes, and their meaning in numpy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Scoring = Literal["softmax", "sigmoid"]
 
 @record(frozen=True)
 class Routing:
-    """Which experts a row uses, and with which weights, by the router's logits of that row alone.
+    """Which experts a row uses, and with which weights. Both depend on that row's router logits alone.
 
-    Scores are a softmax over all logits, or a sigmoid of each. The experts with the highest scores (with `choice_bias`
-    added for the choice alone) are used; of equal ones the one with the lower number. Where experts are in groups, the
-    best groups are chosen first, by the sum of their `group_top` best scores. Weights are the scores of the chosen
-    experts, divided by their sum where they are normalized, times `scale` and, where there is one, times the expert's
-    own scale.
+    Scores are a softmax over all logits, or a sigmoid of each. A row uses the experts with the highest scores;
+    `choice_bias` is added for this choice only, and of equal scores the lower expert number wins. If experts are in
+    groups, the best groups are chosen first, by the sum of their `group_top` best scores. Weights are the scores of the
+    chosen experts: divided by their sum if they are normalized, times `scale`, and times the expert's own scale if
+    there is one.
     """
 
     num_experts: int
@@ -29,17 +29,17 @@ class Routing:
     num_groups: int = 1
     num_used_groups: int = 1
     group_top: int = 2
-    choice_bias: Any = None  # a backend's vector with a number for each expert, or None
+    choice_bias: Any = None  # the backend's vector with one number per expert, or None
     expert_scale: Any = None
 
 
 def expected_experts(routing: Routing, rows: float) -> float:
-    """How many different experts so many rows use together, if each chooses by chance."""
+    """The expected number of different experts that `rows` rows use together, if each row chooses at random."""
     return routing.num_experts * (1 - (1 - routing.num_used / routing.num_experts) ** rows)
 
 
 def choose_experts(logits: np.ndarray, routing: Routing) -> tuple[np.ndarray, np.ndarray]:
-    """For rows of logits [row, expert]: the experts that each row uses, best first, and their weights, float32."""
+    """For rows of logits [row, expert]: the experts that each row uses, best first, and their float32 weights."""
     logits = logits.astype(np.float32)
     if routing.scoring == "softmax":
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))

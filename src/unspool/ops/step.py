@@ -1,6 +1,6 @@
-"""What a compiled model is to whoever runs it: batches in; logits, or tokens that the device chose, out.
+"""The interface of a compiled model: it takes batches, and returns logits or tokens that the device chose.
 
-Everything here is plain values, so that a step can be described in one process and run in another.
+All types here hold values only, so that a step can be described in one process and run in another.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     Row = memoryview[float] | np.ndarray
 
 
-NO_INTEGERS = memoryview(b"").cast("i")  # as a default: an array is mutable
+NO_INTEGERS = memoryview(b"").cast("i")  # a default value that cannot be modified, unlike an array
 NO_FLOATS = memoryview(b"").cast("f")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step computes: rows of tokens, packed sequence after sequence.
+    """What one step computes: rows of tokens, packed sequence by sequence.
 
     Row r holds the token `ids[r]` at `positions[r]`; its key and value go to slot `slots[r]` (block · block_size +
     offset). Sequence s owns rows `starts[s] : starts[s + 1]` and the blocks `tables[s]`; a row sees every key of its
     sequence at its own position or before. Logits are computed for `logit_rows` alone.
 
-    Recurrent layers keep the states of sequence s in the slot `states[s]`. They are zeros before position 0. After row
-    r they are also written to the slot `saves[r]`, unless that is negative.
+    Recurrent layers keep the state of sequence s in the slot `states[s]`. It is zeros before position 0. After row r
+    the state is also written to the slot `saves[r]`, unless that is negative.
 
-    A model that reads rows beside its tokens (Ops.given) finds them in `given`, row after row.
+    A model that reads rows in addition to its tokens (Ops.given) finds them in `given`, row after row.
 
-    The numbers lie in any buffers of these types: Python's own arrays cost less than numpy's where they are few.
+    The numbers may lie in any buffers of these types: Python's own arrays are cheaper than numpy's for few numbers.
     """
 
     ids: Integers  # int32 [rows]
     positions: Integers  # int32 [rows]
     slots: Integers  # int64 [rows]
     starts: Integers  # int32 [sequences + 1]
-    tables: Integers  # int32 [sequences, most blocks of any]; unused places hold 0
+    tables: Integers  # int32 [sequences, largest number of blocks]; unused places hold 0
     logit_rows: Integers  # int32 [logits]
     states: Integers = NO_INTEGERS  # int32 [sequences]; empty for models without states
     saves: Integers = NO_INTEGERS  # int32 [rows]; empty: nothing is saved
-    given: Floats = NO_FLOATS  # float32 [rows · width]; empty for models that read tokens alone
+    given: Floats = NO_FLOATS  # float32 [rows · width]; empty for models that read only tokens
 
     def arrays(self) -> ArrayBatch:
-        """The same numbers as numpy arrays, not copied."""
+        """The same numbers as numpy arrays, without a copy."""
         return ArrayBatch(*(np.asarray(getattr(self, each.name)) for each in fields(Batch)))
 
 
@@ -74,7 +74,7 @@ class ArrayBatch(Batch):
 
 
 class HostRows(Protocol):
-    """Rows of float32 in the host's memory: a numpy array, or what can become one."""
+    """Rows of float32 in the host's memory: a numpy array, or an object that `np.asarray` converts."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Row]: ...
@@ -86,12 +86,12 @@ class HostRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Tokens to be chosen on the device, one from each row of logits: whose sampler chooses, and for which position.
+    """Tokens to choose on the device, one per row of logits: which sampler chooses each, and for which position.
 
-    A row r of the batch with `sources[r]` of 0 or more takes its token from that draw of the launch before.
+    A row r of the batch with `sources[r]` of 0 or more takes its token from that draw of the previous launch.
     """
 
-    samplers: Sequence[int]  # numbers that samplers were added under
+    samplers: Sequence[int]  # the numbers that the samplers were added under
     positions: Sequence[int]
     sources: Integers  # int32 [rows]
 
@@ -100,27 +100,27 @@ class Draws:
 
 
 class Launched(Protocol):
-    """A step that is under way on a device."""
+    """A step that was launched on a device."""
 
     def tokens(self) -> Sequence[int]:
-        """What was chosen, in the order of the draws; waits for the device. Negative where nothing could be."""
+        """The chosen tokens, in the order of the draws; waits for the device. Negative if no token could be chosen."""
 
     def logprobs(self, draw: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
-        """The chosen token's logprob, the `count` best tokens with theirs, and the chosen one's rank, where the draw's
-        parameters ask."""
+        """The chosen token's logprob, the `count` best tokens with theirs, and the rank of the chosen one, if the
+        draw's parameters request them."""
 
 
 class DeviceSampling(Protocol):
-    """Choosing tokens where the logits are, so that the host can launch a step before it has read the one before."""
+    """Chooses tokens on the device, so that the host can launch a step before it has read the previous one."""
 
     def can_draw(self, params: ResolvedParams) -> bool:
-        """Whether the device has every stage that these parameters turn on."""
+        """Whether the device implements every stage that these parameters turn on."""
 
     def add_sampler(self, number: int, sampler: Sampler) -> None:
-        """Let draws name this sampler. A number that was there already gets another sampler of equal parameters."""
+        """Make a sampler available to draws. A number in use is reassigned to a sampler with equal parameters."""
 
     def remove_sampler(self, number: int) -> None:
-        """Its draws have ended; harmless where there is none."""
+        """Remove a sampler whose draws have ended; does nothing for an unknown number."""
 
     def launch(self, batch: Batch, draws: Draws) -> Launched:
         """Queue a step and its draws. At least two launches may be unread at a time."""
@@ -131,7 +131,7 @@ class Step(Protocol):
 
     @property
     def sampling(self) -> DeviceSampling | None:
-        """How the device chooses tokens; None: it does not, and the host chooses from `run`'s rows."""
+        """How the device chooses tokens; None if the host chooses them from `run`'s rows."""
 
     def run(self, batch: Batch) -> HostRows:
         """Compute a step, and wait for it: float32 rows of logits [len(logit_rows), vocabulary].
@@ -140,5 +140,5 @@ class Step(Protocol):
         """
 
     def kept(self) -> HostRows:
-        """The rows that the last run kept beside its result (Ops.keep), one for each row of the batch; they lie in a
-        buffer that the next run overwrites. None are kept by most models."""
+        """The rows that the last run kept in addition to its result (Ops.keep), one per row of the batch. They lie in a
+        buffer that the next run overwrites. Most models keep none."""

@@ -1,4 +1,4 @@
-"""What layers keep of the tokens they have seen: declared by models, held by each backend's cache, counted by plans."""
+"""What layers keep of past tokens: declared by models, stored by each backend's cache, counted by memory plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KeyValues:
     num_heads: int
     key_dim: int
     value_dim: int
-    window: int | None = None  # keys further back are never read again; None: all are
+    window: int | None = None  # keys further back are never read again; None: all keys are read
     latent: bool = False  # values are the last channels of keys: a cache may keep the keys alone
 
     @property
@@ -27,7 +27,7 @@ class KeyValues:
 
 @record(frozen=True)
 class State:
-    """An array of each sequence, of one size however long the sequence is. It begins as zeros."""
+    """An array per sequence whose size does not depend on the sequence's length. It begins as zeros."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,14 +40,14 @@ class State:
 
 @record(frozen=True)
 class Storage:
-    """What one layer keeps. A layer that reads another's keys and values keeps none itself."""
+    """What one layer keeps. A layer that reads another layer's keys and values keeps none itself."""
 
     kv: KeyValues | None = None
     states: tuple[State, ...] = ()
 
 
 def describe(layers: Sequence[Storage]) -> str:
-    """A short name of the whole, as in 30x3x64: layers of so many KV heads of so many channels."""
+    """A short name of all layers' storage, such as 30x3x64: 30 layers of 3 KV heads of 64 channels."""
     parts = []
     for storage, same in groupby(Storage(each.kv, each.states) for each in layers):
         kv = storage.kv
@@ -60,18 +60,18 @@ def describe(layers: Sequence[Storage]) -> str:
 
 
 def state_bytes(layers: Sequence[Storage]) -> int:
-    """What the states of one sequence take."""
+    """Bytes of the states of one sequence."""
     return sum(state.nbytes for storage in layers for state in storage.states)
 
 
 def kv_bytes_per_token(layers: Sequence[Storage], kv_dtype: str, *, keys_alone: bool = False) -> int:
-    """What the keys and values of one token take in all layers. `keys_alone`: the cache keeps only the keys of latent
-    layers, as the CUDA backend's does."""
+    """Bytes of the keys and values of one token in all layers. With `keys_alone`, the cache stores only the keys of
+    latent layers, as the CUDA backend does."""
     return sum(_bytes_per_token(layer.kv, kv_dtype, keys_alone) for layer in layers if layer.kv is not None)
 
 
 def _bytes_per_token(kv: KeyValues, kv_dtype: str, keys_alone: bool) -> int:
-    """Floats have 4 or 2 bytes; integers have a scale of 4 bytes for each key and value."""
+    """Floats take 4 or 2 bytes; integers have a scale of 4 bytes per key and per value."""
     value_dim = 0 if kv.latent and keys_alone else kv.value_dim
     if kv_dtype == "q8":
         return kv.num_heads * (integer_key_bytes(kv.key_dim) + value_dim + 2 * 4)
@@ -79,7 +79,7 @@ def _bytes_per_token(kv: KeyValues, kv_dtype: str, keys_alone: bool) -> int:
 
 
 def integer_key_bytes(head_dim: int) -> int:
-    """A byte for most channels, two for a quarter of them (native/kernels.h)."""
+    """One byte for most channels, two for a quarter of them (native/kernels.h)."""
     narrow = head_dim * 3 // 16 * 4
     wide = head_dim - narrow
     return narrow + 2 * (wide + wide % 2)
@@ -87,7 +87,7 @@ def integer_key_bytes(head_dim: int) -> int:
 
 @record(frozen=True)
 class Widths:
-    """How many values a row has where it is widest: what a step's memory is planned with."""
+    """The largest number of values in a row, by kind, from which memory plans size the buffers of a step."""
 
     hidden: int
     mixer: int

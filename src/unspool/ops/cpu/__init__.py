@@ -1,4 +1,4 @@
-"""The native CPU body: weights stay quantized, a model is recorded once, and each step is one native call."""
+"""The native CPU backend: weights stay quantized, a model is recorded once, and each step is one native call."""
 
 from __future__ import annotations
 

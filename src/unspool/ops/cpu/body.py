@@ -1,4 +1,4 @@
-"""`CpuOps`: a model is recorded as a graph, lowered by lower.py and run by the native extension."""
+"""`CpuOps`: a model is recorded as a graph, lowered by lower.py, and run by the native extension."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CpuOps(RecordingOps):
         except RuntimeError as error:
             raise BackendError(f"threads is {self.threads:,}, but {error}") from error
         self._arena = _native.Arena()
-        self._packing: Any = None  # what is being packed, until somebody needs it
+        self._packing: Any = None  # the packing that runs in the background, until a step needs it
 
     # Preparing a model -------------------------------------------------------------------------------------------
     def matrix(self, parts: Sequence[Weight]) -> CpuMatrix:
@@ -89,7 +89,7 @@ class CpuOps(RecordingOps):
         return CpuStep(program, self.finish_loading, kept_width)
 
     def _pack(self, matrices: Sequence[CpuMatrix]) -> None:
-        """Begin to pack what is not packed yet. Another core does it while this one goes on with the start."""
+        """Start to pack the matrices that are not packed yet. Another core packs them while this thread continues."""
         new = [matrix for matrix in dict.fromkeys(matrices) if not matrix.native.packed]
         if not new:
             return
@@ -106,9 +106,9 @@ class CpuOps(RecordingOps):
         if self._packing is not None:
             packing, sources = self._packing
             while (share := packing.advance(self._pool)) < 1.0:
-                if progress is not None:  # other models compute their steps in between
+                if progress is not None:  # other models compute their steps meanwhile
                     progress(share)
-            if not packing.finish():  # some pages were gone when they were to be packed
+            if not packing.finish():  # some pages of the file had been released before they were packed
                 for source in sources:
                     require_whole(source)
                 raise ModelError("a model's file cannot be read any more: its weights were not all packed")
@@ -117,13 +117,13 @@ class CpuOps(RecordingOps):
 
 
 class CpuStep:
-    """A compiled model. What a run returns is the program's own, until the next one."""
+    """A compiled model. The rows that a run returns belong to the program and are valid until the next run."""
 
     sampling = None
 
     def __init__(self, program: Any, prepare: Callable[[], None], kept_width: int) -> None:
         self._program, self._kept_width = program, kept_width
-        self._prepare: Callable[[], None] | None = prepare  # before the first step
+        self._prepare: Callable[[], None] | None = prepare  # called before the first step
 
     def run(self, batch: Batch) -> FloatRows:
         if self._prepare is not None:
@@ -131,7 +131,7 @@ class CpuStep:
             self._prepare = None
         given = {"given": batch.given} if len(batch.given) else {}
         try:
-            # Arrays of other types or shapes in memory are converted there.
+            # The native call converts arrays of other types or memory layouts.
             found = self._program.run(
                 batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows, batch.states,
                 batch.saves, **given,

@@ -1,7 +1,7 @@
 """Mixtures of experts on the CPU: a `Moe` node becomes a chain of native instructions (native/experts.cpp).
 
-Between routing and gathering, a row of the step has a place for each expert that it uses; so these nodes have rows of
-`num_used` times the values that an expert reads or writes.
+Between routing and gathering, each row of the step has one place per expert that it uses. So these nodes have rows of
+`num_used` times the number of values that an expert reads or writes.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class CpuExperts:
 
     @property
     def rows(self) -> RowKind:
-        """How rows are rounded for them."""
+        """How rows are rounded for these experts."""
         return "whole" if self.matrices[0].native.whole else "coarse"
 
 
 class ExpertNode(NativeNode):
-    """A node of the chain."""
+    """A node of the chain of a mixture of experts."""
 
     def reads(self) -> list[tuple[Node, Form]]:
-        """The nodes that this one reads, and in which form."""
+        """The nodes that this one reads, and the form of each."""
         return [(source, "f32") for source in self.inputs.values() if not isinstance(source, Route)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Route(ExpertNode):
-    """Which places each row has. Its own rows are not kept: the native program keeps the routing."""
+    """Assigns places to each row. Its own rows are not kept: the native program keeps the routing."""
 
     scores: Node
     routing: Routing
@@ -90,7 +90,7 @@ class Route(ExpertNode):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spread(ExpertNode):
-    """Places in 8 bits, for experts to read."""
+    """The rows that experts read, copied to places in 8 bits."""
 
     route: Route
     x: Node
@@ -200,7 +200,7 @@ class Gather(ExpertNode):
 
 
 def expand(node: Moe) -> Node:
-    """The chain that computes a `Moe` node; its last node, which has that node's rows."""
+    """The chain that computes a `Moe` node; returns its last node, which has the rows of the `Moe` node."""
     weights, narrow = node.experts, node.narrow
     gate_up, down = weights.gate_up, weights.down
     route = Route(node.scores, node.routing, narrow=narrow)
@@ -213,7 +213,7 @@ def expand(node: Moe) -> Node:
 
 
 def _spread(route: Route, x: Node, experts: CpuExperts, *, from_places: bool) -> Spread | None:
-    """The rows that experts read in 8 bits; None: they read float32 alone."""
+    """The rows that experts read in 8 bits; None if they only read float32."""
     if not experts.wants_q8:
         return None
     return Spread(route, x, from_places, experts.in_features, experts.rows, narrow=route.narrow)

@@ -1,4 +1,4 @@
-"""Rows of float32 in plain memory, for whoever needs no numpy."""
+"""Rows of float32 in ordinary memory, for code that does not need numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unspool.lazy import np
 
 
 class FloatRows:
-    """float32 [rows, width]. A row is a memoryview; a slice of rows is again this; `np.asarray` makes it an array."""
+    """float32 [rows, width]. A row is a memoryview; a slice is again FloatRows; `np.asarray` gives an array."""
 
     def __init__(self, flat: memoryview[float], width: int) -> None:
         self._flat, self._width = flat, width
@@ -38,7 +38,7 @@ class FloatRows:
         return self._flat[start : start + width]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The same memory as numpy sees it; copied if asked for, or where another type is."""
+        """The same memory as a numpy array; copied on request, or if another dtype is requested."""
         array = np.asarray(self._flat).reshape(self._rows, self._width)
         if dtype is not None and array.dtype != dtype:
             if copy is False:

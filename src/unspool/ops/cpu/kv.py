@@ -11,7 +11,7 @@ from unspool.ops.storage import Storage, describe
 
 
 class CpuKV:
-    """Keys, values and states in native memory, which is taken from the system as it is first used."""
+    """Keys, values and states in native memory. The system allocates its pages on first use."""
 
     def __init__(
         self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int, isa: str
@@ -21,7 +21,7 @@ class CpuKV:
         self.native = _native.KvCache(
             [_sizes(layer) for layer in layers], engine.block_size, num_blocks, num_states, engine.kv_dtype
         )
-        # Where a state lies among those of its layer, in bytes.
+        # Byte offset of a state within the states of its layer.
         self.state_offsets = {
             (index, state.name): sum(each.nbytes for each in layer.states[:place])
             for index, layer in enumerate(layers)
@@ -29,7 +29,7 @@ class CpuKV:
         }
         self.block_bytes: int = self.native.block_bytes
         self.state_bytes: int = self.native.state_bytes
-        # How keys become integers is measured by the model itself, whose last bits are others in other kernels.
+        # The model measures its own scales for integer keys, and their last bits differ between kernel sets.
         kind = f"{engine.kv_dtype}-{isa}" if engine.kv_dtype == "q8" else engine.kv_dtype
         self.layout = f"cpu-6-{kind}-{engine.block_size}-{describe(layers)}"
 
@@ -60,6 +60,6 @@ class CpuKV:
 
 
 def _sizes(layer: Storage) -> tuple[int, int, int, int]:
-    """KV heads, channels of their keys and values, bytes of the layer's states."""
+    """KV heads, channels of a key and of a value, bytes of the layer's states."""
     kv, states = layer.kv, sum(state.nbytes for state in layer.states)
     return (0, 0, 0, states) if kv is None else (kv.num_heads, kv.key_dim, kv.value_dim, states)

@@ -1,7 +1,7 @@
 """Lowering: a graph becomes a native program.
 
-An activation has up to two forms, float32 and 8-bit, each made only where something reads it. Forms live in slots of
-the program's memory; a slot is used again once nothing can still be reading it.
+An activation has up to two forms, float32 and 8-bit; each is made only if a node reads it. Forms live in slots of the
+program's memory; a slot is reused when no node can still read it.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ RowKind = Literal["coarse", "whole", "fine"]  # how rows are rounded for a produ
 Operand = tuple[int, bool, bool]  # slot, narrow, copied
 
 NO_STATES: Mapping[tuple[int, str], int] = {}
-BLOCK = 32  # activations that share a scale
+BLOCK = 32  # activations that share one scale
 
 
 class NativeNode(Node):
-    """An instruction of the native program that no operation is by itself: it says what it reads and emits itself."""
+    """An instruction of the native program that does not correspond to one operation: it lists its inputs and emits
+    itself."""
 
     @property
     def rounded_bytes_per_row(self) -> int:
-        """Of its rows in 8 bits, if it writes such."""
+        """Bytes of one of its rows in 8 bits, if it writes such rows."""
         raise EngineError(f"{self!r} writes no rounded rows")
 
     @property
     def matrices(self) -> list[CpuMatrix]:
-        """The weights that it multiplies by."""
+        """The weights that this node multiplies by."""
         return []
 
     def reads(self) -> list[tuple[Node, Form]]:
@@ -72,7 +73,7 @@ class NativeNode(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Quantize(Node):
-    """x rounded to rows of 8 or 16 bits, where the node that computes x cannot write such rows itself."""
+    """Rounds x to rows of 8 or 16 bits, when the node that computes x cannot write such rows itself."""
 
     x: Node
     rows: RowKind
@@ -82,32 +83,32 @@ class Quantize(Node):
         return self.x.width
 
 
-WRITES_Q8 = (Norm, LayerNorm, Take, Attention, Quantize)  # can write rounded rows beside, or instead of, float32
-COPIABLE = (Norm, LayerNorm, Quantize)  # few rows of these are cheaper computed by every thread than waited for
+WRITES_Q8 = (Norm, LayerNorm, Take, Attention, Quantize)  # can write rounded rows in addition to float32, or instead
+COPIABLE = (Norm, LayerNorm, Quantize)  # for few rows, a copy per thread is cheaper than a barrier
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Where a form of a node's rows lies, and until which step of the program it is read."""
+    """Where one form of a node's rows lies, and the last step of the program that reads it."""
 
     bytes_per_row: int
     slot: int = -1
     last_read: int = -1
-    late_read: int = -1  # until here a thread may still be copying from it
+    late_read: int = -1  # the last step in which a thread may still copy from it
 
 
 class Lowering:
-    """`emit` writes the graph's instructions into a native program, whose output are the rows of `graph.output`."""
+    """`emit` writes the graph's instructions into a native program whose output is the rows of `graph.output`."""
 
     def __init__(self, graph: Graph, state_offsets: Mapping[tuple[int, str], int] = NO_STATES) -> None:
-        self.state_offsets = state_offsets  # where a state lies among those of its layer, in bytes
+        self.state_offsets = state_offsets  # byte offset of a state within the states of its layer
         self.last = find_last(graph)
-        self.routes: dict[Node, int] = {}  # numbers that the native program gives to routings
-        self.rows: dict[Node, RowKind] = {}  # what a node writes, of the kinds that it can
-        self.rounded: dict[Node, Node] = {}  # by product: who writes its rounded rows
+        self.routes: dict[Node, int] = {}  # the native program's numbers of routings
+        self.rows: dict[Node, RowKind] = {}  # the kind of rounded rows that each node writes
+        self.rounded: dict[Node, Node] = {}  # for each product: the node that writes its rounded rows
         self.output = graph.output.x if isinstance(graph.output, Keep) else graph.output
         self.kept = graph.output.rows if isinstance(graph.output, Keep) else None
-        self.told = [self.output] if self.kept is None else [self.output, self.kept]  # read when the step is done
+        self.told = [self.output] if self.kept is None else [self.output, self.kept]  # read after the step
         self.nodes = self._insert_quantize(graph)
         self.reads = {node: self._reads_of(node) for node in self.nodes}
         self.copied = self._find_copied()
@@ -117,7 +118,7 @@ class Lowering:
         self._place()
 
     def _insert_quantize(self, graph: Graph) -> list[Node]:
-        """A product that wants rounded rows reads them from a node of their own where its input cannot write them."""
+        """Insert a `Quantize` node before each product that needs rounded rows, if its input cannot write them."""
         made: dict[tuple[Node, RowKind], Quantize] = {}
         nodes: list[Node] = []
         for node in graph.nodes:
@@ -137,17 +138,18 @@ class Lowering:
         return nodes
 
     def _writes(self, node: Node, rows: RowKind) -> bool:
-        """Whether a node can write such rows. It writes one kind: the first that was asked for."""
+        """Whether a node can write such rows. It writes one kind only: the first that a reader needs."""
         if not isinstance(node, WRITES_Q8) or rows == "fine":
             return False
         if isinstance(node, Attention) and (rows == "whole" or node.spec.value_dim % BLOCK):
-            return False  # it writes head by head, and the scales of a whole row come last
+            return False  # it writes head by head, and the scales of a whole row are known last
         return self.rows.setdefault(node, rows) == rows
 
     def rows_wanted(self, node: Product) -> RowKind:
-        """A head's rows are fine ones, of 16 bits, and so are those of the product before it (`find_last`): they read
-        many weights for few rows. Others are of 8 bits; matrices whose scales are whole numbers want them with such
-        scales, too. A layer that is the last one of another model, too, keeps what it was packed for.
+        """How rows are rounded for a product. The head and the product before it (`find_last`) read "fine" rows of 16
+        bits: they read many weights for few rows. All others read rows of 8 bits, and matrices whose scales are
+        integers read rows whose scales are integers too. A layer that is also the last one of another model keeps the
+        kind that it was packed for.
         """
         weight = matrix_of(node).native
         keeps = weight.whole and not isinstance(node, Logits)
@@ -166,8 +168,9 @@ class Lowering:
         return reads + [(source, "f32") for role, source in node.inputs.items() if role != "x"]
 
     def _find_copied(self) -> set[Node]:
-        """Copies spare threads a wait, but only until the next one: a thread that comes late to a copy may find what it
-        would read written over, and must not need it any more.
+        """The nodes that every thread computes for itself instead of waiting at a barrier. A copy is read only until
+        the next barrier: a thread that computes it later may find its inputs overwritten, and must not need the copy
+        any more.
         """
         copied: set[Node] = set()
         last_reader = {source: index for index, node in enumerate(self.nodes) for source, _ in self.reads[node]}
@@ -205,13 +208,13 @@ class Lowering:
                 buffer.last_read = buffer.late_read = len(self.nodes)
 
     def _wait_after(self, index: int) -> int:
-        """The next node that every thread waits for."""
+        """The index of the next node with a barrier for all threads."""
         while index < len(self.nodes) and self.nodes[index] in self.copied:
             index += 1
         return index
 
     def _place(self) -> None:
-        """Slots by a walk over the nodes: free what is dead, then take the free slot that fits best."""
+        """Assign slots in node order: free those that are no longer read, then take the free slot that fits best."""
         free: list[int] = []
         live: list[Buffer] = []
         for index, node in enumerate(self.nodes):
@@ -229,7 +232,8 @@ class Lowering:
                 live.append(buffer)
 
     def _in_place(self, node: Node, form: Form, index: int) -> Buffer | None:
-        """A linear layer may write over the residual that it adds, element by element, when nobody else reads that."""
+        """A linear layer may overwrite the residual that it adds, element by element, if no other node reads that
+        residual."""
         if not isinstance(node, Linear) or node.residual is None or form != "f32" or node in self.told:
             return None
         if node.residual.narrow != node.narrow or node.residual in self.copied:
@@ -238,8 +242,8 @@ class Lowering:
         return buffer if buffer.last_read == index and buffer.late_read < index else None
 
     def _take_slot(self, free: list[int], buffer: Buffer, own: bool) -> int:
-        # Only rows of the same size: a line of memory then belongs to one row always, and stays with the core that
-        # computes that row.
+        # Only reuse slots with rows of the same size. Then a cache line always belongs to the same row, and stays with
+        # the core that computes that row.
         fitting = [slot for slot in free if self.slots[slot] == buffer.bytes_per_row]
         if fitting and not own:
             free.remove(fitting[0])
@@ -269,11 +273,11 @@ class Lowering:
         return (self.forms[node][form].slot, node.narrow, node in self.copied)
 
     def results(self, node: Node) -> dict[str, Any]:
-        """Where a node that can write rounded rows writes."""
+        """The operands for the results of a node that can write rounded rows."""
         return {"f32": self.operand(node, "f32"), "q8": self.operand(node, "q8")}
 
     def factors(self, node: Product) -> dict[str, Any]:
-        """What a product multiplies."""
+        """The operands of a product."""
         weight = matrix_of(node).native
         return {
             "f32": self.operand(node.x, "f32") if weight.wants_f32 else None,
@@ -289,7 +293,7 @@ def matrix_of(node: Embed | Product) -> CpuMatrix:
 
 
 def multiplied(node: Node) -> list[CpuMatrix]:
-    """The weights that a node multiplies by, which are packed for it."""
+    """The weights that a node multiplies by, and that are packed for it."""
     if isinstance(node, Product):
         return [matrix_of(node)]
     if isinstance(node, LinearHeads):
@@ -298,7 +302,7 @@ def multiplied(node: Node) -> list[CpuMatrix]:
 
 
 def expand_experts(graph: Graph) -> Graph:
-    """The graph with a chain in place of every mixture of experts."""
+    """The graph with every mixture of experts replaced by its chain."""
     if not any(isinstance(node, Moe) for node in graph.nodes):
         return graph
     from unspool.ops.cpu import experts
@@ -313,8 +317,8 @@ def expand_experts(graph: Graph) -> Graph:
 
 
 def expand_latents(graph: Graph) -> Graph:
-    """The graph with values of their own where attention reads them from keys: kernels read keys channel by channel and
-    values token by token, so the cache keeps a latent twice."""
+    """The graph in which attention that reads values from keys gets separate values. Kernels read keys channel by
+    channel and values token by token, so the cache stores a latent twice."""
     renamed: dict[Node, Node] = {}
     for node in graph.nodes:
         inputs: dict[str, Any] = {role: renamed[each] for role, each in node.inputs.items()}
@@ -330,12 +334,12 @@ def expand_latents(graph: Graph) -> Graph:
 
 
 def find_last(graph: Graph) -> set[Product]:
-    """The head, and the product before it with nothing but norms between: what they round goes straight into the
-    output. A graph of hidden rows ends with the norm before the head, so its rows are those that the head reads."""
+    """The head, and the product before it with only norms between: their rounding errors directly reach the output. A
+    graph of hidden rows ends with the norm before the head, so its rows are those that the head reads."""
     last: set[Product] = set()
     before = graph.output.x if isinstance(graph.output, Keep) else graph.output
     if not isinstance(before, Logits | Norm | LayerNorm):
-        return last  # no model's output
+        return last  # not a model's output
     if isinstance(before, Logits):
         last.add(before)
         before = before.x

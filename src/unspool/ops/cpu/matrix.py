@@ -1,4 +1,4 @@
-"""Weights as the native kernels take them."""
+"""Weights in the form that the native kernels read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CpuMatrix:
-    """Weights that share their input. They are packed into tiles once a program multiplies by them."""
+    """Weights that share their input. They are packed into tiles when a program first multiplies by them."""
 
     def __init__(self, parts: Sequence[Weight]) -> None:
         columns = {part.shape[-1] for part in parts}
@@ -31,9 +31,10 @@ class CpuMatrix:
         self.out_features: int = self.native.rows
 
     def keep_exact(self) -> None:
-        """Its tiles are to have the file's own values: rows are looked up in them, or logits come straight from them.
+        """Require tiles with the exact values of the file, because rows are looked up in them or logits are computed
+        from them.
 
-        Those that another program has packed stay as they are.
+        Tiles that another program has already packed stay as they are.
         """
         if not self.native.packed:
             self.native.keep_exact()
