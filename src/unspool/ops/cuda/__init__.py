@@ -1,4 +1,4 @@
-"""The CUDA body: Triton kernels, torch for memory, streams and graphs. Neither is imported before it is asked for."""
+"""The CUDA backend: Triton kernels; torch for memory, streams and graphs. Both are imported only when this is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
 
 def require_card() -> None:
-    """A clear error where there is no card to run on, or not what it takes to use it."""
+    """Raise a clear error if there is no usable GPU, or if a driver or package that it needs is missing."""
     require_software()
     from unspool.ops.cuda.body import check_device
 
@@ -31,7 +31,7 @@ def require_card() -> None:
 
 
 def require_software() -> None:
-    """What is missing, and how to get it, before an import fails halfway."""
+    """Report what is missing, and how to install it, before an import fails halfway."""
     for module in ("torch", "triton"):
         try:
             found = __import__(module).__version__

@@ -1,30 +1,30 @@
 # mypy: disallow-untyped-defs=False
 """Attention over paged keys and values, for any mix of prompts, decodes and drafts.
 
-Keys come in splits of SPLIT tiles of KEYS positions, all counted from position 0. A split starts from nothing and goes
-through its tiles in order; splits are merged from the first to the last:
+Keys come in splits of SPLIT tiles of KEYS positions each, all counted from position 0. A split starts from an empty
+state and processes its tiles in order; splits are merged from first to last:
 
     tile    m' = max(m, scores)   w = f16(2^(scores - m'))   mass' = mass · 2^(m - m') + w · 1   acc' likewise, w · v
     merge   m' = max(m, m_split)   mass' = mass · 2^(m - m') + mass_split · 2^(m_split - m')   acc' likewise
 
-So one program may walk all splits; or each split is a piece of work of its own, and merging their results another: the
-arithmetic is the same. A tile that a row does not see (later than its position, or before its window)
-has the weight 0 and changes nothing. The sum of weights is a product with ones: the matrix unit adds in one order.
+So one program may process all splits, or each split is one work item and merging their results is another: the
+arithmetic is the same. A tile that a row does not see (later than its position, or before its window) has weight 0 and
+changes nothing. The sum of weights is a product with ones, because the matrix unit adds in one fixed order.
 
-There are two kernels, which agree bit by bit, since a sum of the matrix unit depends neither on a side's width nor on
-which side is which. *Decodes* put keys on its M side and the few query rows on its N side, so that little is computed
-for nothing and memory is what counts. *Prompts* put the query rows on the M side, where a row's largest score is found
-within a warp.
+There are two kernels. They agree bit by bit, because a sum of the matrix unit depends neither on a side's width nor on
+which operand is on which side. The *decode* kernel puts keys on the M side and the few query rows on the N side: little
+computation is wasted, and memory bandwidth is the limit. The *prompt* kernel puts query rows on the M side, where the
+largest score of a row is found within one warp.
 
-Work comes as items, seven numbers each: first row, number of rows, sequence, first tile, end tile, place, and the
-first tile with keys that this step makes. An item's rows are its tokens times the heads that share a key head. At a
-place of -1 the item is all there is to its tokens: the program walks its tiles and writes the answer. Else it is one of
-several splits, whose results are kept at place + split · rows; or, with an end tile of 0, the work to merge them: of so
-many rows as its last number says, 1 or 4, from its fourth on. Such items come last, and wait for what they merge
-(handover.py).
+Work is a list of items, seven numbers each: first row, number of rows, sequence, first tile, end tile, place, and the
+first tile with keys that this step writes. An item's rows are its tokens times the heads that share a key head. With a
+place of -1, the item is all the work of its tokens: the program processes its tiles and writes the result. Otherwise
+the item is one of several splits, whose result is stored at place + split · rows. An end tile of 0 marks the item that
+merges such splits: as many rows as its last number says (1 or 4), beginning at the row in its fourth number. Merging
+items come last in the list, and wait for the splits that they merge (handover.py).
 
-Where there is little to do, the time until the first product counts: the first keys and values, if they are of earlier
-steps, are then brought before the kernel that makes the queries has ended.
+If a step has little work, the time until the first product counts. Keys and values of earlier steps are then prefetched
+before the kernel that computes the queries has ended.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ def load_tile(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr,
     QUIET: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """A tile's keys and values, also those past the last position: whatever a slot holds is finite, and has no weight.
+    """Load a tile's keys and values, also those past the last position: every slot holds finite numbers, and such keys
+    get weight 0.
 
-    A table may be read past its end for the same reason; whoever makes it puts zeros there. AHEAD: tiles that are asked
-    for ahead; 0: what the compiler thinks best.
+    For the same reason a table may be read past its end; the code that writes tables puts zeros there. AHEAD: how many
+    tiles ahead the loads are issued; 0: the compiler decides.
     """
-    if kv_tiles is not None:  # a tile lies within a block: the copy engine brings it
+    if kv_tiles is not None:  # a tile lies within a block: TMA copies it
         PARTS: tl.constexpr = BLOCK_SIZE // N
         block = load_quietly(table + tile // PARTS) if QUIET else tl.load(table + tile // PARTS)
         row = (block * KV_HEADS + head) * (2 * BLOCK_SIZE) + tile % PARTS * N
@@ -94,7 +95,7 @@ def load_pair(
     kv_tiles, kv_pairs, table, pair, head,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Two tiles, neighbours in a block: their keys in one, their values apart."""
+    """Load two neighbouring tiles of one block: their keys as one tensor, their values as two."""
     PARTS: tl.constexpr = BLOCK_SIZE // (2 * N)
     block = load_quietly(table + pair // PARTS) if AHEAD > 0 else tl.load(table + pair // PARTS)
     row = (block * KV_HEADS + head) * (2 * BLOCK_SIZE) + pair % PARTS * (2 * N)
@@ -108,8 +109,8 @@ def load_pair(
 
 @triton.jit
 def load_query(q, where, rows, T: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, AHEAD: tl.constexpr):
-    """A tile's query rows, in a loop where they are asked for a turn ahead: with their wait, after all keys and values
-    that are asked for more turns ahead."""
+    """Load a tile's query rows, inside a loop. They are prefetched one iteration ahead, and their wait comes after the
+    keys and values that are prefetched more iterations ahead."""
     there = (tl.arange(0, T) < rows)[:, None] & (tl.arange(0, D) < HEAD_DIM)[None, :]
     query = tl.load(q + where, mask=there, other=0.0)
     if AHEAD > 0:
@@ -119,14 +120,15 @@ def load_query(q, where, rows, T: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.co
 
 @triton.jit
 def read_step(step, told, KV_HEADS: tl.constexpr, TABLE: tl.constexpr):
-    """Pieces of work (an item for each key head); where items, rows' positions and tables are; a table's width."""
+    """The number of work items times key heads, the addresses of items, row positions and tables, and a table's
+    width."""
     count, items, positions = tl.load(told) * KV_HEADS, step + tl.load(told + 1), step + tl.load(told + 2)
     return count, items, positions, step + tl.load(step + TABLE), tl.load(step + TABLE + 1)
 
 
 @triton.jit
 def read_item(items, index, exists):
-    """An item's seven numbers; of one that is not there, zeros."""
+    """An item's seven numbers, or zeros if it does not exist."""
     item = items + index * 7
     first_row = tl.load(item, mask=exists, other=0)
     num_rows = tl.load(item + 1, mask=exists, other=0)
@@ -144,7 +146,7 @@ def ask_for_tiles(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr,
     THREADS: tl.constexpr,
 ):  # fmt: skip
-    """Bring a split's blocks into the L2 cache."""
+    """Prefetch a split's blocks into the L2 cache."""
     lane = tl.arange(0, THREADS)
     first, end = first_tile * N // BLOCK_SIZE, tl.cdiv(tl.minimum(end_tile, first_tile + SPLIT) * N, BLOCK_SIZE)
     active = first + lane < end
@@ -157,11 +159,11 @@ def ask_for_tiles(
 def decode_attention_kernel(
     q,  # f16 [row, heads, head_dim]
     kv,  # f16 [block, kv head, key or value, slot, head_dim], of one layer
-    kv_tiles,  # a descriptor of the same, [rows of head_dim], where a tile lies within a block
+    kv_tiles,  # a TMA descriptor of the same, [rows of head_dim], if a tile lies within a block
     kv_pairs,  # the same for two tiles at once
     out,  # bf16 [row, heads, VALUE_DIM]
     step,  # int32: the step's description, see steps.py
-    told,  # where it tells the items' number and place, and where positions are
+    told,  # the place in `step` of the items' number and address, and of the positions
     partial,  # float32 [kv head, capacity, D + MORE]: all absent before and after
     capacity,
     scale,
@@ -170,24 +172,24 @@ def decode_attention_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,  # of them, channels of a value: those after are zeros
-    D: tl.constexpr,  # HEAD_DIM up to a power of two that the matrix unit takes on its M side
+    VALUE_DIM: tl.constexpr,  # channels of a value; the channels after them are zeros
+    D: tl.constexpr,  # HEAD_DIM rounded up to a power of two that fits the matrix unit's M side
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     T: tl.constexpr,  # query rows
     N: tl.constexpr,
     SPLIT: tl.constexpr,
-    TABLE: tl.constexpr,  # where it tells the tables' place and width
+    TABLE: tl.constexpr,  # the place in `step` of the tables' address and width
     THREADS: tl.constexpr,
-    BATCH: tl.constexpr,  # tiles at once, 1 or 2
-    BEFORE: tl.constexpr,  # such turns that are asked for ahead, all but one before the wait; 0: the wait comes first
-    LET: tl.constexpr,  # when the next kernel is let in: 0 before all else, 1 with the first tile, 2 after the tiles
-    ALONE: tl.constexpr,  # one program does everything
+    BATCH: tl.constexpr,  # tiles per iteration, 1 or 2
+    BEFORE: tl.constexpr,  # iterations that are prefetched, all but one before the wait; 0: the wait comes first
+    LET: tl.constexpr,  # when the next kernel may start: 0 at the beginning, 1 at the first tile, 2 after the tiles
+    ALONE: tl.constexpr,  # one program does all the work
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     AHEAD: tl.constexpr = BEFORE if PDL else 0
-    # The step's description was there before the last kernel: whatever can be read of it is read while that one ends.
+    # The step's description was written before the previous kernel started, so it is read while that kernel still runs.
     count, items, positions, tables, width = read_step(step, told, KV_HEADS, TABLE)
     first = tl.program_id(0)
     first_row, num_rows, sequence, first_tile, end_tile, place, fresh = read_item(
@@ -196,12 +198,13 @@ def decode_attention_kernel(
     if LET == 0:
         let_next_start(PDL)
     if PDL and BEFORE == 0:
-        # Only the newest keys and values come from the kernel before.
+        # Only the newest keys and values are written by the previous kernel.
         table = tables + sequence * width
         ask_for_tiles(
             kv, table, first_tile, end_tile, first % KV_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, N, SPLIT, THREADS
         )
-    # Who has nothing to do makes room for the next kernel, if another waits; who brings tiles before, waits later.
+    # A program without work ends at once, to make room for the next kernel, if another program waits. With BEFORE, a
+    # program that has work waits later, after it has issued its prefetches.
     if (count == 0) if BEFORE > 0 else (first < count or count == 0):
         wait_for_previous(PDL)
     t, d = tl.arange(0, T), tl.arange(0, D)
@@ -222,7 +225,7 @@ def decode_attention_kernel(
             query = tl.load(q + where, mask=inside, other=0.0)
         position = tl.load(positions + row, mask=live, other=-1)
         last = tl.max(position, 0)
-        of_merge = first_tile  # in that case, the first row
+        of_merge = first_tile  # for an item that merges, this is the first row
         begin = 0  # the first tile that any of these rows sees
         if WINDOW > 0:
             begin = tl.maximum(tl.load(positions + first_row) + 1 - WINDOW, 0) // N
@@ -231,7 +234,7 @@ def decode_attention_kernel(
         whole_mass = tl.zeros((64, T), tl.float32)
         whole_acc = tl.zeros((D, T), tl.float32)
         m, mass, acc = whole_m, whole_mass, whole_acc
-        # Where to wait, if not yet: for the queries, and for the first tile that is not all old.
+        # The iterations to wait in, if no wait has happened yet: for the queries, and for the first tile with new keys.
         query_waits = tl.where(is_waiting, first_tile // BATCH, -1)
         tile_waits = tl.where(is_waiting, tl.maximum(fresh, first_tile) // BATCH, -1)
         for turn in range(first_tile // BATCH, tl.cdiv(end_tile, BATCH)):
@@ -277,7 +280,7 @@ def decode_attention_kernel(
         elif first_tile < end_tile:
             keep_split(partial, at + first_tile // SPLIT * rows, rows, m, mass, acc, T, D, ALONE)
         elif end_tile == 0:
-            if is_waiting:  # so that the step before has taken its splits
+            if is_waiting:  # so that the previous step has read its splits
                 wait_for_previous(PDL)
             merge_rows(
                 partial, out, sinks, at, of_merge, fresh, rows, begin // SPLIT, last // (N * SPLIT) + 1, first_row,
@@ -295,7 +298,7 @@ def walk_tiles(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     N: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr, QUIET: tl.constexpr,
 ):  # fmt: skip
-    """The state after tiles begin to end, query rows on the M side."""
+    """The softmax state after the tiles from `begin` to `end`, with query rows on the M side."""
     ones = tl.full((N, 16), 1.0, tl.float16)
     for tile in range(begin, end):
         k, v, key = load_tile(kv, kv_tiles, table, tile, head, KV_HEADS, HEAD_DIM, D, BLOCK_SIZE, N, QUIET, 0)
@@ -317,7 +320,7 @@ def prompt_attention_kernel(
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr,
     TABLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As decode_attention_kernel, for items of many rows, none of them divided."""
+    """As decode_attention_kernel, for items of many rows, none of which is split."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     count, items, positions, tables, width = read_step(step, told, KV_HEADS, TABLE)
     let_next_start(PDL)
@@ -325,7 +328,7 @@ def prompt_attention_kernel(
     r, d = tl.arange(0, M), tl.arange(0, D)
     programs = tl.num_programs(0)
     for turn in range(tl.cdiv(count, programs)):
-        # Items come longest first: with turns that go back and forth, all programs end at about the same time.
+        # Items come longest first. Programs take them in alternating direction, so that all end at about the same time.
         place = tl.where(turn % 2 == 0, tl.program_id(0), programs - 1 - tl.program_id(0))
         work = turn * programs + place
         head = work % KV_HEADS
@@ -342,7 +345,7 @@ def prompt_attention_kernel(
         whole_mass = tl.zeros((M, 16), tl.float32)
         whole_acc = tl.zeros((M, D), tl.float32)
         m, mass, acc = whole_m, whole_mass, whole_acc
-        # Tiles that every row sees whole need no mask; they are most of a long prompt's.
+        # Tiles that every row sees completely need no mask; they are most tiles of a long prompt.
         full_begin = first_tile
         if WINDOW > 0:
             first_tile = tl.maximum(first_tile, tl.maximum(first_position + 1 - WINDOW, 0) // N)

@@ -1,4 +1,4 @@
-"""`CudaOps`: a model is recorded as a graph, which lower.py lays out for each number of rows when it is first seen."""
+"""`CudaOps`: a model is recorded as a graph; lower.py lays the graph out when a number of rows first occurs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CudaOps(RecordingOps):
 
     # Preparing a model -----------------------------------------------------------------------------------------------
     def card(self) -> tuple[str, int, int]:
-        """The card's name, and of its memory the bytes that are free and all."""
+        """The card's name, and its free and total bytes of memory."""
         free, total = torch.cuda.mem_get_info()
         return torch.cuda.get_device_name(), free, total
 
@@ -59,10 +59,10 @@ class CudaOps(RecordingOps):
     def finish_loading(self, progress: Callable[[float], None] | None = None) -> None: ...
 
     def kv_room(self, widths: Widths, engine: EngineConfig) -> int | None:
-        """Bytes that the GPU has left for keys and values, now that the weights are there."""
+        """Bytes that the GPU has left for keys and values, after the weights are loaded."""
         if is_interpreted():
             return None
-        torch.cuda.empty_cache()  # what loading held for a moment is free again
+        torch.cuda.empty_cache()  # frees the temporary buffers of loading
         free, total = torch.cuda.mem_get_info()
         return memory.kv_room(free, total, widths, engine)
 
@@ -72,7 +72,7 @@ class CudaOps(RecordingOps):
         return CudaKV(layers, engine, num_blocks, num_states, self.device)
 
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaStep:
-        """A step that gives logits when called, and tokens by its `launch`."""
+        """A step that returns logits when it is called, and tokens from its `launch`."""
         assert isinstance(kv, CudaKV)
         graph = norms_after_takes(only_wanted_rows(record(forward, kv)))
         return CudaStep(graph, kv, self.device)
@@ -80,7 +80,7 @@ class CudaOps(RecordingOps):
 
 @contextmanager
 def _told_when_full(name: str) -> Iterator[None]:
-    """A full card is told with the weight that had no room."""
+    """Turn an out-of-memory error into one that names the weight that did not fit."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -106,7 +106,7 @@ def check_device() -> None:
 
 
 def kernel_set() -> str:
-    """What a receipt records: kernels, compiler and chip decide the bits."""
+    """What a receipt records: the kernels, the compiler and the chip determine the bits."""
     import triton
 
     if is_interpreted():

@@ -15,8 +15,8 @@ from unspool.ops.storage import KeyValues, Storage, describe, state_bytes
 
 
 def kept_channels(key_dim: int, value_dim: int, *, latent: bool) -> int:
-    """Channels that the cache has for a key, and for a value. Latent layers keep whole keys, whose last channels are
-    the values; others have as many for both, and zeros where there are fewer."""
+    """Channels that the cache stores for a key, and for a value. Latent layers store whole keys, whose last channels
+    are the values. Other layers store the same number for both, and pad the narrower one with zeros."""
     return key_dim if latent else -(-max(key_dim, value_dim) // 16) * 16
 
 
@@ -24,12 +24,12 @@ Kind = tuple[int, int, int]  # heads, 2 for keys and values or 1 for keys alone,
 
 
 class CudaKV:
-    """f16 [layer, block, kv head, key or value, slot, channel]: a head's keys in a block are contiguous. Of latent
-    layers, keys alone.
+    """f16 [layer, block, kv head, key or value, slot, channel]: a head's keys in a block are contiguous. Latent layers
+    store keys only.
 
-    Layers with as many heads and channels as each other share one such tensor, so that a copy of a block is one copy.
-    Channels that rotate together lie 8 apart in every 16, the order in which the q, k and v projection makes them; a
-    latent layer's lie as rows have them. States are f32 [layer, slot, …], and share tensors as well.
+    Layers with the same numbers of heads and channels share one tensor, so that one copy operation copies a block.
+    Channels that rotate together lie 8 apart in every 16, the order in which the q, k and v projection writes them; a
+    latent layer's channels keep the order of its rows. States are f32 [layer, slot, …], and share tensors as well.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CudaKV:
         self.layout = f"cuda-f16-{engine.block_size}-paired-{describe(layers)}"
         self.storage = tuple(layers)
         self._tensors: dict[Kind, Tensor] = {}
-        self._places: dict[int, tuple[Kind, int]] = {}  # of a layer: which tensor, and where in it
+        self._places: dict[int, tuple[Kind, int]] = {}  # for each layer: the kind of its tensor, and its index in it
         self._states: dict[tuple[int, ...], Tensor] = {}  # by shape
         self._state_places: dict[tuple[int, str], tuple[tuple[int, ...], int]] = {}
         try:
@@ -81,12 +81,12 @@ class CudaKV:
             self._states[shape] = torch.zeros((count, self.num_states, *shape), device=device)
 
     def layer(self, index: int) -> Tensor:
-        """Keys and values of a layer, [block, kv head, key or value, slot, channel]."""
+        """Keys and values of a layer, as [block, kv head, key or value, slot, channel]."""
         kind, place = self._places[index]
         return self._tensors[kind][place]
 
     def state(self, layer: int, name: str) -> Tensor:
-        """A layer's states of one name, [slot, …]."""
+        """A layer's states of one name, as [slot, …]."""
         shape, place = self._state_places[layer, name]
         return self._states[shape][place]
 

@@ -1,10 +1,10 @@
 # mypy: disallow-untyped-defs=False
-"""Codes of quantized weights on their way to the matrix unit: bf16 weights, and the products with them.
+"""Dequantization of weights in registers: codes become bf16 weights, which the matrix unit multiplies.
 
-Weights stay in the order of their bytes (formats.py). With FEW tokens these stand on the matrix unit's M side, weights
-on its N side, and the tokens' columns are read in the bytes' order: every thread decodes what it multiplies. With many
-tokens weights stand on the M side, in the columns' order. Either way a product is of the same 16 columns, and the sums
-are the same.
+Weights stay in the order of their bytes (plane_layout.py). With FEW tokens, tokens are on the matrix unit's M side and
+weights on its N side, and the tokens' columns are read in the bytes' order: every thread decodes the weights that it
+multiplies. With many tokens, weights are on the M side, in the columns' order. Either way a product has the same 16
+columns, and the sums are the same.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from unspool.ops.cuda.plane_layout import column_of, e4m3_bf16, group_columns
 
 @triton.jit
 def number_of(code):
-    """An integer's float, without the conversion that takes a quarter of the pace: its bits are put below those of
-    2^23."""
+    """Convert a code to a float by placing its bits below those of 2^23. The conversion instruction would cost a
+    quarter of the speed."""
     shift: tl.constexpr = 128 if code.dtype == tl.int8 else 0
     bits = (code.to(tl.uint8, bitcast=True) ^ shift).to(tl.int32) | 0x4B000000
     return bits.to(tl.float32, bitcast=True) - (8388608.0 + shift)
@@ -27,8 +27,8 @@ def number_of(code):
 
 @triton.jit
 def spread(pointers, COLUMNS: tl.constexpr, F: tl.constexpr, K: tl.constexpr, AHEAD: tl.constexpr):
-    """Groups' scales or offsets, for each of K bytes. In steps that pass nothing from thread to thread, or the compiler
-    would pass weights."""
+    """Groups' scales or offsets, repeated for each of K bytes. The steps move nothing between threads; otherwise the
+    compiler would move weights too."""
     values = tl.load(pointers)
     if AHEAD > 0:
         values = rounds_ahead(values, AHEAD)
@@ -42,7 +42,7 @@ def spread(pointers, COLUMNS: tl.constexpr, F: tl.constexpr, K: tl.constexpr, AH
 def scaled(
     code, scales, offsets, group, COLUMNS: tl.constexpr, F: tl.constexpr, K: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
-    """K bytes' codes as weights; `group` points at the first scale of each row, the next ones are 128 further each."""
+    """K bytes' codes as weights; `group` points at the first scale of each row, and the next scales are 128 apart."""
     at = group[:, None] + 128 * tl.arange(0, K // COLUMNS)[None, :]
     value = number_of(code) * spread(scales + at, COLUMNS, F, K, AHEAD)
     if offsets is not None:
@@ -52,7 +52,7 @@ def scaled(
 
 @triton.jit
 def in_columns(x, R: tl.constexpr, K: tl.constexpr):
-    """Rows of bytes' values in the order of their columns."""
+    """Rows of values in the order of their bytes, rearranged into the order of their columns."""
     return tl.reshape(tl.permute(tl.reshape(x, (R, K // 32, 8, 2, 2)), (0, 1, 3, 2, 4)), (R, K))
 
 
@@ -61,7 +61,7 @@ def add_product(acc, w, x, FEW: tl.constexpr, F: tl.constexpr, T: tl.constexpr, 
     """acc + w · xᵀ, or the transpose of it."""
     if not FEW:
         acc = tl.dot(in_columns(w, F, K), x.T, acc)
-    elif HOPPER:  # where the compiler lets a thread's four neighbours take part in two products, two in each
+    elif HOPPER:  # here the compiler lets a thread's four neighbouring weights take part in two products, two in each
         acc = tl.dot(x, w.T, acc)
     else:
         acc = tl.dot(in_columns(x, T, K), in_columns(w, F, K).T, acc)
@@ -72,8 +72,8 @@ def add_product(acc, w, x, FEW: tl.constexpr, F: tl.constexpr, T: tl.constexpr, 
 def tokens_of(
     x, first_t, k, num_tokens, size, AHEAD: tl.constexpr, FEW: tl.constexpr, T: tl.constexpr, K: tl.constexpr
 ):  # fmt: skip
-    """Tokens' columns from k on, of `size`. AHEAD: rounds that they are asked for ahead; 0: what the compiler thinks
-    best."""
+    """The tokens' columns from k on; a token has `size` columns. AHEAD: how many rounds ahead they are loaded; 0: the
+    compiler decides."""
     if FEW:
         tokens = first_t + tl.arange(0, T)
         column = k + column_of(tl.arange(0, K))
@@ -93,8 +93,9 @@ def add_round(
     FORMAT: tl.constexpr, TILE: tl.constexpr, FAR: tl.constexpr, NEAR: tl.constexpr, FEW: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """acc and K columns more. With NEAR, tokens are read after the wait for the kernel before, which is at first_k.
-    `width` are the columns of a row's codes, `size` those of a token, which may be fewer."""
+    """Add K more columns to acc. With NEAR, tokens are read after the wait for the previous kernel, which happens in
+    the round of first_k. `width` is the number of columns of a row of codes; a token has `size` columns, which may be
+    fewer."""
     COLUMNS: tl.constexpr = group_columns(FORMAT)
     HALVES: tl.constexpr = 2 if FORMAT == "u4g32o" else 1
     BYTES: tl.constexpr = K // HALVES

@@ -1,4 +1,4 @@
-"""Experts' weights on the device: each expert's matrix as kernels want it, all of a layer in one tensor."""
+"""Experts' weights on the device: the matrices of all experts of a layer in one tensor, in the kernels' layout."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class DeviceExperts:
-    """One matrix [out_features, in_features] for each expert. Of a gate stacked over an up projection, rows j and j + 8
-    of every 16 are gate and up of one feature, from when experts are first laid out with it."""
+    """One matrix [out_features, in_features] for each expert. For a gate stacked on an up projection, rows j and j + 8
+    of every 16 are gate and up of one feature; the rows are put in this order when the experts are first laid out."""
 
     name: str
     count: int
@@ -39,7 +39,7 @@ class DeviceExperts:
 
     @property
     def rows_each(self) -> int:
-        """Rows between an expert's first and the next one's: quantized ones come in whole tiles."""
+        """Rows from the beginning of one expert to the next. Quantized experts are padded to whole tiles."""
         return self.out_features if self.format == "bf16" else -(-self.out_features // ROWS) * ROWS
 
     @property
@@ -47,26 +47,27 @@ class DeviceExperts:
         return self.planes.nbytes // self.count
 
     def columns_at_once(self, tokens: int, *, is_few: bool) -> tuple[int, int]:
-        """Columns that a round of a product takes for so many tokens, and that a copy of codes brings."""
+        """The columns that one round of a product processes for this many tokens, and the columns that one copy of
+        codes has."""
         is_half = self.format == "u4g32o"  # two codes a byte
         is_wide = is_half or self.format == "f8g128" or (tokens <= 32 and self.planes.width % 128 == 0)
         columns = 128 if is_wide or (self.format == "bf16" and is_few) else 64
         return columns, columns // 2 if is_half else columns
 
     def operands(self, features: int, columns: int) -> dict[str, Any]:
-        """What kernels read of the weights, in tiles of so many features and columns."""
+        """The kernels' arguments for the weights, in tiles of this many features and columns."""
         codes = descriptor(self.planes.codes, features, columns)
         return {"codes": codes, "scales": self.planes.scales, "offsets": self.planes.offsets}
 
     def join_gates(self) -> None:
-        """Put the rows of a gate and an up projection that a file has as one tensor into their order, once."""
+        """Reorder the rows of gates and up projections that a file stores as one tensor, once."""
         if self.is_gated:
             return
         order = torch.from_numpy(gated_order(self.out_features)).to(self.planes.codes.device)
         self.planes, self.is_gated = _stacked([self._of(index).select(order) for index in range(self.count)]), True
 
     def _of(self, index: int) -> Planes:
-        """One expert's planes: whole tiles, where they come in tiles."""
+        """One expert's planes: whole tiles, if the weights are in tiles."""
 
         def part(plane: Tensor | None) -> Any:
             if plane is None:
@@ -79,7 +80,7 @@ class DeviceExperts:
         return Planes(self.format, self.out_features, whole.width, part(codes), part(whole.scales), part(whole.offsets))
 
     def in_order(self, bias: Tensor | None) -> Tensor | None:
-        """All experts' biases, in the order of rows."""
+        """All experts' biases, in the order of the rows."""
         if bias is None or not self.is_gated:
             return bias
         index = torch.from_numpy(gated_order(self.out_features)).to(bias.device)
@@ -87,7 +88,7 @@ class DeviceExperts:
 
 
 def make_experts(parts: Sequence[Sequence[Weight]], device: torch.device) -> DeviceExperts:
-    """Two parts of an expert are its gate and its up projection."""
+    """Prepare experts. Two parts of an expert are its gate and its up projection."""
     first, is_gated = parts[0], len(parts[0]) == 2
     formats = {tuple(part.format for part in each) for each in parts}
     if len(formats) > 1:
@@ -113,7 +114,7 @@ def _stacked(planes: Sequence[Planes]) -> Planes:
 
 
 def _at_least(codes: Tensor) -> Tensor:
-    """The copy engine's tile is never larger than what it is cut from."""
+    """Pad the codes, because TMA's tile must not be larger than the tensor."""
     missing = LEAST_ROWS - len(codes)
     return torch.nn.functional.pad(codes, (0, 0, 0, missing)) if missing > 0 else codes
 

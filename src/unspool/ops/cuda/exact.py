@@ -1,11 +1,11 @@
 # mypy: disallow-untyped-defs=False
-"""Sums whose bits do not depend on the order of summation, and what else every kernel shares.
+"""Sums whose bits do not depend on the order of summation, and other helpers that every kernel shares.
 
 A compiler chooses which thread holds which element, and with it the order in which a reduction adds. Two tile shapes
-may then disagree in the last bit, and a row's bits would depend on how many rows came along. So sums across threads
-are taken over integers, which add exactly: the largest magnitude (a maximum is exact too) sets a power of two, each
-value becomes a 24-bit integer of it, and the integers' sum is scaled back. That is as precise as float32, and free of
-order. Whatever one thread adds by itself, one value after the other, needs none of this.
+may then differ in the last bit, and a row's bits would depend on the number of rows. So sums across threads are taken
+over integers, whose addition is exact: the largest magnitude (a maximum is exact too) sets a power of two, each value
+becomes a 24-bit integer multiple of it, and the sum of the integers is scaled back. That is as precise as float32, and
+independent of the order. A sum that one thread adds by itself, value after value, needs none of this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-GROUP = tl.constexpr(64)  # features whose squares are summed together: a row's mean square is a sum of their sums
+GROUP = tl.constexpr(64)  # features whose squares are summed together; a row's sum of squares adds these sums
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def power_of_two(exponent):
 
 @triton.jit
 def ceil_exponent(x):
-    """An e with x < 2^e, for x >= 0; bounded so that neither 2^e nor 2^-e nor 24 bits more leave the normal numbers."""
+    """An e with x < 2^e, for x >= 0; bounded so that 2^e, 2^-e and 24 more bits remain normal numbers."""
     biased = x.to(tl.int32, bitcast=True) >> 23
     return tl.minimum(tl.maximum(biased - 126, -90), 90)
 
@@ -62,18 +62,19 @@ def inverse_root(total, inverse_size, eps):
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Before this, a kernel may read weights, the step's description, and keys and values of earlier steps; the kernels
-    before it may still be writing everything else."""
+    """Wait for the kernels before this one. Before the wait, a kernel may read weights, the step's description, and
+    keys and values of earlier steps; the kernels before it may still be writing everything else."""
     if PDL:
         gdc_wait()
 
 
 @triton.jit
 def after_previous(k, first, PDL: tl.constexpr):
-    """k; where it is the first, known only when the kernel before has ended: whatever is found by it is read then.
+    """Return k, and wait for the previous kernel if k is the first round: loads whose address depends on the result are
+    issued after the wait.
 
-    For a loop whose copies the compiler starts some rounds ahead: those that take their place from here wait, others
-    are on their way by then. Waiting again would cost a quarter of a microsecond a round.
+    For loops whose copies the compiler issues some rounds ahead: copies whose addresses depend on the result wait, all
+    others are issued before. Waiting again would cost a quarter of a microsecond per round.
     """
     if PDL:
         asm: tl.constexpr = """
@@ -90,14 +91,14 @@ def after_previous(k, first, PDL: tl.constexpr):
 
 @tl.core.builtin
 def rounds_ahead(x, rounds, _semantic=None):
-    """x, copied in a loop: to be asked for so many rounds before it is used, and not when the compiler thinks best."""
+    """x, loaded in a loop: prefetch it this many rounds before its use, instead of when the compiler decides."""
     x.handle.set_attr("tt.latency", _semantic.builder.get_int32_attr(tl.core._unwrap_if_constexpr(rounds)))
     return x
 
 
 @triton.jit
 def let_next_start(PDL: tl.constexpr):
-    """From here on the next kernel may come and ask for its weights. Too early, and this one's would push them out."""
+    """Let the next kernel start and prefetch its weights. Too early, its weights would evict those of this kernel."""
     if PDL:
         gdc_launch_dependents()
 
@@ -119,8 +120,9 @@ def let_next_start_if(now, PDL: tl.constexpr):
 
 @triton.jit
 def store_here(pointers, x, mask, HERE: tl.constexpr):
-    """Store values of 16 or 32 bits. HERE: each from where it is. tl.store would first bring together what lies side by
-    side, which takes longer than it saves where values are few. Several threads may hold the same one."""
+    """Store values of 16 or 32 bits. HERE: each thread stores its own values. tl.store would first exchange values
+    between threads to coalesce them, which takes longer than it saves for few values. Several threads may hold the same
+    value."""
     if HERE:
         bits = x.to(tl.int16 if x.dtype.primitive_bitwidth == 16 else tl.int32, bitcast=True)
         tl.inline_asm_elementwise(
@@ -149,10 +151,10 @@ def storing(bits):
 
 @triton.jit
 def prefetch_runs(pointers, active, size):
-    """Ask for `size` bytes from each active pointer on to be brought into the L2 cache.
+    """Prefetch `size` bytes from each active pointer into the L2 cache.
 
-    The tensors must have an element for each of the program's threads, no fewer: what several threads hold alike, each
-    of them would ask for.
+    The tensors must have at least one element per thread of the program. If several threads held the same element, each
+    of them would issue the prefetch.
     """
     sizes = tl.full(pointers.shape, size, tl.int32)
     asm: tl.constexpr = """
@@ -169,6 +171,6 @@ def prefetch_runs(pointers, active, size):
 
 @triton.jit
 def load_quietly(pointer):
-    """A scalar that the compiler does not know for a load: it would not start a copy early that depends on one."""
+    """Load a scalar so that the compiler does not see a load: it would not prefetch a copy that depends on a load."""
     asm: tl.constexpr = "ld.global.nc.s32 $0, [$1];"
     return tl.inline_asm_elementwise(asm, "=r,l", [pointer.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1)

@@ -1,12 +1,12 @@
 # mypy: disallow-untyped-defs=False
-"""Products with experts' weights, for the rows that use each: as linear layers (linear.py), expert by expert.
+"""Products with experts' weights, for the rows that use each expert: like linear layers (linear.py), per expert.
 
     gate    y[use] = activation(gate_e · x[row] + bias) · (up_e · x[row] + bias), or activation(up_e · x[row] + bias)
     down    y[use] = down_e · y[use] + bias
     gather  out[row] = residual + Σ over uses, the best first, of weight · y[use]
 
-An expert's weights are read once a step, whatever rows use it. A use is summed over K in one order: its bits depend on
-its row and its expert alone, not on how many rows the expert has nor on which place of a tile is its own.
+An expert's weights are read once per step, whatever rows use it. A use is summed over K in one order: its bits depend
+only on its row and its expert, not on how many rows use the expert or on its position within a tile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unspool.ops.cuda.rows import emit
 
 @triton.jit
 def users_of(chosen, expert, num_rows, USED: tl.constexpr, T: tl.constexpr):
-    """Of each of T rows, its use of an expert; -1: it does not use that one."""
+    """For each of T rows, its use of an expert, or -1 if the row does not use it."""
     row = tl.arange(0, T)
     found = tl.full((T,), -1, tl.int32)
     for i in tl.static_range(USED):
@@ -39,9 +39,10 @@ def own_work(
     chosen, places, owners, num_tiles, tile, num_rows,
     EXPERTS: tl.constexpr, USED: tl.constexpr, FEW: tl.constexpr, EACH: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """The expert of a program, or -1, and the uses that it computes.
+    """The expert of a program, or -1 if it has no work, and the uses that it computes.
 
-    Of FEW rows, a tile is an expert (EACH), or a use: then the first use of an expert stands for all of them.
+    For FEW rows, a tile stands for an expert (EACH), or for a use. In the second case, the program of an expert's first
+    use computes all uses of that expert.
     """
     if FEW:
         expert = tile
@@ -65,7 +66,7 @@ def own_work(
 def inputs_of(
     x, source, there, k, size, IN_BYTES: tl.constexpr, K: tl.constexpr
 ):  # fmt: skip
-    """Columns of rows from k on; in the order of a tile's bytes where weights keep that (plane_layout.py)."""
+    """Columns of rows from k on, in the order of a tile's bytes for weights that keep that order (plane_layout.py)."""
     column = tl.arange(0, K)
     if IN_BYTES:
         column = column_of(column)
@@ -80,7 +81,7 @@ def add_codes(
     FORMAT: tl.constexpr, TILE: tl.constexpr, FEW: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, HOPPER: tl.constexpr,
 ):  # fmt: skip
-    """acc and K columns more of quantized weights: decode.py's add_round, for rows that lie anywhere."""
+    """Add K more columns of quantized weights to acc: decode.py's add_round, for rows at arbitrary places."""
     COLUMNS: tl.constexpr = group_columns(FORMAT)
     HALVES: tl.constexpr = 2 if FORMAT == "u4g32o" else 1
     BYTES: tl.constexpr = K // HALVES
@@ -139,7 +140,7 @@ def join_gate(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def expert_kernel(
-    codes,  # descriptor: of bf16 weights [expert · each, width], of others tiles of codes (plane_layout.py)
+    codes,  # descriptor: bf16 weights [expert · each, width]; for other formats, tiles of codes (plane_layout.py)
     scales,
     offsets,
     x,  # bf16 [row, size]; FROM_USES: [use, size]
@@ -154,13 +155,13 @@ def expert_kernel(
     num_tiles,
     num_rows,
     features,
-    each,  # rows of an expert, padding included
+    each,  # rows per expert, including padding
     width,
-    size,  # columns of a row of x; `width` counts padding
+    size,  # columns of a row of x; `width` includes padding
     FORMAT: tl.constexpr,
     TILE: tl.constexpr,
-    ACTIVATION: tl.constexpr,  # of the gate, whose rows take turns with the up projection's; None: down
-    GATED: tl.constexpr,  # or of the up projection, where there is no gate
+    ACTIVATION: tl.constexpr,  # of the gate, whose rows alternate with the up projection's; None for down
+    GATED: tl.constexpr,  # there is a gate; without one, the activation is applied to the up projection
     FROM_USES: tl.constexpr,
     PARTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -182,7 +183,7 @@ def expert_kernel(
         place = tl.maximum(use, 0).to(tl.int64)  # not tl.where, which Triton 3.6 gives operands of different layouts
         row = place // USED
         source = place if FROM_USES else row
-        # Tokens on the matrix unit's M side where they are few: see decode.py.
+        # Few tokens are on the matrix unit's M side, see decode.py.
         total = expert_product(
             codes, scales, offsets, x, source, there, expert * each + first_f, width, size,
             FORMAT, TILE, FEW and T == 16, F, T, K, PDL,
@@ -211,7 +212,7 @@ def gather_kernel(
     y, weights, chosen, residual, out, scaled, next_weight, next_parts, num_rows,
     USED: tl.constexpr, size: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A row's experts, weighted and added up; then what the next linear layer reads."""
+    """Add up a row's weighted experts, then compute what the next linear layer reads."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)

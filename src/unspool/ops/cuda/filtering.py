@@ -1,13 +1,13 @@
 # mypy: disallow-untyped-defs=False
-"""Top-k and top-p on the device: which token is the last to survive, found without sorting.
+"""Top-k and top-p on the device: they find the last surviving token without sorting.
 
-    coarse   how many tokens, or how much weight, lie within each of 16 distances from the best: all programs at once
-    gather   the tokens around the distance at which the cut falls: a few hundred of a model's row, mostly
-    search   one program a row finds the last survivor among them, four bits of its key at a time
+    coarse   counts the tokens, or sums the weights, within each of 16 distances from the best; all programs at once
+    gather   collects the tokens near the cut: usually a few hundred of a row
+    search   one program per row finds the last survivor among them, four bits of its key at a time
 
-A token's weight is an integer, and so sums are exact in any order. Where top-k is on, everything down to its cut is
-gathered, and top-p goes on with what top-k left; else only the tokens between two distances are, and what lies above
-them is known.
+A token's weight is an integer, so sums are exact in any order. With top-k on, every token above its cut is gathered,
+and top-p continues with the tokens that top-k kept. Without top-k, only the tokens between two distances are gathered,
+and the sum above them is known.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from unspool.ops.cuda.sampling import (
     weight_of,
 )
 
-PART = 512  # tokens that a program of the coarse pass takes at once
-BLOCK = 1024  # and one of the search
+PART = 512  # tokens that a program of the coarse pass processes at once
+BLOCK = 1024  # tokens that a program of the search processes at once
 
 
 @triton.jit
 def distance_of(index):
-    """The 16 distances from the best logit: half steps where a cut mostly falls, then longer ones, then all."""
+    """The 16 distances from the best logit: half steps where most cuts fall, then longer ones, then infinity."""
     far = tl.where(index == 10, 6.0, tl.where(index == 11, 7.0, tl.where(index == 12, 8.5, 10.5)))
     far = tl.where(index == 14, 14.0, tl.where(index == 15, float("inf"), far))
     return tl.where(index < 10, 0.5 * (index + 1).to(tl.float32), far)
@@ -47,7 +47,7 @@ def distance_of(index):
 
 @triton.jit
 def share(total, fraction):
-    """filters.share: the least weight that counts as this fraction of the total."""
+    """As filters.share: the least weight that reaches this fraction of the total."""
     product = total.to(tl.float64) * fraction
     whole = product.to(tl.int64)
     whole += (whole.to(tl.float64) < product).to(tl.int64)
@@ -87,7 +87,7 @@ def coarse_kernel(
 
 @triton.jit
 def conclude(params, state, k):
-    """The first distance within which there is as much as is wanted."""
+    """Store the first distance within which the count or weight reaches the required one."""
     index = tl.arange(0, 16)
     sums = tl.load(state + SUMS + index, cache_modifier=".cg")
     total = tl.max(sums)
@@ -139,7 +139,7 @@ def search_kernel(
         wanted = tl.load(state + WANTED)
         if k > 0:
             find_last(x_in, gathered, count, best, state + LAST_K, state + LAST_K, wanted, False, BLOCK)
-            tl.debug_barrier()  # what one thread wrote, all read
+            tl.debug_barrier()  # all threads have read what one thread wrote
             if p < 1.0:
                 wanted = share(weight_of_all(x_in, gathered, count, best, state + LAST_K, BLOCK), p)
         if p < 1.0:
@@ -148,7 +148,7 @@ def search_kernel(
 
 @triton.jit
 def load_some(x_in, gathered, start, count, best, before, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Gathered tokens, their keys, and what each counts for: nothing where the filter before removed it."""
+    """Gathered tokens, their keys, and the amount of each: its weight or 1, and 0 if an earlier filter removed it."""
     place = start + tl.arange(0, BLOCK)
     inside = place < count
     token = tl.load(gathered + place, mask=inside, other=0)
@@ -171,7 +171,8 @@ def weight_of_all(x_in, gathered, count, best, before, BLOCK: tl.constexpr):
 
 @triton.jit
 def find_last(x_in, gathered, count, best, before, last, wanted, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The key at which what is at it or above reaches what is wanted; of its equals, the last that is needed."""
+    """Store the largest key at which the amount of tokens at or above it reaches `wanted`; among tokens with that key,
+    store the last one that is needed."""
     bin = tl.arange(0, 16)
     prefix, left = wanted * 0, wanted
     for digits in range(8):
@@ -191,7 +192,7 @@ def find_last(x_in, gathered, count, best, before, last, wanted, WEIGHTS: tl.con
 
 @triton.jit
 def next_digit(found, prefix, left):
-    """The highest digit at which what is at it or above reaches what is left to find."""
+    """The highest digit at which the amount at or above it reaches the remaining amount."""
     bin = tl.arange(0, 16)
     above = tl.sum(found) - tl.cumsum(found, 0)
     reached = (above + found >= left) & (above < left)
@@ -201,7 +202,8 @@ def next_digit(found, prefix, left):
 
 @triton.jit
 def last_equal(x_in, gathered, count, best, before, last, wanted, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the tokens whose key is `last`, the id of the wanted-th. Mostly there are no more than wanted: then any."""
+    """The id of the wanted-th of the tokens whose key is `last`. Usually there are no more than that, so any id
+    serves."""
     equals = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, count, BLOCK):
         _, key, amount = load_some(x_in, gathered, start, count, best, before, WEIGHTS, BLOCK)

@@ -1,14 +1,14 @@
 # mypy: disallow-untyped-defs=False
-"""What follows a linear layer's sum, in the same kernel: one `EPILOGUE` each.
+"""The epilogues of linear layers, fused with the product: one `EPILOGUE` each.
 
     stream   residual + y: the float32 stream, its product with the next norm's weight, its groups' sums of squares
     gated    activation(gate) · up, where rows j and j + 8 of every 16 are gate and up of one feature
-    heads    rotate q and k (rows j and j + 8 of every 16 are a pair), store k and v in the cache, q beside
-    plain    float32, optionally capped: logits, and whatever a norm comes after
+    heads    rotate q and k (rows j and j + 8 of every 16 are a pair), store k and v in the cache and q in a tensor
+    plain    float32, optionally capped: logits, and inputs of a norm
 
-What it reads may have been read `ahead`, while the products were made, by read_ahead. Sums come as [feature, token] and
-are turned, so that values that lie side by side are stored at once. The stream of few tokens is not: HERE, all is done
-and stored where the sums are, since passing them on would take longer.
+The epilogue's inputs may be prefetched during the products, by read_ahead. Sums come as [feature, token] and are
+transposed, so that neighbouring values are stored together. For few tokens the stream is not transposed: with HERE,
+each thread computes and stores its own values, because exchanging them would take longer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tanh(x):
 
 @triton.jit
 def nothing_ahead(EPILOGUE: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
-    """What read_ahead gives before it has read: (the stream, cos, sin, slots), those that the epilogue needs."""
+    """The initial value for read_ahead: (the stream, cos, sin, slots), as far as the epilogue needs them."""
     before, cos, sin, slot = 0.0, 0.0, 0.0, 0
     if EPILOGUE == "stream":
         before = tl.zeros((F, T) if HERE else (T, F), tl.float32)
@@ -68,7 +68,8 @@ def read_ahead(
     ahead, residual, cos, sin, slots, first_f, tokens, num_tokens, features,
     EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
-    """What the epilogue needs of tokens before `num_tokens`; of others, what is there already. Without a branch."""
+    """Load the epilogue's inputs for tokens below `num_tokens`; keep the given values for the others. Without a
+    branch."""
     before, turn_cos, turn_sin, slot = ahead
     if EPILOGUE == "stream":
         place, inside = place_of(first_f, tokens, num_tokens, features, HERE, F)
@@ -87,27 +88,27 @@ def load_row(vector, first_f, features, F: tl.constexpr):
 
 @triton.jit
 def place_of(first_f, tokens, num_tokens, features, HERE: tl.constexpr, F: tl.constexpr):
-    """Where a tile's values lie in memory, and which of them are there."""
+    """The addresses of a tile's values, and which of them are inside the matrix."""
     column, token = across(first_f + tl.arange(0, F), not HERE), across(tokens, HERE)
     return token.to(tl.int64) * features + column, (token < num_tokens) & (column < features)
 
 
 @triton.jit
 def across(vector, IS_ROW: tl.constexpr):
-    """[1, n] or [n, 1]"""
+    """A vector as [1, n] or [n, 1]."""
     return tl.expand_dims(vector, 0 if IS_ROW else 1)
 
 
 @triton.jit
 def load_turns(cos, sin, first_f, tokens, num_tokens, old_cos, old_sin, DETAIL: tl.constexpr, F: tl.constexpr):
-    """cos and sin for a tile's pairs, [pair, token]; those of tokens that are not there, as given."""
+    """cos and sin for a tile's pairs, as [pair, token]; for tokens past the end, the given values."""
     HEADS: tl.constexpr = DETAIL[0]
     KV_HEADS: tl.constexpr = DETAIL[1]
     HEAD_DIM: tl.constexpr = DETAIL[2]
     ROPE_PAIRS: tl.constexpr = DETAIL[3]
     pair = tl.arange(0, F // 2)
     channel = (first_f + pair // 8 * 16 + pair % 8) % HEAD_DIM
-    turn = channel // 16 * 8 + channel % 8  # which pair of its head
+    turn = channel // 16 * 8 + channel % 8  # index of the pair within its head
     turned = (first_f + pair * 2 < (HEADS + KV_HEADS) * HEAD_DIM) & (turn < ROPE_PAIRS)
     angle = tokens[None, :] * ROPE_PAIRS + turn[:, None]
     used = (tokens < num_tokens)[None, :] & turned[:, None]
@@ -121,9 +122,9 @@ def finish(
     EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, SCALED: tl.constexpr, LOAD: tl.constexpr, HERE: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile. A wide one goes in halves, so that what is computed on the way does not overflow the registers.
+    """Write a tile. A wide tile is written in halves, so that intermediate values do not exceed the registers.
 
-    With LOAD nothing was read ahead.
+    With LOAD, nothing was prefetched.
     """
     tokens = first_t + tl.arange(0, T)
     if F * T > 8192:
@@ -160,7 +161,7 @@ def finish(
 
 @triton.jit
 def layer_of(total, scale, bias, first_f, features, SCALED: tl.constexpr, HERE: tl.constexpr, F: tl.constexpr):
-    """What a linear layer is: the sums, the norm's factors, the bias."""
+    """Complete a linear layer: the sums, times the norm's factors, plus the bias."""
     y = total if HERE else tl.trans(total)
     if SCALED:
         y = y * across(scale, HERE)
@@ -219,7 +220,7 @@ def finish_gated(
 
 @triton.jit
 def halves(acc, F: tl.constexpr, T: tl.constexpr):
-    """The two halves of each pair, [pair, token]; a thread of the matrix unit holds both, so nothing moves."""
+    """The two halves of each pair, as [pair, token]. One thread of the matrix unit holds both, so nothing is moved."""
     grouped = tl.reshape(acc, (F // PAIR, 2, PAIR // 2, T))
     first, second = tl.split(tl.permute(grouped, (0, 2, 3, 1)))
     return tl.reshape(first, (F // 2, T)), tl.reshape(second, (F // 2, T))
@@ -227,14 +228,15 @@ def halves(acc, F: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def whole(first, second, F: tl.constexpr, T: tl.constexpr):
-    """halves() undone."""
+    """The inverse of halves()."""
     joined = tl.reshape(tl.join(first, second), (F // PAIR, PAIR // 2, T, 2))
     return tl.reshape(tl.permute(joined, (0, 3, 1, 2)), (F, T))
 
 
 @triton.jit
 def to_half(x):
-    """float16, at most its largest number: a slot of the cache may be read, with weight 0, by others than its owner."""
+    """Convert to float16, limited to its largest number: a cache slot may be read, with weight 0, by other
+    sequences."""
     return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
 
 

@@ -1,8 +1,8 @@
 # mypy: disallow-untyped-defs=False
-"""Kernels for whatever is not fused with a linear layer: row by row, or by blocks of columns of a row.
+"""Kernels for operations that are not fused with a linear layer: by rows, or by blocks of columns of a row.
 
-A row is computed by programs of one shape, whatever the number of rows. Rows are read as float32 or bf16 and written as
-what `out` points to.
+Programs have the same shape for every number of rows. Rows are read as float32 or bf16, and written in the type of
+`out`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unspool.ops.cuda.exact import (
 from unspool.ops.cuda.finish import activate, sigmoid, tanh
 from unspool.ops.cuda.plane_layout import decode_row
 
-SIZE = tl.constexpr(64)  # values that are summed together
+SIZE = tl.constexpr(64)  # values that one reduction sums
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def sum_of_values(x, AXIS: tl.constexpr):
 
 @triton.jit
 def mean_of(x, size, D: tl.constexpr):
-    """The mean of `size` values; those past them are 0."""
+    """The mean of `size` values; padding after them must be 0."""
     GROUPS: tl.constexpr = D // SIZE
     parts = sum_of_values(tl.reshape(x, (GROUPS, SIZE)), 1)
     return tl.reshape(sum_of_values(tl.reshape(parts, (1, GROUPS)), 1), (1,)) / size
@@ -42,7 +42,7 @@ def mean_of(x, size, D: tl.constexpr):
 
 @triton.jit
 def normed(x, inside, size, eps, CENTERED: tl.constexpr, D: tl.constexpr):
-    """x over the root of its mean square; CENTERED: its deviation from the mean over the standard deviation."""
+    """x divided by its root mean square; CENTERED: x minus its mean, divided by its standard deviation."""
     GROUPS: tl.constexpr = D // SIZE
     if CENTERED:
         x = tl.where(inside, x - mean_of(x, size, D), 0.0)
@@ -71,7 +71,7 @@ def norm_kernel(
 
 @triton.jit
 def columns_of(size, B: tl.constexpr):
-    """The row and the columns of a program that has a block of them."""
+    """The row and the columns of a program that processes one block of columns."""
     return tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
 
 
@@ -102,7 +102,7 @@ def join_kernel(
     X_STRIDE: tl.constexpr, GATE_STRIDE: tl.constexpr, size: tl.constexpr, B: tl.constexpr, ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """x · activation(gate), of rows that lie so many values apart."""
+    """x · activation(gate), for rows with the given strides."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = columns_of(size, B)
@@ -121,7 +121,7 @@ def join_kernel(
 
 @triton.jit
 def scale_rows_kernel(x, logit, residual, out, size: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
-    """residual + sigmoid(logit) · x, with one logit a row"""
+    """residual + sigmoid(logit) · x, with one logit per row"""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = columns_of(size, B)
@@ -137,8 +137,8 @@ def arrange_kernel(
     x, table, weight, eps, out,
     X_SIZE: tl.constexpr, OUT_SIZE: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A part of a row: the table says where it starts, how wide it is, where it goes, what is done to it (0 nothing, 1
-    rms, 2 centered, 3 scaled) and where its weights begin."""
+    """One part of a row. The table has its first column, its width, its target column, its kind (0 copied, 1 rms, 2
+    centered, 3 scaled) and the first index of its weights."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, part = tl.program_id(0).to(tl.int64), table + tl.program_id(1) * 5
@@ -148,7 +148,7 @@ def arrange_kernel(
     column = tl.arange(0, D)
     inside = column < size
     y = tl.load(x + row * X_SIZE + start + column, mask=inside, other=0.0).to(tl.float32)
-    # Two conditions: the first is settled when the kernel is compiled, and without norms there is nothing to load from.
+    # Two conditions: the first is decided at compile time, because without norms there is no pointer to load from.
     if weight is not None:  # noqa: SIM102
         if kind > 0:
             by = tl.load(weight + first + column, mask=inside, other=0.0)
@@ -166,7 +166,7 @@ def positions_kernel(
     x, positions, codes, scales, offsets, out, num_positions,
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, size: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x + the table's row of each row's position"""
+    """x + the table's row for each row's position"""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)
@@ -181,7 +181,7 @@ def positions_kernel(
 def take_rows_kernel(
     step, x, out, size: tl.constexpr, B: tl.constexpr, LOGIT_ROWS: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """The rows whose logits are wanted."""
+    """Copy the rows whose logits are needed."""
     let_next_start(PDL)
     row, column = columns_of(size, B)
     source = tl.load(step + tl.load(step + LOGIT_ROWS) + row).to(tl.int64)
@@ -195,7 +195,7 @@ def rotations_kernel(
     positions, inv_freq, rope_scale, cos, sin, num_rows,
     ROPES: tl.constexpr, PAIRS: tl.constexpr, PAIRS_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """cos and sin of each row's position, [rope, row, pair]"""
+    """cos and sin of each row's position, as [rope, row, pair]"""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, pair = tl.program_id(0).to(tl.int64), tl.arange(0, PAIRS_PADDED)

@@ -1,4 +1,4 @@
-"""What attention's kernels need to know of a layer's heads, and rotations of all rows."""
+"""What attention's kernels need to know about a layer's heads, and the rotations of all rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import kept_channels
 from unspool.ops.cuda.launch import Arena, Launch, next_power
 
-Heads = tuple[int, int, int, int]  # heads, KV heads, channels that are kept of each, and how many accumulate
+Heads = tuple[int, int, int, int]  # heads, KV heads, channels of each in the cache, and channels that accumulate
 
 
 def kept_of(spec: AttentionSpec) -> int:
@@ -23,8 +23,8 @@ def kept_of(spec: AttentionSpec) -> int:
 
 
 def heads_of(spec: AttentionSpec) -> Heads:
-    """What layers must have in common to share lists of work. Where all heads read the same latents, groups of at most
-    16 heads are the KV heads."""
+    """The properties that layers must share to use the same work lists. If all heads read the same latents, groups of
+    at most 16 heads act as KV heads."""
     kv_heads = spec.num_kv_heads
     if spec.latent:
         counts = (count for count in range(1, spec.num_heads + 1) if spec.num_heads % count == 0)
@@ -33,44 +33,46 @@ def heads_of(spec: AttentionSpec) -> Heads:
 
 
 def pairs_of(spec: AttentionSpec) -> int:
-    """How many pairs of a head's channels are rotated."""
+    """The number of channel pairs of a head that are rotated."""
     return 0 if spec.rope is None else len(spec.rope.inv_freq)
 
 
 def depth_of(spec: AttentionSpec) -> int:
-    """A head's channels as the matrix unit takes them: keys and values stand on its M side, 64 wide at least."""
+    """A head's channels as the matrix unit processes them: keys and values are on its M side, which is at least 64
+    wide."""
     return max(next_power(spec.value_dim if spec.latent else kept_of(spec)), 64)
 
 
 def queries_of(spec: AttentionSpec) -> int:
-    """Values of a row of queries."""
+    """Values in a row of queries."""
     return spec.num_heads * kept_of(spec)
 
 
 def prompt_rows(spec: AttentionSpec) -> int:
-    """Query rows of the prompt kernel's tile: the registers hold results of a split and of all before it."""
+    """Query rows of the prompt kernel's tile. The registers must hold the current split's results and the merged
+    ones."""
     return 32 if spec.latent else 128 if depth_of(spec) <= 128 else 64
 
 
 def programs_each(spec: AttentionSpec, rows: int) -> int:
-    """Programs of the decode kernel for so many query rows that a multiprocessor runs at once, by the shared memory
-    that their pipelines take. All of the card's must have room: whoever merges waits for others (handover.py)."""
+    """Programs of the decode kernel that a multiprocessor runs at once, limited by the shared memory of their
+    pipelines. All programs of the card must be resident, because programs that merge wait for others (handover.py)."""
     depth = depth_of(spec)
     each = 1 if spec.latent else 4 if depth <= 64 else 2 if depth <= 128 else 1
     return each if rows <= steps.DECODE_ROWS else max(each // 2, 1)
 
 
 def is_fusable(spec: AttentionSpec) -> bool:
-    """Whether q, k and v can be rotated and stored where they are computed: pairs must come in eights, and a norm over
-    a head needs the whole head."""
+    """Whether q, k and v can be rotated and stored in their projection's kernel: the number of pairs must be a multiple
+    of 8, and there must be no norm, because a norm over a head needs the whole head."""
     is_usual = spec.q_norm is None and spec.stores and spec.growth == 0
     is_even = spec.head_dim == spec.value_dim == kept_of(spec) and not spec.latent
     return is_usual and is_even and pairs_of(spec) > 0 and pairs_of(spec) % 8 == 0
 
 
 class Rotations:
-    """cos and sin of every row's position, for each rotation of a model. Those of as many pairs as the first are made
-    with the embedding, others by kernels of their own."""
+    """cos and sin of every row's position, for each rotation of a model. The embedding's kernel computes those with as
+    many pairs as the first rotation; kernels of their own compute the others."""
 
     def __init__(self, ropes: Sequence[Rope], rows: int, arena: Arena) -> None:
         self.rows = rows
@@ -78,14 +80,14 @@ class Rotations:
         self._tables = [_Table([each for each in ropes if len(each.inv_freq) == size], rows, arena) for size in sizes]
 
     def args(self) -> dict[str, Any]:
-        """What the embedding's kernel is called with."""
+        """The arguments of the embedding's kernel."""
         if self._tables:
             return self._tables[0].args()
         names = ("inv_freq", "rope_scale", "cos", "sin")
         return dict.fromkeys(names) | {"ROPES": 0, "PAIRS": 1, "PAIRS_PADDED": 1}
 
     def launches(self, positions: Tensor) -> list[Launch]:
-        """The kernels that make the others."""
+        """The kernels that compute the other rotations."""
         from unspool.ops.cuda.general import rotations_kernel
 
         beside = {"positions": positions, "num_rows": self.rows}
@@ -97,7 +99,7 @@ class Rotations:
 
 
 class _Table:
-    """Rotations of as many pairs each."""
+    """Rotations that have the same number of pairs."""
 
     def __init__(self, ropes: list[Rope], rows: int, arena: Arena) -> None:
         self.ropes, self.rows, self.pairs = ropes, rows, len(ropes[0].inv_freq)

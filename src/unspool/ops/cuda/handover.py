@@ -1,15 +1,16 @@
 # mypy: disallow-untyped-defs=False
-"""What one program hands to another of the same kernel, by way of memory.
+"""How programs of one kernel pass values to each other through memory.
 
-Where nothing is yet, memory holds ABSENT, a NaN that no sum comes to. Each value thus tells by itself that it is there:
-nothing has to be ordered before a flag, and nobody counts. Whoever takes values looks until none is absent, and puts
-ABSENT back. A counter would cost two ways to memory more.
+Memory without a value holds ABSENT, a NaN that no sum produces. So each value itself shows that it has arrived: no flag
+has to be ordered after it, and no counter is needed, which would cost two more round trips to memory. The program that
+takes values polls until none is absent, and then stores ABSENT again.
 
-Nobody waits for ever: a program takes only from work of lower numbers than its own and does its work in order, and a
-device starts programs in order. So where each has one piece of work, whatever it waits for is under way. Where some
-have more, all programs must have room on the device at once, which Lowering sees to on Hopper. On other chips, or with
-other processes' kernels beside them, nobody could tell, and nothing is handed over then (steps.py). The interpreter
-runs programs one after the other; what would wait there has to be ALONE, a single program that does all the work.
+There is no deadlock: a program only waits for work items with lower numbers than its own and processes its items in
+order, and a device starts programs in order. If each program has one item, the program that it waits for has started.
+If some have more, all programs must be resident at once, which Lowering ensures on Hopper. On other chips, or when
+kernels of other processes run at the same time, that is not certain, and no values are passed this way (steps.py).
+Triton's interpreter runs programs one after the other, so a kernel that would wait must run ALONE, as a single program
+that does all the work.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import triton
 import triton.language as tl
 
 ABSENT = tl.constexpr(-1)  # as int32
-MORE = tl.constexpr(4)  # numbers of a row besides its channels: two, and two to begin at multiples of 16 bytes
+MORE = tl.constexpr(4)  # numbers of a row in addition to its channels: two, and two for an alignment of 16 bytes
 
 
 @triton.jit
 def hand_over(pointers, x, mask, ALONE: tl.constexpr):
-    """Store values for another program, each from where it is: tl.store would first bring neighbours together. No value
-    may be held by two threads, as none of a product is: the second could store it after it was taken."""
+    """Store values for another program, each thread its own: tl.store would first exchange values between threads. No
+    value may be held by two threads (those of a product never are), because the second could store it after it was
+    taken."""
     if ALONE:
         tl.store(pointers, x, mask=mask)
     else:
@@ -43,14 +45,14 @@ def hand_over(pointers, x, mask, ALONE: tl.constexpr):
 
 @triton.jit
 def clear(pointers, mask):
-    """Make room again, after a barrier: threads may have looked at the same."""
+    """Store ABSENT again. Call it after a barrier, because several threads may poll the same values."""
     tl.store(pointers, tl.full(pointers.shape, ABSENT, tl.int32).to(tl.float32, bitcast=True), mask=mask)
 
 
 @triton.jit
 def take(channels, others, stride, count, TIMES: tl.constexpr, EACH: tl.constexpr, ALONE: tl.constexpr):
-    """What rows hold from two tensors of pointers on, the other two numbers and EACH channels; and what those hold that
-    are one, two … strides further, TIMES in all. Past the count, what is neutral in merging: -inf, 0 and 0."""
+    """What rows hold at two tensors of pointers: the two other numbers and EACH channels. Then the same for the values
+    one, two … strides further, TIMES in all. Past `count`, the neutral values of merging: -inf, 0 and 0."""
     found = ()
     if ALONE:
         for i in tl.static_range(TIMES):
@@ -74,8 +76,8 @@ def take(channels, others, stride, count, TIMES: tl.constexpr, EACH: tl.constexp
 
 @triton.constexpr_function
 def looking(times, each):
-    """In assembly: all loads, again and again until nothing is absent. They are on their way together, so that it takes
-    one way to memory."""
+    """Assembly code that repeats all loads until no value is absent. The loads are in flight together, so they take one
+    round trip to memory."""
     size = 2 + each
     values = [[f"${i * size + j}" for j in range(size)] for i in range(times)]
     count, stride, channels, others = (f"${times * size + i}" for i in range(4))

@@ -1,9 +1,9 @@
-"""What Triton's interpreter needs to stand in for the matrix unit, where there is no GPU.
+"""Makes Triton's interpreter compute products as the matrix unit does, on machines without a GPU.
 
-It keeps bf16 as bare 16-bit integers and would multiply those; and it adds products in whatever order numpy's library
-takes for a shape, where the matrix unit's order is the same for every shape. Products of two 16-bit floats are exact
-in float64, and sums of them so nearly that rounding them to float32 gives one result for every order. Like the matrix
-unit, it adds 16 products at a time to a float32 sum.
+The interpreter keeps bf16 as bare 16-bit integers and would multiply those. It also adds products in an order that
+numpy's library chooses by shape, while the matrix unit's order is the same for every shape. Products of two 16-bit
+floats are exact in float64, and their sums are precise enough that rounding to float32 gives one result for every
+order. Like the matrix unit, this code adds 16 products at a time to a float32 sum.
 """
 
 from __future__ import annotations

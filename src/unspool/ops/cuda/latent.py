@@ -1,9 +1,9 @@
 # mypy: disallow-untyped-defs=False
 """Kernels of latent attention, where all heads read one key of each token, and values are the keys' last channels.
 
-The arithmetic is that of attention.py, tile by tile and split by split. Heads come in groups, which stand for its key
-heads; a tile is read once for its keys and its values. One kernel takes prompts and decodes, with more or fewer query
-rows: keys stand on the matrix unit's M side in both.
+The arithmetic is that of attention.py, tile by tile and split by split. Groups of heads act as its key heads. A tile is
+read once for both keys and values. One kernel computes prompts and decodes, which differ in the number of query rows:
+keys are on the matrix unit's M side for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unspool.ops.cuda.softmax import answer_of, enter_split, keep_split, merge, 
 
 @triton.jit
 def source_of(a, b, c, which, row, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
-    """Where a row of one of three tensors begins."""
+    """The address where a row of one of three tensors begins."""
     source = a + row * A
     if which == 1:
         source = b + row * B
@@ -32,17 +32,17 @@ def source_of(a, b, c, which, row, A: tl.constexpr, B: tl.constexpr, C: tl.const
 @triton.jit
 def latent_rows_kernel(
     a, b, c,  # float32 [row, A], [row, B], [row, C]
-    table,  # of each head, and of the key: which has its first channels, from where on; the same of its latents
+    table,  # per head, and for the key: the tensor and column of its first channels, then those of its latents
     q,  # f16 [row, heads, KEY]
     keys,  # f16 [slot, KEY]
     cos, sin, slots, positions,
     A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     HEADS: tl.constexpr, KEY: tl.constexpr, LATENT: tl.constexpr,
-    ROPE_PAIRS: tl.constexpr,  # that the first channels are rotated by
+    ROPE_PAIRS: tl.constexpr,  # pairs among the first channels that are rotated
     INTERLEAVED: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, DT: tl.constexpr, DL: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head's query of one row, or the row's key: put together, rotated, stored."""
+    """Assemble, rotate and store one head's query of one row, or the row's key."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     TURNED: tl.constexpr = KEY - LATENT
@@ -87,9 +87,9 @@ def load_latents(
     KEY: tl.constexpr, LATENT: tl.constexpr, DT: tl.constexpr, DL: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     N: tl.constexpr,
 ):  # fmt: skip
-    """A tile's keys in two parts: rotated channels and latents. Both are finite wherever a table points."""
+    """A tile's keys in two parts: rotated channels and latents. All slots that a table names hold finite numbers."""
     TURNED: tl.constexpr = KEY - LATENT
-    if of_latents is not None:  # a tile lies within a block: the copy engine brings it
+    if of_latents is not None:  # a tile lies within a block: TMA copies it
         PARTS: tl.constexpr = BLOCK_SIZE // N
         row = tl.load(table + tile // PARTS) * BLOCK_SIZE + tile % PARTS * N
         turned = of_turned.load([row, 0])
@@ -108,7 +108,7 @@ def load_latents(
 def latent_attention_kernel(
     q,  # f16 [row, heads, KEY]
     keys,  # f16 [slot, KEY], of one layer
-    of_turned,  # descriptors of the same, of a tile's first channels and its latents, where it lies within a block
+    of_turned,  # descriptors of the same for a tile's first channels and its latents, if a tile lies within a block
     of_latents,
     out,  # bf16 [row, heads, LATENT]
     step,
@@ -194,16 +194,16 @@ def latent_attention_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def head_products_kernel(
-    codes,  # as experts' (experts.py): a matrix for each head
+    codes,  # as for experts (experts.py): one matrix per head
     scales,
     offsets,
     x,  # bf16 [row, heads, size]
     out,  # [row, heads, features]
     num_rows,
     features,
-    each,  # rows of a head's matrix, padding included
+    each,  # rows of a head's matrix, including padding
     width,
-    size,  # columns of a head's part of a row; `width` counts padding
+    size,  # columns of a head's part of a row; `width` includes padding
     HEADS: tl.constexpr,
     FORMAT: tl.constexpr,
     TILE: tl.constexpr,
@@ -213,7 +213,7 @@ def head_products_kernel(
     K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Each head's part of a row times a matrix of its own."""
+    """Each head's part of a row, times that head's own matrix."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     tiles_f = tl.cdiv(features, F)
@@ -236,7 +236,7 @@ def join_rows_kernel(
     x, y, out,
     X: tl.constexpr, Y: tl.constexpr, size: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x, and behind each the row of y."""
+    """Each row of x, followed by the same row of y."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)

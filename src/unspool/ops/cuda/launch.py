@@ -1,4 +1,4 @@
-"""Launching kernels, on a device or under Triton's interpreter, and the memory between them."""
+"""Launches kernels, on a device or under Triton's interpreter, and allocates the memory between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @cache
 def is_interpreted() -> bool:
-    """True where kernels run as Python on the CPU: TRITON_INTERPRET=1, as the tests of a machine without GPU do."""
+    """Whether kernels run as Python on the CPU: TRITON_INTERPRET=1, as in the tests on machines without a GPU."""
     from triton.runtime.interpreter import InterpretedFunction
 
     from unspool.ops.cuda.linear import linear_kernel
@@ -30,13 +30,14 @@ def multiprocessors() -> int:
 
 @cache
 def has_room_for_all() -> bool:
-    """Whether as many programs as are launched on purpose surely run at once: on the chip whose shared memory they were
-    counted for, and where no kernels of other processes run beside them (NVIDIA's MPS)."""
+    """Whether all programs of a launch that is sized for it are certain to be resident at once: true on the chip whose
+    shared memory the sizes are computed for, unless kernels of other processes may run at the same time (NVIDIA's
+    MPS)."""
     if is_interpreted():
         return True
     if torch.cuda.get_device_capability()[0] != 9:
         return False
-    MPS_ENABLED, enabled = 133, ctypes.c_int(0)  # an attribute that the driver alone tells
+    MPS_ENABLED, enabled = 133, ctypes.c_int(0)  # the attribute can be read from the driver API only
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuDeviceGetAttribute(ctypes.byref(enabled), MPS_ENABLED, torch.cuda.current_device())
@@ -47,22 +48,23 @@ def has_room_for_all() -> bool:
 
 @cache
 def has_dependent_launch() -> bool:
-    """Programmatic dependent launch: a kernel may start, and fetch its weights, while the one before still runs."""
+    """Whether the device has programmatic dependent launch: a kernel may start, and prefetch its weights, while the
+    previous kernel still runs."""
     return not is_interpreted() and torch.cuda.get_device_capability()[0] >= 9
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel with everything it is called with."""
+    """One kernel with its arguments and launch options."""
 
     kernel: Any
     grid: tuple[int, ...]
     args: dict[str, Any]
     warps: int = 4
     stages: int = 2
-    registers: int = 255  # that a thread may have, so that as many programs as are wanted have room
+    registers: int = 255  # registers per thread, limited so that the required number of programs is resident
     label: str = ""
-    bytes: int = 0  # that it must read and write
+    bytes: int = 0  # bytes that the kernel must read and write
     flops: int = 0
 
     def run(self) -> None:
@@ -72,27 +74,28 @@ class Launch:
     def options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
         if not is_interpreted():
-            # No fused multiply-add unless a kernel says so: how a compiler pairs them is not a function of the row.
+            # No fused multiply-add unless a kernel requests it: which operations the compiler fuses may depend on the
+            # tile.
             options |= {"enable_fp_fusion": False, "launch_pdl": has_dependent_launch()}
             options |= {"maxnreg": self.registers} if self.registers < 255 else {}
         return options
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the kernel is called with: every one is told whether the kernel before it may still run."""
+        """The kernel's arguments. Every kernel gets PDL: whether the previous kernel may still be running."""
         return self.args | {"PDL": has_dependent_launch()}
 
 
 def descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Tiles of rows × columns of a matrix; what lies outside of it reads as 0."""
+    """A TMA descriptor for tiles of rows × columns of a matrix; elements outside the matrix read as 0."""
     return TensorDescriptor.from_tensor(tensor, [rows, columns])
 
 
 @dataclass
 class Arena:
-    """Buffers that come and go while a step is laid out; the same steps give the same places. They have room for a
-    power of two of rows: steps of all sizes, in whatever order they come, take no more than twice what the largest
-    takes."""
+    """Buffers that are taken and released while a step is laid out; equal steps get the same addresses. A buffer has
+    room for a power of two of rows. So steps of all sizes, in any order, take at most twice the memory of the largest
+    one."""
 
     device: torch.device
     _free: list[Tensor] = field(default_factory=list)
@@ -104,7 +107,7 @@ class Arena:
             best = min(fits, key=len)
             self._free = [t for t in self._free if t is not best]
             return best
-        # At least one tile of tokens, so that a descriptor's box is never larger than what it describes.
+        # At least one tile of tokens, because a descriptor's box must not be larger than its tensor.
         made = torch.zeros((max(next_power(rows), 16), columns), dtype=dtype, device=self.device)
         self._all.append(made)
         return made

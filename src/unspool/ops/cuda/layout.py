@@ -1,4 +1,4 @@
-"""What layouts of one model share, and in which order its nodes are laid out."""
+"""What all layouts of one model share, and the order in which its nodes are laid out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unspool.ops.graph import Arrange, Attention, Graph, LayerNorm, Node, Norm, 
 
 @dataclass(frozen=True)
 class Value:
-    """A node's result. `parts` and `eps` come with an input that is yet to be divided by its root mean square:
+    """A node's result. If it has `parts` and `eps`, it must still be divided by its root mean square; `parts` has the
     sums of squares, [group, row]."""
 
     data: Tensor
@@ -27,28 +27,29 @@ class Value:
 
 @dataclass
 class Shared:
-    """What every layout of one model uses: the step's array, sampled tokens, rotations, room for partial sums."""
+    """What every layout of one model uses: the step's array, sampled tokens, rotations, buffers for partial sums."""
 
     kv: CudaKV
     step: Tensor  # int32, see steps.py
-    sampled: Tensor  # int32: the last step's tokens
+    sampled: Tensor  # int32: the tokens of the previous step
     partial: Tensor  # float32: linear layers' splits
     arrivals: Tensor  # int32
-    shapes: list[steps.Shape]  # of all kinds of heads
-    attention_partial: list[Tensor]  # of each: float32 [kv heads, capacity, D + MORE], splits (handover.py)
-    kinds: dict[Heads, int]  # which of them
-    handed: dict[Node, Tensor]  # float32: where a body leaves the rows that the tail takes some of
-    queries: Tensor  # f16: and the last layer's queries
+    shapes: list[steps.Shape]  # one per kind of heads
+    attention_partial: list[Tensor]  # one per kind: float32 [kv heads, capacity, D + MORE], see handover.py
+    kinds: dict[Heads, int]  # the index of each kind
+    handed: dict[Node, Tensor]  # float32: rows that the body computes and of which the tail takes some
+    queries: Tensor  # f16: the same for the last layer's queries
 
-    sources: dict[Node, tuple[Sources, Tensor]] = field(default_factory=dict)  # of latent layers' rows
-    tables: dict[Node, Tensor] = field(default_factory=dict)  # parts of rows that are arranged
+    sources: dict[Node, tuple[Sources, Tensor]] = field(default_factory=dict)  # sources of latent layers' rows
+    tables: dict[Node, Tensor] = field(default_factory=dict)  # tables for Arrange nodes
 
     @property
     def stream(self) -> Tensor:
         return next(iter(self.handed.values()))
 
     def parts_of(self, node: Arrange) -> Tensor:
-        """Where each part starts, its width, where it goes, its kind and where its weights begin."""
+        """For each part: its first column, its width, its target column, its kind, and the first index of its
+        weights."""
         if node not in self.tables:
             rows, target, weight = [], 0, 0
             for part in node.parts:
@@ -61,7 +62,7 @@ class Shared:
 
 
 def body_first(graph: Graph) -> list[Node]:
-    """All that is computed for every row, then the last attention, then the rest."""
+    """The order of nodes: first all that is computed for every row, then the last attention, then the rest."""
     body = [node for node in graph.nodes if not node.narrow]
     late = [node for node in graph.nodes if node.narrow]
     last = [node for node in late if isinstance(node, Attention)]
@@ -69,8 +70,8 @@ def body_first(graph: Graph) -> list[Node]:
 
 
 def norms_after_takes(graph: Graph) -> Graph:
-    """The same step, where a norm of all rows of which some are taken is a norm of the taken rows, too: the tail is
-    handed streams, and makes norms of them again."""
+    """The same step, in which taken rows of a normed stream become a norm of the stream's taken rows. The tail is then
+    passed streams, and computes their norms itself."""
     taken: dict[Node, Node] = {}
     renamed: dict[Node, Node] = {}
 

@@ -3,14 +3,14 @@
 
     out[t, f] = sum over splits s, in order, of (sum over k in split s, in order, of w[f, k] · x[t, k])
 
-The splits of K are a function of the weight's shape. With few tokens every split is a program of its own and the last
-one to arrive adds them up in order; with many tokens one program walks them, each from a fresh accumulator. The tile's
-width in tokens, the number of warps and the depth of the pipeline change nothing in an output's order of addition:
-the matrix unit adds 16 products at a time to an accumulator, k after k, whatever the tile.
+K is split as a function of the weight's shape. With few tokens every split is a program of its own, and the last
+program to arrive adds the splits up in order; with many tokens one program processes all splits, each with a fresh
+accumulator. The tile's width in tokens, the number of warps and the pipeline's depth do not change an output's order of
+addition: the matrix unit adds 16 products at a time to an accumulator, in order of k, for every tile.
 
-What follows the sum is fused with it: see finish.py. A norm before a linear layer costs nothing here: its input is the
-stream times the norm's weight, not yet divided by the root mean square; the division is a factor of each token that is
-applied to the sum. A token's sum of squares comes in groups' sums, which are added one after the other.
+The epilogue is fused with the product, see finish.py. A norm before a linear layer needs no kernel here: the input is
+the stream times the norm's weight, not yet divided by the root mean square, and the sum is divided per token. A
+token's sum of squares comes as sums of groups, which are added one after the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unspool.ops.cuda.finish import finish, load_row, nothing_ahead, read_ahead
 @triton.jit
 def product(w, x, first_f, first_t, begin, end, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
     """w[first_f.., begin..end] · x[first_t.., begin..end]^T from a fresh accumulator."""
-    tl.assume(begin < end)  # or the sum would be moved about for the loop that is never entered
+    tl.assume(begin < end)  # otherwise the compiler would move the sum because of a loop that could be skipped
     acc = tl.zeros((F, T), tl.float32)
     for k in range(begin, end, K):
         acc = tl.dot(w.load([first_f, k]), x.load([first_t, k]).T, acc)
@@ -46,22 +46,22 @@ def product_ahead(
     PARTS: tl.constexpr, READ: tl.constexpr, EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, EARLY: tl.constexpr,
     FAR: tl.constexpr, NEAR: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same, the wait for the kernel before, and what else is read of what that kernel made.
+    """The same, together with the wait for the previous kernel and the loads of what that kernel wrote.
 
-    The compiler starts a loop's copies rounds ahead, in the order they stand here: the first weights are on their way
-    when the wait begins. Everything else takes its place, or whether it is read at all, from what the wait returns;
-    so it may stand in the loop, where it costs no time. There is no branch: with one the matrix unit would finish every
-    product before the next.
+    The compiler issues a loop's copies rounds ahead, in program order, so the first weights are in flight when the wait
+    begins. The address or the mask of everything else depends on the value that the wait returns, so these loads can be
+    in the loop too, where they cost no time. There is no branch: with one, the matrix unit would finish every product
+    before the next.
 
-    With NEAR, tokens are copied by the threads themselves: the few that are there, past the copy engine's queue, in
-    which they would stand behind weights that are still in memory.
+    With NEAR, the threads copy the few existing tokens themselves. This bypasses the copy engine's queue, where tokens
+    would wait behind weights that are still being loaded.
     """
     tokens = first_t + tl.arange(0, T)
     tl.assume(begin < end)
     acc = tl.zeros((F, T), tl.float32)
     squares = tl.zeros((T,), tl.float32)
-    EACH: tl.constexpr = K // 32  # groups a round: all are here when half of the rounds are done
-    newer = ()  # a round's sums, added when the next one has been asked for
+    EACH: tl.constexpr = K // 32  # groups per round, so that all are loaded after half of the rounds
+    newer = ()  # a round's sums, which are added after the next round's loads are issued
     for _ in tl.static_range(EACH):
         newer = newer + (tl.zeros((T,), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005 (Triton cannot unpack)
     ahead = nothing_ahead(EPILOGUE, NEAR > 0, F, T)
@@ -92,7 +92,7 @@ def product_ahead(
 
 @triton.jit
 def load_squares(parts, group, tokens, num_tokens, PARTS: tl.constexpr):
-    """A group's sum of squares of each token; past the last group, 0."""
+    """A group's sum of squares for each token; 0 past the last group."""
     inside = (tokens < num_tokens) & (group + tl.zeros_like(tokens) < PARTS)
     return tl.load(parts + group * num_tokens + tokens, mask=inside, other=0.0)
 
@@ -114,7 +114,7 @@ def add_some(squares, some, COUNT: tl.constexpr):
 
 @triton.jit
 def sum_squares(parts, tokens, num_tokens, T: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Tokens' sums of squares, so many groups asked for at once."""
+    """Tokens' sums of squares, with the loads of several groups issued at once."""
     COUNT: tl.constexpr = AT_ONCE if AT_ONCE < PARTS else PARTS
     squares = tl.zeros((T,), tl.float32)
     for group in range(0, PARTS, COUNT):
@@ -124,7 +124,8 @@ def sum_squares(parts, tokens, num_tokens, T: tl.constexpr, PARTS: tl.constexpr,
 
 @triton.jit
 def place(tile, tiles_f, tiles_t):
-    """Tiles in groups of 8 features tiles by all token tiles, so that neighbours in time share what they read."""
+    """The tile of a program. Tiles are ordered in groups of 8 feature tiles by all token tiles, so that programs that
+    run at the same time share inputs."""
     group = tile // (8 * tiles_t)
     within = tile % (8 * tiles_t)
     size = tl.minimum(tiles_f - group * 8, 8)
@@ -136,7 +137,7 @@ def own_tile(
     features, num_tokens, SPLITS: tl.constexpr, PARALLEL: tl.constexpr, ALL: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """What a program is to compute: its tile, split, first feature and first token."""
+    """The work of a program: its tile, split, first feature and first token."""
     tile = tl.program_id(0)
     split = 0
     if PARALLEL:
@@ -150,7 +151,7 @@ def own_tile(
 
 @triton.jit
 def join_splits(total, partial, arrivals, tile, split, SPLITS: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
-    """Keep a split's sum; whoever comes last gets all of them, added in order, and is told so."""
+    """Store a split's sum. The last program to arrive gets the sum of all splits, added in order, and True."""
     own = tl.arange(0, F)[:, None] * T + tl.arange(0, T)[None, :]
     mine = partial + (tile * SPLITS).to(tl.int64) * (F * T) + own
     tl.store(mine + split * (F * T), total, cache_modifier=".cg")
@@ -169,7 +170,7 @@ def linear_kernel(
     w,  # descriptor [features, width]
     x,  # descriptor [tokens, width], or with NEAR a pointer to the same
     parts,  # [PARTS, tokens] sums of squares of the normed input's groups
-    inverse_size,  # 1 / the values that they are sums of
+    inverse_size,  # 1 / the number of values in those sums
     eps,
     bias,
     residual,
@@ -188,17 +189,17 @@ def linear_kernel(
     features,
     width,
     split_width,
-    let_after,  # columns after which the next kernel may start, with EARLY; without, at the end
+    let_after,  # with EARLY, columns after which the next kernel may start; without, it may start at the end
     EPILOGUE: tl.constexpr,
     DETAIL: tl.constexpr,
     PARTS: tl.constexpr,
     SPLITS: tl.constexpr,
     PARALLEL: tl.constexpr,
-    ALL: tl.constexpr,  # a tile has all tokens
-    AHEAD: tl.constexpr,  # the first weights do not wait for the kernel before
+    ALL: tl.constexpr,  # a tile contains all tokens
+    AHEAD: tl.constexpr,  # the first weights are loaded before the wait for the previous kernel
     EARLY: tl.constexpr,
-    FAR: tl.constexpr,  # rounds that weights are asked for ahead, with NEAR; without, the compiler counts them
-    NEAR: tl.constexpr,  # rounds that tokens are, if x is a pointer
+    FAR: tl.constexpr,  # with NEAR, rounds that weights are prefetched ahead; without, the compiler decides
+    NEAR: tl.constexpr,  # rounds that tokens are prefetched ahead, if x is a pointer
     F: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
@@ -207,7 +208,7 @@ def linear_kernel(
     tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, ALL, F, T)
     begin = split * split_width
     end = tl.minimum(begin + split_width, width)
-    # Where registers are left, what comes after the sum is read before it is done.
+    # If enough registers are free, the epilogue's inputs are read before the sum is complete.
     READ: tl.constexpr = AHEAD and (F * T <= 2048 or (EPILOGUE == "stream" and F * T <= 4096))
     weight, ahead, is_last = 0.0, (), True
     if READ and EPILOGUE == "stream" and next_weight is not None:
@@ -250,9 +251,9 @@ def linear_many_kernel(
     num_tokens, features, width,
     EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same for many tokens and one split; arguments mean the same. A program goes from tile to tile: as one loop,
-    so that a tile's first weights are on their way while the one before is finished. (Not for `heads`, whose end has
-    branches.)"""
+    """The same for many tokens and one split; arguments have the same meaning. Each program processes several tiles in
+    one loop, so that a tile's first weights are prefetched while the previous tile is finished. (Not for `heads`, whose
+    epilogue has branches.)"""
     tiles_f, tiles_t = tl.cdiv(features, F), tl.cdiv(num_tokens, T)
     wait_for_previous(PDL)
     for tile in tl.range(tl.program_id(0), tiles_f * tiles_t, tl.num_programs(0), flatten=EPILOGUE != "heads"):
@@ -273,7 +274,7 @@ def linear_many_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def squares_kernel(parts, out, num_tokens, PARTS: tl.constexpr, T: tl.constexpr, PDL: tl.constexpr):
-    """Tokens' sums of squares, of their groups' sums: once for all tiles of many tokens."""
+    """Tokens' sums of squares from those of their groups: computed once for all tiles of many tokens."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     tokens = tl.program_id(0) * T + tl.arange(0, T)
