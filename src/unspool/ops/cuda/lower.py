@@ -1,8 +1,8 @@
-"""Lowering: a graph becomes kernels. What is fused with what, and where results lie in between.
+"""Lowering: a graph becomes kernels. Decides which operations are fused, and where intermediate results lie.
 
 A layer of a plain decoder becomes five kernels: q, k and v with rotation and cache write; attention; the output
 projection with residual, next norm's weight and sums of squares; gate and up with activation; down like the output.
-A step has a body and a tail: in the last layer, from attention on, rows whose logits nobody wants are left out.
+A step has a body and a tail: in the last layer, from attention on, only rows whose logits are needed are computed.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ from unspool.ops.graph import (
     Take,
 )
 
-REGISTERS = 65_536  # of a multiprocessor
+REGISTERS = 65_536  # per multiprocessor
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUP = exact.GROUP.value
-TAKEN = 16_384  # values of a row of queries that are taken together with a row of the stream
-FUSED_ACTIVATIONS = ("silu", "gelu_tanh")  # of gated feed-forwards: in the kernel of their product
+TAKEN = 16_384  # values of a row of queries that one kernel can copy together with a row of the stream
+FUSED_ACTIVATIONS = ("silu", "gelu_tanh")  # of gated feed-forwards, fused with their product
 
 
 class Lowering:
-    """Lays out one number of rows: `body` for all of them, `tail` for those whose logits are wanted. With `take_all`
-    that is every row, and the body goes on to the end."""
+    """Lays out a step of one size: `body` for all rows, `tail` for the rows whose logits are needed. With `take_all`,
+    logits are needed for every row, and the body contains all kernels."""
 
     def __init__(self, graph: Graph, shared: Shared, arena: Arena, rows: int, logits: int, *, take_all: bool) -> None:
         self.shared, self.arena, self.rows, self.logits, self.take_all = shared, arena, rows, logits, take_all
@@ -85,13 +85,13 @@ class Lowering:
         self._values: dict[Node, Value] = {}
         self._readers = graph.readers()
         self._reads_left = {node: len(readers) for node, readers in self._readers.items()}
-        self._takes = [node for node in graph.nodes if isinstance(node, Take)]  # what the last attention has beside it
+        self._takes = [node for node in graph.nodes if isinstance(node, Take)]  # the tail also reads these
         self._ropes: list[Rope] = []
         for node in graph.nodes:
             rope = node.spec.rope if isinstance(node, Attention) else None
             if rope is not None and not any(rope is each for each in self._ropes):
                 self._ropes.append(rope)
-        self._halves: dict[Node, Tensor] = {}  # float32 rows, rounded for the linear layers that read them
+        self._halves: dict[Node, Tensor] = {}  # float32 rows, rounded to bf16 for the linear layers that read them
         self._released: list[Tensor] = []
         self._skipped = {node for sources, _ in shared.sources.values() for node in sources.skipped}
         at = steps.places(rows, len(shared.shapes))
@@ -103,16 +103,16 @@ class Lowering:
                 arena.give(self._released.pop())
         self.out = self._values[graph.output].data
 
-    # Looking ---------------------------------------------------------------------------------------------------------
+    # Values and their memory ------------------------------------------------------------------------------------------
     def _next_norm(self, node: Node) -> Norm | None:
-        """The norm that a linear layer reads this through, if its producer can write what that layer needs."""
+        """The norm through which a linear layer reads this node, if its producer can write what that layer needs."""
         for reader in self._readers[node]:
             if isinstance(reader, Norm) and reader.x is node and reader.residual is None:
                 return reader
         return None
 
     def _use(self, node: Node) -> Value:
-        """A value, for the last or an earlier time; after the last, and after this node, its memory is free again."""
+        """Read a value. After its last reader is lowered, its memory is free."""
         value = self._values[node]
         self._reads_left[node] -= 1
         if self._reads_left[node] == 0:
@@ -123,7 +123,7 @@ class Lowering:
         return value
 
     def _use_half(self, node: Node) -> Value:
-        """A linear layer's input, which is bf16."""
+        """The value as the bf16 input of a linear layer."""
         value = self._values[node]
         if value.data.dtype == F32:
             if node not in self._halves:
@@ -134,18 +134,18 @@ class Lowering:
         return value
 
     def _feeds_products(self, node: Node) -> bool:
-        """Whether nothing but linear layers and experts reads this: then they are given bf16."""
+        """Whether only linear layers and experts read this node; they then get bf16."""
         kinds = Product | Moe | LinearHeads
         return all(isinstance(reader, kinds) and reader.x is node for reader in self._readers[node])
 
     def _rows(self, node: Node) -> Tensor:
-        """Where a node's float32 rows go."""
+        """The buffer for a node's float32 rows."""
         if node in self.shared.handed and not self.take_all:
             return self.shared.handed[node]
         return self.arena.take(self.rows, node.width, F32)
 
     def _result(self, node: Node) -> Tensor:
-        """Where a node's rows go, in the form that its readers want."""
+        """The buffer for a node's rows, in the dtype that its readers need."""
         out = self._rows(node) if not self._feeds_products(node) else self.arena.take(self.rows, node.width, BF16)
         self._values[node] = Value(out)
         return out
@@ -162,16 +162,17 @@ class Lowering:
     def _add(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], **options: Any) -> None:
         self.add(Launch(kernel, grid, args, **options))
 
-    # For nodes that are lowered elsewhere ----------------------------------------------------------------------------
+    # For nodes that other modules lower
+    # ---------------------------------------------------------------------------------
     def add(self, launch: Launch) -> None:
         self._launches.append(launch)
 
     def release(self, *tensors: Tensor) -> None:
-        """After this node, their memory is free again."""
+        """Free these tensors after this node."""
         self._released += tensors
 
     def row_slots(self) -> Tensor | None:
-        """Where rows' keys go; -1: a row that only fills up the step. None: of the rows taken for the tail."""
+        """The slots of the rows' keys; -1 for padding rows. None in the tail, whose rows are taken rows."""
         return self._at["slots"] if self._launches is self.body else None
 
     # One node --------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class Lowering:
                 return
             case Embed():
                 self._embed(node)
-            case Norm() if node in self._values:  # whoever made the stream made this too
+            case Norm() if node in self._values:  # the producer of the stream has already written it
                 self._use(node.x)
             case Norm() if node.residual is not None:
                 self._settle(node)
@@ -220,7 +221,7 @@ class Lowering:
                 raise BackendError(f"the CUDA backend has no kernel for {node!r}")
 
     def _stream_args(self, node: Node, size: int) -> dict[str, Any]:
-        """What a producer of the stream writes besides it: the next linear layer's input, if a norm comes next."""
+        """What a producer of the stream also writes: the next linear layer's input, if a norm comes next."""
         norm = self._next_norm(node)
         if norm is None:
             return {"scaled": None, "next_weight": None, "next_parts": None}
@@ -272,13 +273,13 @@ class Lowering:
         return out
 
     def _is_for_tail(self, node: Node) -> bool:
-        """Whether the body makes this for the tail, which is laid out by itself and must know where it is."""
+        """Whether the tail reads this node of the body. The tail is laid out separately and needs a fixed address."""
         if self.take_all or node.narrow:
             return False
         return any(reader.narrow for reader in self._readers[node])
 
     def _settle(self, node: Norm) -> None:
-        """A norm of a block's own output, before the stream is added."""
+        """A norm of a block's own output, before it is added to the stream."""
         assert node.residual is not None
         x, residual = self._use(node.x).data, self._use(node.residual).data
         size = x.shape[1]
@@ -288,7 +289,7 @@ class Lowering:
         self._add(settle_kernel, (self.rows,), args, label="norm", bytes=self.rows * size * 12)
 
     def _norm(self, node: Norm | LayerNorm) -> None:
-        """A norm that no linear layer carries."""
+        """A norm that is not fused with a linear layer."""
         x, size = self._use(node.x).data, node.width
         residual = None if node.residual is None else self._use(node.residual).data
         args = {"x": x, "weight": node.weight, "eps": node.eps, "residual": residual, "out": self._result(node)}
@@ -331,7 +332,7 @@ class Lowering:
             self._by_columns(general.combine_kernel, node.width, args, label="scale")
 
     def _take(self, node: Take) -> None:
-        if self.take_all:  # an alias: whoever reads this reads that
+        if self.take_all:  # an alias: readers of this node read that one
             self._values[node] = self._values[node.x]
             self._reads_left[node.x] += self._reads_left[node] - 1
         elif node not in self._values:  # the last layer has no attention
@@ -359,7 +360,7 @@ class Lowering:
         self._use(stream)
 
     def _plain(self, node: Linear) -> None:
-        """A linear layer, and what follows it in a kernel of its own."""
+        """A linear layer, followed by its activation or other scaling in a separate kernel."""
         x, is_usual = self._use_half(node.x), node.activation is None and node.scale == 1
         out = self._rows(node) if is_usual else self.arena.take(self.rows, node.width, F32)
         self._project(matrix_of(node), x, out, "plain", bias=node.bias)
@@ -394,14 +395,14 @@ class Lowering:
             return self._gate_apart(node)
         matrix.arrange("gated", gated_order(features))
         out = self.arena.take(self.rows, node.width, BF16)
-        has_rest = features > 128 * multiprocessors()  # some programs start when others have ended
+        has_rest = features > 128 * multiprocessors()  # some programs start only after others have ended
         left = columns_left("gated", self.rows) if has_rest else 0
         self._project(matrix, self._use_half(node.x), out, "gated", detail=node.activation, left=left)
         self._values[node] = Value(out)
         return None
 
     def _gate_apart(self, node: Gated) -> None:
-        """Gate and up projection side by side, then joined by a kernel of its own."""
+        """Compute gate and up projection into one tensor, then join them in a separate kernel."""
         both = self.arena.take(self.rows, 2 * node.width, F32)
         self._project(matrix_of(node), self._use_half(node.x), both, "plain", bias=node.bias)
         args = {"x": both.view(-1)[node.width :], "gate": both, "out": self._result(node)}
@@ -424,7 +425,7 @@ class Lowering:
         left: int = 0,
         label: str = "",
     ) -> None:
-        """One linear layer and what follows. `left`: see LEFT; 0: the next kernel is let in at the end."""
+        """One linear layer and its epilogue. `left`: see LEFT; 0: the next kernel may start at the end."""
         layer = Projection(matrix, self.rows)
         parts = 0 if x.parts is None else -(-matrix.in_features // GROUP)
         if parts and layer.is_many:
@@ -437,7 +438,8 @@ class Lowering:
         self._launches.append(layer.launch(x.data, parts, *room, after, left, label or epilogue))
 
     def _squares(self, x: Value, parts: int) -> Tensor:
-        """Each row's sum of squares, for kernels of many tokens: every tile of theirs would add its groups' sums."""
+        """Each row's sum of squares, for kernels of many tokens; otherwise each of their tiles would add the groups'
+        sums."""
         out = self.arena.take(self.rows, 1, F32)
         self._released.append(out)
         args = {"parts": x.parts, "out": out, "num_tokens": self.rows, "PARTS": parts, "T": 128}
@@ -483,13 +485,14 @@ class Lowering:
         few = {"partial": partial, "capacity": partial.shape[1], "T": decode_rows, "THREADS": 128}
         few["told"] = shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]
         few |= {"BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
-        # With so few rows most multiprocessors have nothing to do, and the next kernel's programs would come to them at
-        # once, two to a pair; when all of those are free, they spread: with one row soon, with more after the tiles.
+        # With so few rows most multiprocessors are idle, and the next kernel's programs would occupy them at once, two
+        # on each of some. When all idle ones are free they spread evenly: with one row early, with more rows after the
+        # tiles.
         few["LET"] = 0 if depth <= 64 or self.rows > 4 else 1 if self.rows == 1 else 2
         each, stages = programs_each(spec, decode_rows), 3 if depth <= 128 else 2
         if self.rows <= FEW and tiles is not None and depth <= 128 and decode_rows <= 32:
             few["BEFORE"] = stages - 1
-            # Two tiles at once take twice the memory: for so few rows that half of the programs will do.
+            # Two tiles at once need twice the memory, so half as many programs fit, which is enough for so few rows.
             if kv.block_size % (2 * steps.KEYS) == 0 and (depth <= 64 or self.rows <= 2):
                 few |= {"BATCH": 2, "kv_pairs": descriptor(layer.view(-1, depth), 2 * steps.KEYS, depth)}
                 each = max(each // 2, 1)
@@ -504,19 +507,19 @@ class Lowering:
             )
 
     def _enter_tail(self) -> None:
-        """From here on only rows whose logits are wanted."""
+        """Continue with only the rows whose logits are needed."""
         if not self._takes or self._launches is self.tail:
             raise BackendError("the CUDA backend runs models whose last layer has no more than one attention")
         self._launches, self.rows = self.tail, self.logits
 
     def _take_handed(self, takes: Sequence[Take]) -> None:
-        """The wanted rows of what the body has handed over."""
+        """Copy the needed rows from the tensors that the body has written for the tail."""
         for take in takes:
             self._values[take] = Value(self.arena.take(self.rows, take.width, F32))
             self._take_rows(self.shared.handed[take.x], self._values[take].data)
 
     def _take_queries(self) -> Tensor:
-        """The same, and of the last layer's queries."""
+        """The same, together with the needed rows of the last layer's queries."""
         queries, takes = self.shared.queries, self._takes
         q = self.arena.take(self.rows, queries.shape[1], F16)
         if queries.shape[1] > TAKEN:
@@ -563,7 +566,7 @@ class Lowering:
 
     def _norm_heads(self, spec: AttentionSpec, qkv: Tensor, q: Tensor) -> None:
         kv = self.shared.kv
-        k_norm = spec.k_norm if spec.stores else spec.q_norm  # rows without keys: the compiler wants a pointer, unused
+        k_norm = spec.k_norm if spec.stores else spec.q_norm  # unused without keys, but it must be a pointer
         args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": k_norm, "eps": spec.norm_eps, "q": q}
         args |= self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim}

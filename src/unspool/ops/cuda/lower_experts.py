@@ -21,13 +21,13 @@ from unspool.ops.routing import Routing, expected_experts
 if TYPE_CHECKING:
     from unspool.ops.cuda.lower import Lowering
 
-FEW_ROWS = 64  # that are multiplied as they stand; more are sorted by expert
-AT_ONCE = 1024  # uses that a program counts at once
+FEW_ROWS = 64  # up to this number, rows are multiplied in their order; more are sorted by expert
+AT_ONCE = 1024  # uses that a program counts per iteration
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How so many rows' uses are divided. None of it changes a bit."""
+    """How the uses of a number of rows are divided among programs. This does not change a result's bits."""
 
     rows: int
     num_experts: int
@@ -43,14 +43,14 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Of a tile."""
+        """Tokens of a tile."""
         if self.is_few:
             return max(next_power(self.rows), 16)
         return 64 if self.uses <= 64 * self.num_experts else 128
 
     @property
     def tiles(self) -> int:
-        """The most that there can be: an expert's last one may be less than full."""
+        """The largest possible number of tiles: each expert's last tile may be partly filled."""
         most = min(self.num_experts, self.uses)
         return most if self.is_few else self.uses // self.tokens + most
 
@@ -62,7 +62,7 @@ class ExpertLowering:
         self._taken: list[Tensor] = []
 
     def launch(self, x: Value, scores: Tensor, residual: Tensor | None, out: Tensor, stream: dict[str, Any]) -> None:
-        """`stream`: what the next linear layer reads, for which the sum is made ready."""
+        """`stream`: the next linear layer's input, which the last kernel also writes."""
         plan, experts, rows = self.plan, self.node.experts, self.low.rows
         gate_up, down = experts.gate_up, experts.down
         assert isinstance(gate_up, DeviceExperts)
@@ -103,7 +103,7 @@ class ExpertLowering:
         self._add(route_kernel, (self.low.rows,), args, warps=1, label="route")
 
     def _sort(self, chosen: Tensor) -> dict[str, Any]:
-        """What tells a program of the products its work."""
+        """The arguments that assign work to the programs of the products."""
         plan = self.plan
         if plan.is_few:
             return dict.fromkeys(("places", "owners", "num_tiles"))

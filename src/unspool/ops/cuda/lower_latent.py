@@ -1,4 +1,4 @@
-"""Latent attention becomes kernels: rows that are put together and rotated, attention, products of each head."""
+"""Latent attention becomes kernels: rows are assembled and rotated, then attention, then one product per head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unspool.ops.cuda.plane_layout import tile_columns
 from unspool.ops.cuda.sources import Sources
 from unspool.ops.graph import LinearHeads
 
-FEW_ROWS = 64  # that a head's matrix is multiplied by at once
+FEW_ROWS = 64  # rows that a head's matrix is multiplied by in one tile
 
 
 def rows_launch(

@@ -11,13 +11,13 @@ from unspool.ops.cuda import steps
 from unspool.ops.cuda.launch import Launch, multiprocessors, next_power
 from unspool.ops.cuda.states import conv_kernel, recurrence_kernel
 
-CHANNELS = 128  # of a program of the convolution
-# Columns of a head's matrix in a program, a warp of its own in whose registers they stay, and how many such programs a
-# multiprocessor is given. Columns reach the bits, so that they depend on the kind alone. More of them make fewer passes
-# over many sequences; of a delta rule, a long prompt's tokens would take longer.
+CHANNELS = 128  # channels per program of the convolution
+# Columns of a head's matrix per program. A program is one warp, which holds them in registers; the number of programs
+# per multiprocessor follows from that. Columns affect the bits, so they depend only on the kind. More columns need
+# fewer passes over many sequences; for a delta rule, they would slow down a long prompt.
 COLUMNS = {"delta": 8, "scan": 16}
 PROGRAMS = {"delta": 32, "scan": 16}
-MANY = 256  # rows of which benchmarks make one sequence, and of fewer as many sequences
+MANY = 256  # benchmarks with at least this many rows have one sequence; with fewer, each row is a sequence
 
 
 def conv_launch(spec: ConvSpec, x: Tensor, states: Tensor, out: Tensor, step: Tensor, rows: int) -> Launch:
@@ -46,7 +46,7 @@ def recurrence_launch(
     args |= {"KEY_HEADS": spec.num_key_heads, "KEY": spec.key_dim, "VALUE": spec.value_dim, "Q": q, "K": k, "V": v}
     args |= {"DELTA": spec.kind == "delta", "TILED": spec.tiled, "STATES": steps.STATES}
     args |= {"KEYS": next_power(spec.key_dim), "COLUMNS": COLUMNS[spec.kind]}
-    work = rows * spec.num_heads * -(-spec.value_dim // COLUMNS[spec.kind])  # as much as there can be
+    work = rows * spec.num_heads * -(-spec.value_dim // COLUMNS[spec.kind])  # the largest possible amount of work
     matrix, sequences = spec.num_heads * spec.key_dim * spec.value_dim, rows if rows <= MANY else 1
     return Launch(
         recurrence_kernel,

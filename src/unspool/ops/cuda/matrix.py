@@ -1,4 +1,4 @@
-"""Weights on the device, prepared once: bf16 as they are, quantized ones as planes, rows in the order kernels want."""
+"""Weights on the device, prepared once: bf16, or quantized ones as planes, with rows in the kernels' order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from unspool.ops.cuda.planes import Planes, take_apart
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
-# Formats that the matrix unit reads as bf16; what was wider is rounded when it is loaded.
+# Formats that the matrix unit reads as bf16; wider floats are rounded when they are loaded.
 PLAIN = ("bf16", "f16", "f32")
-LEAST_ROWS = 128  # of bf16 in memory: the copy engine's tile is never larger than what it is cut from
+LEAST_ROWS = 128  # rows that a bf16 matrix is padded to, because TMA's tile must not be larger than the tensor
 
 
 @dataclass
 class DeviceMatrix:
-    """[out_features, in_features] on the device; `order` names how its rows were rearranged, if they were."""
+    """A matrix [out_features, in_features] on the device; `order` names the order of its rows, if they were
+    rearranged."""
 
     name: str
     out_features: int
@@ -40,7 +41,7 @@ class DeviceMatrix:
         return self.planes.nbytes
 
     def arrange(self, order: str, rows: np.ndarray) -> None:
-        """Put the rows into a kernel's order, once; two kernels that disagree cannot share a matrix."""
+        """Put the rows into a kernel's order, once. Two kernels that need different orders cannot share a matrix."""
         if self.order == order:
             return
         if self.order != "plain":
@@ -57,7 +58,7 @@ def make_matrix(parts: Sequence[Weight], device: torch.device) -> DeviceMatrix:
     if len({plane.format for plane in planes}) > 1:  # a file may store q, k and v in different formats
         planes = [plane.as_bf16(part.shape[1]) for plane, part in zip(planes, parts, strict=True)]
     whole = planes[0] if len(planes) == 1 else Planes.stack(planes)
-    if whole.format == "bf16" and len(whole.codes) < LEAST_ROWS:  # as few as a router's or a gate's
+    if whole.format == "bf16" and len(whole.codes) < LEAST_ROWS:  # a small matrix, such as a router's or a gate's
         missing = LEAST_ROWS - len(whole.codes)
         whole = replace(whole, codes=torch.nn.functional.pad(whole.codes, (0, 0, 0, missing)))
     return DeviceMatrix(parts[0].name, sum(part.shape[0] for part in parts), parts[0].shape[1], whole)
@@ -78,9 +79,9 @@ def _planes(weight: Weight, device: torch.device) -> Planes:
 
 
 def upload(data: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Bytes to the device."""
+    """Copy bytes to the device."""
     if data.flags.writeable or device.type == "cpu":
         return torch.from_numpy(np.array(data)).to(device)
-    with warnings.catch_warnings():  # the map is read-only, and torch warns of that; nothing here writes to it
+    with warnings.catch_warnings():  # the mapping is read-only, and torch warns about that; nothing here writes to it
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(data).to(device)

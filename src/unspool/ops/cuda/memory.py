@@ -1,6 +1,6 @@
-"""What a model takes of a GPU's memory, before torch is asked for any of it: weights, room for a step, keys and values.
+"""A model's memory on a GPU, computed before torch allocates any: weights, room for a step, keys and values.
 
-    total · gpu_memory  =  what others hold  +  weights  +  workspace  +  KV cache
+    total · gpu_memory  =  other programs  +  weights  +  workspace  +  KV cache
 
 Nothing here imports torch, so that a plan can be made for a GPU on another machine.
 """
@@ -18,18 +18,18 @@ from unspool.ops.storage import Widths
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
-# Bytes of a value on the device: codes, and float16 scales and offsets of each group. What is not here becomes bf16.
+# Bytes per value on the device: codes, plus float16 scales and offsets per group. Other formats become bf16.
 CODES = {"q4_0": 0.5, "q4_1": 0.5, "q4_k": 0.5}
 CODES |= dict.fromkeys(("q8_0", "q5_0", "q5_1", "mxfp4", "q2_k", "q3_k", "q5_k", "q6_k", "fp8"), 1.0)
 GROUPS = {"fp8": 4 / 128, "q8_0": 2 / 32, "q4_0": 4 / 32, "q4_1": 4 / 32, "q5_0": 2 / 32, "q5_1": 4 / 32}
 GROUPS |= {"mxfp4": 2 / 32, "q2_k": 4 / 16, "q3_k": 2 / 16, "q4_k": 4 / 32, "q5_k": 4 / 32, "q6_k": 2 / 16}
-ROWS = 128  # of a tile of codes
+ROWS = 128  # rows of a tile of codes
 # The CUDA context, compiled kernels, captured graphs, partial sums of linear layers and of attention.
 FIXED = 1 << 30
 
 
 def weight_bytes(weights: Iterable[Weight]) -> int:
-    """What weights take once they are on the device."""
+    """Bytes of the weights on the device."""
     return sum(_bytes_of(weight) for weight in weights)
 
 
@@ -46,18 +46,18 @@ def _bytes_of(weight: Weight) -> int:
 
 
 def workspace_bytes(widths: Widths, engine: EngineConfig) -> int:
-    """Room for the rows of the largest step, for logits, and for what sampling keeps beside them."""
-    # The stream and what goes into and comes out of linear layers. Buffers have powers of two of rows, and all smaller
-    # ones together as many as the largest.
+    """Room for the rows of the largest step, for logits, and for the buffers of sampling."""
+    # The stream, and the inputs and outputs of linear layers. Buffers have room for a power of two of rows, and all
+    # smaller buffers together take as much as the largest.
     rows = 2 << (engine.step_tokens - 1).bit_length()
     row = 24 * widths.hidden + 6 * widths.mixer + 4 * widths.feed_forward
-    # Logits, what the filters look at and gather, counts of tokens and bias.
+    # Logits, the filters' inputs and gathered tokens, counts of tokens, and bias.
     drawn = 4 * widths.vocabulary * (1 + 2 + 3)
     return FIXED + rows * row + engine.max_running * drawn
 
 
 def kv_room(free: int, total: int, widths: Widths, engine: EngineConfig) -> int:
-    """What is left for keys and values, in bytes, once the weights are there."""
+    """Bytes left for keys and values after the weights are loaded."""
     taken, workspace = total - free, workspace_bytes(widths, engine)
     room = int(engine.gpu_memory * total) - taken - workspace
     if room <= 0:

@@ -1,4 +1,4 @@
-"""In which order a matrix's rows stand, so that what a kernel computes of two of them meets in one thread."""
+"""The order of a matrix's rows: values that a kernel combines must be held by one thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unspool.ops import AttentionSpec, Rope
 
 
 def heads_order(spec: AttentionSpec) -> np.ndarray:
-    """The rows of q, k and v such that rows j and j + 8 of every 16 are a pair that rotates together."""
+    """The order of the rows of q, k and v in which rows j and j + 8 of every 16 are a pair that rotates together."""
     pairs, half = spec.head_dim // 2, len(rope_of(spec).inv_freq)
     pair = np.arange(pairs)
     rest = 2 * pair
@@ -29,7 +29,7 @@ def heads_order(spec: AttentionSpec) -> np.ndarray:
 
 
 def gated_order(features: int) -> np.ndarray:
-    """Rows j and j + 8 of every 16: gate and up of one feature."""
+    """The order in which rows j and j + 8 of every 16 are gate and up of one feature."""
     half = features // 2
     if half % 8:
         raise BackendError(

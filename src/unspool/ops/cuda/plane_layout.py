@@ -3,16 +3,17 @@
 
     value = scale · code + offset
 
-A file's blocks interleave all three and are not aligned; they are taken apart once, when a model is loaded. Codes of
-four bits share a byte: the low half holds k, the high half k + 64, of every 128 columns. Wider codes take a byte each.
-Of every 32 bytes, pairs from the first and the second sixteen columns take turns (0 1 16 17 2 3 18 19 …): a thread then
-finds four neighbours that it needs for two products of the matrix unit, which takes 16 columns at a time.
-Tiles of 128 rows and 128 columns (64, where the width is no multiple of 128) lie one after the other, first those of
-the same rows: what a program reads in a round is in one place, for memory is slow to give little of each of many rows.
-A tile of codes is [row, byte], of scales and offsets [group, row]. Rows are padded to whole tiles.
-Scales and offsets are float16, one for each group of 16 or 32 columns. FORMAT tells kernels apart: "bf16", or the bits
-of a code and the columns of a group, with or without offsets: "u4g32o", "i8g32", "i8g16"; "f8g128" are 8-bit floats,
-whose scales are float32.
+A file's blocks interleave all three and are not aligned, so they are split into planes once, when a model is loaded.
+4-bit codes share a byte: of every 128 columns, the low half holds column k and the high half column k + 64. Wider codes
+take a byte each. In every 32 bytes, pairs from the first and the second sixteen columns alternate (0 1 16 17 2 3 18 19
+…): a thread then finds next to each other the four codes that it needs for two products of the matrix unit, which
+processes 16 columns at a time.
+Tiles of 128 rows and 128 columns (64, if the width is no multiple of 128) are stored one after the other, tiles of the
+same rows first. So the data that a program reads in a round is contiguous, because reading a little of each of many
+rows is slow. A tile of codes is [row, byte]; of scales and offsets, [group, row]. Rows are padded to whole tiles.
+Scales and offsets are float16, one per group of 16 or 32 columns. FORMAT identifies the layout: "bf16", or the bits of
+a code and the columns of a group, with or without offsets: "u4g32o", "i8g32", "i8g16"; "f8g128" are 8-bit floats, whose
+scales are float32.
 """
 
 from __future__ import annotations
@@ -34,28 +35,29 @@ def tile_columns(width):
 
 @triton.jit
 def byte_of(column):
-    """Where a column's code is."""
+    """The byte that holds a column's code."""
     return column // 32 * 32 + column % 16 // 2 * 4 + column // 16 % 2 * 2 + column % 2
 
 
 @triton.jit
 def column_of(byte):
-    """Whose code that is."""
+    """The column whose code a byte holds."""
     return byte // 32 * 32 + byte // 2 % 2 * 16 + byte % 32 // 4 * 2 + byte % 2
 
 
 @triton.jit
 def e4m3(code):
-    """8-bit floats by their codes, 2^-8 of their value: the bits of float16 a few places down, whose exponent counts
-    from 15 where theirs counts from 7. The sign comes along as the int8's, and must not stay in the exponent."""
+    """8-bit floats from their codes, times 2^-8. A code's bits are those of float16 shifted down by a few places;
+    float16's exponent bias is 15, theirs is 7. The shift of an int8 extends the sign, which must not remain in the
+    exponent."""
     bits = (code.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4001
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def e4m3_bf16(code, HOPPER: tl.constexpr):
-    """8-bit floats as bfloat16, which holds each of them. Four at a time: a float's bits go where bfloat16 has them,
-    whose exponent counts from 127, and the product with 2^120 makes up for it (of subnormal ones too)."""
+    """8-bit floats as bfloat16, which represents each of them exactly. Four at a time: the bits move to bfloat16's
+    places, and a product with 2^120 corrects the exponent, whose bias is 127 (also for subnormal numbers)."""
     if HOPPER:
         asm: tl.constexpr = """
         {
@@ -81,7 +83,7 @@ def e4m3_bf16(code, HOPPER: tl.constexpr):
 
 @triton.jit
 def decode_row(codes, scales, offsets, row, column, inside, WIDTH: tl.constexpr, FORMAT: tl.constexpr):
-    """One row of a matrix as float32, as a lookup reads it. WIDTH counts the padding too."""
+    """One row of a matrix as float32, for lookups. WIDTH includes padding."""
     if FORMAT == "bf16":
         value = tl.load(codes + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     else:

@@ -1,4 +1,4 @@
-"""A file's quantized blocks taken apart into planes (formats.py says what the planes mean), on the device, by torch."""
+"""Splits a file's quantized blocks into planes (see plane_layout.py), on the device, with torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unspool.ops.cuda.plane_layout import tile_columns
 from unspool.weights.formats import FORMATS
 
 NIBBLE_COLUMNS = 128  # a byte holds columns k and k + 64 of these
-BYTE_COLUMNS = 64  # that a kernel reads at a time, at least
-FLOAT_COLUMNS = 128  # of 8-bit floats that share a scale
+BYTE_COLUMNS = 64  # columns that a kernel reads at a time, at least
+FLOAT_COLUMNS = 128  # columns of 8-bit floats that share a scale
 
 
 @dataclass(frozen=True)
 class Planes:
-    """value = scale · code + offset; `width` counts padding columns, whose scale and offset are 0. All but bf16 are in
-    tiles, see formats.py."""
+    """value = scale · code + offset. `width` includes padding columns, whose scale and offset are 0. All formats but
+    bf16 are in tiles, see plane_layout.py."""
 
     format: str
     features: int
@@ -37,7 +37,7 @@ class Planes:
 
     @staticmethod
     def of_rows(format: str, width: int, codes: Tensor, scales: Tensor, offsets: Tensor | None = None) -> Planes:
-        """Of planes that have a row for each feature."""
+        """Build planes from tensors that have a row for each feature."""
         tiles = width // tile_columns(width)
         return Planes(
             format=format,
@@ -74,14 +74,14 @@ class Planes:
 
     def select(self, index: Tensor) -> Planes:
         codes, scales, offsets = self.rows()
-        codes = codes.index_select(0, index)  # one copy at a time: a card may have little memory left
+        codes = codes.index_select(0, index)  # one tensor at a time, because little of the card's memory may be left
         if scales is None:
             return Planes.of_bf16(codes)
         offsets = None if offsets is None else offsets.index_select(0, index)
         return Planes.of_rows(self.format, self.width, codes, scales.index_select(0, index), offsets)
 
     def values(self) -> Tensor:
-        """float32, padding included; what a kernel computes from the planes, before it rounds to bf16."""
+        """The float32 values, padding included, that a kernel computes from the planes before it rounds to bf16."""
         codes, scales, offsets = self.rows()
         if scales is None:
             return codes.float()
@@ -95,19 +95,19 @@ class Planes:
         return values if offsets is None else values + offsets.float().repeat_interleave(columns, 1)
 
     def as_bf16(self, width: int) -> Planes:
-        """Without the padding past `width`."""
+        """The values as bf16, without the padding columns."""
         return Planes.of_bf16(self.values()[:, :width].to(torch.bfloat16))
 
 
 def _codes_in_tiles(codes: Tensor, tiles: int) -> Tensor:
-    """Rows of codes as tiles [row, byte], the columns of every 32 in the order that kernels read them in."""
+    """Rows of codes as tiles [row, byte], with the columns of every 32 in the order in which kernels read them."""
     codes = _whole(codes)
     cut = codes.reshape(len(codes) // ROWS, ROWS, tiles, -1, 2, 8, 2)
     return cut.permute(0, 2, 1, 3, 5, 4, 6).reshape(-1, codes.shape[1] // tiles).contiguous()
 
 
 def _codes_in_rows(tiled: Tensor, tiles: int, features: int) -> Tensor:
-    """The same back."""
+    """The inverse of _codes_in_tiles."""
     cut = tiled.reshape(-(-features // ROWS), tiles, ROWS, -1, 8, 2, 2)
     return cut.permute(0, 2, 1, 3, 5, 4, 6).reshape(len(cut) * ROWS, -1)[:features]
 
@@ -120,7 +120,7 @@ def _in_tiles(plane: Tensor, tiles: int) -> Tensor:
 
 
 def _in_rows(tiled: Tensor, tiles: int, features: int) -> Tensor:
-    """The same back."""
+    """The inverse of _in_tiles."""
     cut = tiled.reshape(-(-features // ROWS), tiles, -1, ROWS)
     return cut.permute(0, 3, 1, 2).reshape(len(cut) * ROWS, -1)[:features]
 
@@ -148,7 +148,7 @@ def take_apart(raw: Tensor, format: str, features: int, width: int) -> Planes:
 
 
 def _float_planes(raw: Tensor, features: int, width: int) -> Planes:
-    """8-bit floats: the codes as they are, a float32 for each 128 columns of a row."""
+    """Planes of 8-bit floats: the codes unchanged, and one float32 scale per 128 columns of a row."""
     blocks = raw.reshape(features, width // FLOAT_COLUMNS, 4 + FLOAT_COLUMNS)
     scales = blocks[:, :, :4].contiguous().view(torch.float32).reshape(features, -1)
     return Planes.of_rows("f8g128", width, blocks[:, :, 4:].reshape(features, width), scales)
@@ -166,7 +166,7 @@ def _padded(
 
 
 def _pack_nibbles(codes: Tensor, scales: Tensor, offsets: Tensor | None, width: int) -> Planes:
-    assert offsets is not None  # codes of four bits count from 0, so every format has an offset
+    assert offsets is not None  # codes of four bits are unsigned, so each such format has an offset
     padding = -width % NIBBLE_COLUMNS
     codes, scales, offsets = _padded(codes, scales, offsets, width, padding)
     halves = codes.reshape(len(codes), -1, 2, NIBBLE_COLUMNS // 2)
@@ -186,7 +186,7 @@ def _nibbles(qs: Tensor) -> Tensor:
 
 
 def _spread(data: Tensor, group: int, bits: int) -> Tensor:
-    """Fields of `bits` bits: of every `group` bytes, first all lowest fields, then all next ones."""
+    """Unpack fields of `bits` bits: from every `group` bytes, first the lowest fields of all, then the next ones."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device).reshape(1, 1, -1, 1)
     fields = (data.reshape(len(data), -1, 1, group) >> shifts) & ((1 << bits) - 1)
     return fields.reshape(len(data), -1)

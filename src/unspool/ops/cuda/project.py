@@ -1,5 +1,5 @@
-"""A linear layer for so many rows: which kernel, which tile, and what that is called with besides what comes after the
-sum (see finish.py), which is the same for all."""
+"""A linear layer for a given number of rows: its kernel, its tile, and the arguments that do not belong to the epilogue
+(see finish.py)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from unspool.ops.cuda.plane_layout import tile_columns
 from unspool.ops.cuda.quantized import quantized_kernel
 from unspool.ops.cuda.tiles import Tile, split_width, splits_of, tile_of
 
-SHARED = 200_000  # bytes that a program's rounds may take: what a multiprocessor has, less some for the end
+SHARED = 200_000  # bytes of shared memory for a program's rounds: a multiprocessor's, less some for the epilogue
 
-FEW, SOME = 8, 32  # rows: up to the first what lies between kernels counts
-# Columns that a linear layer, of few rows, of some or of more, has yet to come when it lets the next kernel in. Later,
-# and that one's first weights come late; earlier, and its programs take the free multiprocessors two to a pair, which
-# shares its way to memory.
+FEW, SOME = 8, 32  # numbers of rows: up to FEW, the time between kernels matters
+# Columns that a linear layer has yet to process when it lets the next kernel start: for few rows, some, or more. If it
+# does so later, the next kernel's first weights arrive late; if earlier, that kernel's programs occupy the free
+# multiprocessors in pairs, and share their memory bandwidth.
 LEFT = {"heads": 2560, "output": 1536, "gated": 256, "down": 1536}
 LEFT_OF_SOME = {"heads": 1536, "output": 768, "gated": 0, "down": 768}
 LEFT_OF_MORE = {"heads": 1024, "output": 1536, "gated": 0, "down": 0}
 
 
 def columns_left(kind: str, rows: int) -> int:
-    """For `left` of Projection.launch."""
+    """The value for `left` of Projection.launch."""
     return (LEFT if rows <= FEW else LEFT_OF_SOME if rows <= SOME else LEFT_OF_MORE)[kind]
 
 
@@ -43,14 +43,16 @@ class Projection:
 
     @property
     def is_many(self) -> bool:
-        """Every tile of such a layer would add a row's groups of squares again: it wants their sum."""
+        """Whether the layer needs each row's total sum of squares, because each of its tiles would add the groups' sums
+        again."""
         return not self.tile.parallel
 
     def launch(
         self, x: Tensor, parts: int, partial: Tensor, arrivals: Tensor, after: dict[str, Any], left: int, label: str
     ) -> Launch:
-        """`parts`: groups' sums of squares that each row comes with. `left`: columns that are yet to come when the next
-        kernel is let in, of weights that need no decoding. `partial` and `arrivals`: room for splits' sums."""
+        """`parts`: the number of groups' sums of squares per row. `left`: columns yet to be processed when the next
+        kernel may start, for weights that need no decoding. `partial` and `arrivals`: buffers for the sums of
+        splits."""
         tile, rows = self.tile, x[: max(self.rows, 16)]
         args = after | {"num_tokens": self.rows, "features": self.features, "width": self.width}
         args |= {"F": tile.features, "T": tile.tokens}
@@ -69,11 +71,11 @@ class Projection:
         return self._made(quantized_kernel, programs, args | self._planes(rows, parts, columns), label)
 
     def _decoding_tile(self) -> Tile:
-        """For weights that become bf16 on the way: its width are the columns that a round decodes."""
+        """The tile for weights that are decoded to bf16; its width is the number of columns that a round decodes."""
         tile = tile_of(self.features, self.width, max(self.rows, 16))
-        tokens = min(tile.tokens, 128)  # decoding takes the registers
+        tokens = min(tile.tokens, 128)  # decoding needs the registers
         is_half = self.matrix.planes.format.startswith("u4")  # two codes a byte, and two products a round
-        is_wide = is_half or self.matrix.planes.format == "f8g128"  # which has one scale for 128 columns
+        is_wide = is_half or self.matrix.planes.format == "f8g128"  # one scale for 128 columns
         columns = 128 if is_wide or (tokens <= 32 and self.width % 128 == 0) else 64
         of_tokens, of_codes = 2 * tokens * columns, tile.features * columns // (2 if is_half else 1)
         most = 1 + (SHARED - of_tokens) // (of_tokens + of_codes)
@@ -82,7 +84,7 @@ class Projection:
 
     def _plain(self, rows: Tensor, parts: int, columns: int, left: int) -> dict[str, Any]:
         tile = self.tile
-        rounds = -(-(self.width - (self.splits - 1) * columns) // tile.width)  # of the shortest split
+        rounds = -(-(self.width - (self.splits - 1) * columns) // tile.width)  # rounds of the shortest split
         ahead = tile.parallel and parts <= tile.width // 32 * rounds
         near = tile.near if ahead else 0
         return {
@@ -98,11 +100,11 @@ class Projection:
 
     def _planes(self, rows: Tensor, parts: int, columns: int) -> dict[str, Any]:
         planes, tile = self.matrix.planes, self.tile
-        rounds = -(-(self.width - (self.splits - 1) * columns) // tile.width)  # of the shortest split
-        at_once = tile.width // 2 if planes.format.startswith("u4") else tile.width  # columns of a product, and bytes
+        rounds = -(-(self.width - (self.splits - 1) * columns) // tile.width)  # rounds of the shortest split
+        at_once = tile.width // 2 if planes.format.startswith("u4") else tile.width  # columns per product, and bytes
         args = {"codes": descriptor(planes.codes, tile.features, at_once), "FORMAT": planes.format}
         args |= {"scales": planes.scales, "offsets": planes.offsets, "TILE": tile_columns(planes.width)}
-        each = -(-parts // rounds)  # sums of squares that a round has to add
+        each = -(-parts // rounds)  # sums of squares that a round adds
         near = tile.near if each <= 16 else 0
         args |= {"x": rows if near else descriptor(rows, tile.tokens, at_once), "K": tile.width}
         args |= {"EACH": each, "FAR": tile.stages - 1, "NEAR": near}

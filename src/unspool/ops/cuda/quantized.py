@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False
-"""Linear layers over quantized weights: codes are read as stored and become bf16 on their way to the matrix unit."""
+"""Linear layers over quantized weights: codes are read as stored and decoded to bf16 for the matrix unit."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def quantized_product_ahead(
     FORMAT: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr, FAR: tl.constexpr,
     NEAR: tl.constexpr, F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same for few tokens, and their sums of squares: as linear's product_ahead, the first codes are on their way
-    when the wait for the kernel before begins."""
+    """The same for few tokens, with their sums of squares. As in linear's product_ahead, the first codes are prefetched
+    before the wait for the previous kernel."""
     tokens = first_t + tl.arange(0, T)
     acc = tl.zeros((T, F), tl.float32)
     squares = tl.zeros((T,), tl.float32)
@@ -58,15 +58,15 @@ def quantized_kernel(
     x,  # descriptor [tokens, width], or with NEAR a pointer to the same
     parts, inverse_size, eps, bias, residual, out, scaled, next_weight, next_parts, cos, sin, slots, kv, softcap,
     partial, arrivals, num_tokens, features, width, split_width,
-    size,  # columns of a token; `width` counts padding
+    size,  # columns of a token; `width` includes padding
     FORMAT: tl.constexpr,
-    TILE: tl.constexpr,  # columns of a tile
+    TILE: tl.constexpr,  # columns per tile
     EPILOGUE: tl.constexpr, DETAIL: tl.constexpr, PARTS: tl.constexpr,
     EACH: tl.constexpr,  # groups of squares that a round adds
     SPLITS: tl.constexpr, PARALLEL: tl.constexpr, ALL: tl.constexpr, FAR: tl.constexpr, NEAR: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """linear_kernel over planes; its arguments mean the same."""
+    """linear_kernel for planes; its arguments have the same meaning."""
     tile, split, first_f, first_t = own_tile(features, num_tokens, SPLITS, PARALLEL, ALL, F, T)
     is_last = True
     squares = tl.zeros((T,), tl.float32)

@@ -1,9 +1,9 @@
 # mypy: disallow-untyped-defs=False
 """Which experts rows use, and where each use of an expert is computed. ops/routing.py is the specification.
 
-A use of an expert by a row has the number row · USED + use. Few rows are multiplied as they stand: every program looks
-for its expert among the uses of all rows. Many rows are sorted: each expert's uses lie side by side, in whole tiles, so
-that an expert's weights are read for its own rows alone. There are no atomic operations: places follow from counting.
+The use number of an expert by a row is row · USED + use. Few rows are multiplied in their order: every program searches
+the uses of all rows for its expert. Many rows are sorted: each expert's uses are contiguous, in whole tiles, so that an
+expert's weights are read only for its own rows. No atomic operations are needed: places follow from counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unspool.ops.cuda.finish import sigmoid
 
 @triton.jit
 def group_score(choice, members, id, GROUP_TOP: tl.constexpr, E: tl.constexpr):
-    """The sum of the best scores of a group, the best first."""
+    """The sum of a group's best scores, added from the best on."""
     total = 0.0
     left = members
     for _ in tl.static_range(GROUP_TOP):
@@ -33,7 +33,7 @@ def in_best_groups(
     choice, id, there, SIZE: tl.constexpr, GROUPS: tl.constexpr, USED_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr,
     E: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Whether each expert is in one of the groups that may be used; of equal groups the lower one is."""
+    """Whether each expert is in one of the best groups; of equal groups the lower number wins."""
     group = tl.arange(0, G)
     scores = tl.full((G,), float("-inf"), tl.float32)
     for each in range(GROUPS):
@@ -54,7 +54,7 @@ def route_kernel(
     scores,  # float32 [row, expert]: the router's logits
     choice_bias,  # float32 [expert], or None
     expert_scale,  # float32 [expert], or None
-    slots,  # of each row; -1: a row that only fills up the step, and uses no expert. None: there are none
+    slots,  # one per row; -1: a padding row, which uses no expert. None: there are no padding rows
     chosen,  # int32 [row, use]: experts, the best first
     weights,  # float32 [row, use]
     scale,
@@ -65,12 +65,12 @@ def route_kernel(
     GROUPS: tl.constexpr,
     USED_GROUPS: tl.constexpr,
     GROUP_TOP: tl.constexpr,
-    E: tl.constexpr,  # EXPERTS up to a power of two
-    G: tl.constexpr,  # GROUPS likewise
-    U: tl.constexpr,  # USED likewise
+    E: tl.constexpr,  # EXPERTS rounded up to a power of two
+    G: tl.constexpr,  # GROUPS rounded up to a power of two
+    U: tl.constexpr,  # USED rounded up to a power of two
     PDL: tl.constexpr,
 ):
-    """The experts of one row, of equal ones the lower number first, and their weights."""
+    """The experts of one row and their weights. Of equal scores, the lower expert number wins."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -85,7 +85,7 @@ def route_kernel(
     choice = score
     if choice_bias is not None:
         choice = choice + tl.load(choice_bias + id, mask=there, other=0.0)
-    choice = tl.where(choice == choice, choice, float("-inf"))  # what is not a number is chosen last
+    choice = tl.where(choice == choice, choice, float("-inf"))  # NaN is chosen last
     if GROUPS > 1:
         SIZE: tl.constexpr = EXPERTS // GROUPS
         allowed = in_best_groups(choice, id, there, SIZE, GROUPS, USED_GROUPS, GROUP_TOP, E, G)
@@ -113,14 +113,14 @@ def route_kernel(
 
 @triton.jit
 def uses_of_expert(chosen, start, expert, num_uses, B: tl.constexpr):
-    """Which of B uses from `start` on are of an expert."""
+    """Which of B uses from `start` on belong to an expert."""
     use = start + tl.arange(0, B)
     return use, tl.load(chosen + use, mask=use < num_uses, other=-1) == expert
 
 
 @triton.jit(do_not_specialize=["num_uses"])
 def count_kernel(chosen, counts, num_uses, B: tl.constexpr, PDL: tl.constexpr):
-    """How many rows use an expert."""
+    """Count the rows that use an expert."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     expert = tl.program_id(0)
@@ -134,13 +134,13 @@ def count_kernel(chosen, counts, num_uses, B: tl.constexpr, PDL: tl.constexpr):
 @triton.jit(do_not_specialize=["num_uses"])
 def place_kernel(
     chosen, counts,
-    places,  # int32 [tile, T]: the use that is computed there, or -1
+    places,  # int32 [tile, T]: the use that is computed at each place, or -1
     owners,  # int32 [tile]: the tile's expert
-    num_tiles,  # int32: how many tiles there are
+    num_tiles,  # int32: the number of tiles
     num_uses,
     EXPERTS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """An expert's uses, in the order of rows, in tiles of its own behind those of lower experts."""
+    """Place an expert's uses, in the order of rows, into its own tiles, which follow those of lower experts."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     expert, id = tl.program_id(0), tl.arange(0, E)

@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False
-"""Kernels for rows of several parts side by side, and for gates that are cut off: see `Ops.add`, `cut`, `level`, `mix`.
+"""Kernels for rows with several parts, and for gates with a threshold: see `Ops.add`, `cut`, `level`, `mix`.
 
-A row is computed by programs of one shape, whatever the number of rows.
+Programs have the same shape for any number of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unspool.ops.cuda.general import SIZE, columns_of, mean_of
 from unspool.ops.cuda.launch import Launch, next_power
 from unspool.ops.graph import Add, Cut, Level, Mix
 
-COLUMNS = 1024  # of a row that a program has at most
+COLUMNS = 1024  # the most columns of a row that one program computes
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def add_kernel(
     x, y, x_scale, y_scale, out,
     Y_SIZE: tl.constexpr, START: tl.constexpr, size: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x_scale · x, and y_scale · y from a column on, again and again"""
+    """x_scale · x, plus y_scale · y, repeated from a column on"""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = columns_of(size, B)
@@ -37,14 +37,14 @@ def add_kernel(
 
 @triton.jit
 def mean_square(x, size, D: tl.constexpr):
-    """Of `size` values; those past them are 0."""
+    """The mean square of `size` values; padding after them must be 0."""
     squares = sum_of_squares(tl.reshape(x, (D // SIZE, SIZE)), 1)
     return tl.reshape(sum_of_parts(tl.reshape(squares, (1, D // SIZE)), 1), (1,)) / size
 
 
 @triton.jit
 def cut_kernel(x, deviations, out, size: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr):
-    """What of a row is so many deviations above its mean."""
+    """max(0, x - mean - deviations · standard deviation) of a row."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)
@@ -60,7 +60,7 @@ def level_kernel(
     x, like, least, out,
     PART: tl.constexpr, size: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One part of a row: the first is that of `like`, others are made as large."""
+    """One part of a row: the first is copied from `like`, the others are scaled to its root mean square."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, part, column = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, D)
@@ -79,7 +79,7 @@ def mix_kernel(
     PART: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, LOGITS: tl.constexpr, B: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns of one part of a row: the residual's, plus x's parts, each times a number."""
+    """A block of columns of one part of a row: the residual, plus a weighted sum of x's parts."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, column = columns_of(PART, B)
@@ -97,7 +97,7 @@ def mix_kernel(
 
 
 def launch_of(node: Add | Cut | Level | Mix, rows: int, inputs: dict[str, Tensor], out: Tensor) -> Launch:
-    """The kernel of a node, whose inputs are rows by its fields."""
+    """The kernel of a node; `inputs` are rows by the names of its fields."""
     args: dict[str, object] = {**inputs, "out": out}
     nbytes = 4 * rows * (node.width + sum(each.width for each in node.inputs.values()))
     match node:

@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False
-"""What is done row by row: looking up tokens, norms that no linear layer carries, heads that are normed.
+"""Kernels that work row by row: token lookup, norms that are not fused with a linear layer, norms of heads.
 
-A row is one program of one shape, whatever the number of rows.
+Each row is one program of the same shape, for any number of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from unspool.ops.cuda.plane_layout import decode_row
 
 @triton.jit
 def emit(stream, column, row, num_rows, size, scaled, next_weight, next_parts, D: tl.constexpr):
-    """The next linear layer's input: the stream times the norm's weight, and its groups' sums of squares."""
+    """Write the next linear layer's input: the stream times the norm's weight, and the sums of squares of its
+    groups."""
     inside = column < size
     weight = tl.load(next_weight + column, mask=inside, other=0.0)
     tl.store(scaled + row * size + column, (stream * weight).to(tl.bfloat16), mask=inside)
@@ -28,7 +29,7 @@ def emit(stream, column, row, num_rows, size, scaled, next_weight, next_parts, D
 @triton.jit(do_not_specialize=["num_rows", "vocab_size"])
 def embed_kernel(
     ids,
-    sources,  # where >= 0, the token is the one sampled at that place of the last step
+    sources,  # if >= 0: take the token that the previous step sampled at this index
     sampled,
     positions,
     codes,
@@ -54,7 +55,7 @@ def embed_kernel(
     PAIRS_PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Two programs a row, which do not wait for each other: its token's embedding, and its position's rotations."""
+    """Two programs per row, which do not wait for each other: one for its token's embedding, one for its rotations."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -95,7 +96,7 @@ def settle_kernel(
     D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """residual + x / rms(x) · weight; then what the next linear layer reads."""
+    """residual + x / rms(x) · weight, followed by the next linear layer's input."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -114,17 +115,17 @@ def settle_kernel(
 @triton.jit
 def take_kernel(
     step,
-    q,  # of all rows, like the stream x
+    q,  # of all rows, like x
     x,
     q_taken,
     x_taken,
     Q_SIZE: tl.constexpr,
     SIZE: tl.constexpr,
     D: tl.constexpr,
-    LOGIT_ROWS: tl.constexpr,  # where the step tells which rows to take
+    LOGIT_ROWS: tl.constexpr,  # the place in `step` of the rows to take
     PDL: tl.constexpr,
 ):
-    """What the last layer's attention and all after it need of a row whose logits are wanted."""
+    """Copy what the tail needs of a row whose logits are needed: its queries and its stream."""
     let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     source = tl.load(step + tl.load(step + LOGIT_ROWS) + row).to(tl.int64)
@@ -152,23 +153,24 @@ def heads_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,  # of queries and keys
     VALUE_DIM: tl.constexpr,
-    KEPT: tl.constexpr,  # channels that the cache has for either, and queries: those past a head's are zeros
-    ROW: tl.constexpr,  # values of a row: without keys and values where another layer has stored them
+    KEPT: tl.constexpr,  # channels of queries, and of keys and values in the cache; those past a head's are zeros
+    ROW: tl.constexpr,  # values in a row; there are no keys and values if another layer has stored them
     ROPE_PAIRS: tl.constexpr,  # 0: no rotation
-    GROWTH: tl.constexpr,  # queries are times 1 + GROWTH · log(1 + ⌊position / PERIOD⌋)
+    GROWTH: tl.constexpr,  # queries are multiplied by 1 + GROWTH · log(1 + ⌊position / PERIOD⌋)
     PERIOD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One head of one row: norm, rotate, store. The fused way is linear's `heads`: it always rotates, never norms."""
+    """Norm, rotate and store one head of one row. The fused variant, linear's `heads`, always rotates and never
+    norms."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, D // 2)
     kept = pair < KEPT // 2
-    place = pair // 8 * 16 + pair % 8  # where the cache keeps a pair's first half; the second is 8 further
+    place = pair // 8 * 16 + pair % 8  # the place of a pair's first half in the cache; the second half is 8 further
     first, second = place, place + 8
     inside, inside_second = first < VALUE_DIM, second < VALUE_DIM
     source = qkv + row * ROW + (HEADS + KV_HEADS) * HEAD_DIM + (head - HEADS - KV_HEADS) * VALUE_DIM
@@ -176,7 +178,7 @@ def heads_kernel(
         inside = pair < HEAD_DIM // 2
         inside_second = inside
         source = qkv + row * ROW + head * HEAD_DIM
-        rest = 2 * pair  # channels past the rotated ones pair up as they come
+        rest = 2 * pair  # channels past the rotated ones form pairs in order
         if INTERLEAVED:
             first, second = rest, rest + 1
         else:

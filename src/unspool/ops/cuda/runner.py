@@ -1,11 +1,11 @@
-"""Steps on the device: every number of rows has a bucket, every bucket one CUDA graph, made when first needed.
+"""Steps on the device: each number of rows belongs to a bucket, and each bucket has one CUDA graph, made on first use.
 
     step.run(batch)                        one step, its logits on the host
     launched = step.launch(batch, draws)   one step and the draws from its logits, queued
     launched.tokens()                      waits for it
 
-A row with a source takes that draw of the launch before. So a host plans one step ahead and reads one step behind, and
-a token never leaves the device between two steps.
+A row with a source takes that draw of the previous launch as its token. So the host plans one step ahead and reads one
+step behind, and a token stays on the device between two steps.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from unspool.params import ResolvedParams
     from unspool.sampling.pipeline import Sampler
 
-# Rows of partial attention results, and room for linear layers' partial sums (float32).
+# Rows of partial attention results, and the size of the buffer for linear layers' partial sums (float32).
 ATTENTION_ROWS = 16384
 PARTIAL_SUMS = 1 << 24
 ARRIVALS = 1 << 14
-STEP_WORDS = 1 << 20  # of a step's description, at first: a long prompt among hundreds of long tables
-RING = 4  # steps that the host may have under way
+STEP_WORDS = 1 << 20  # initial size of a step's description: enough for a long prompt, or for hundreds of long tables
+RING = 4  # steps that may be in flight
 
 
 def _shape_of(spec: AttentionSpec) -> steps.Shape:
-    """What divides a layer's work."""
+    """The numbers by which a layer's attention work is divided."""
     capacity = 256 if is_interpreted() else ATTENTION_ROWS
     shape = steps.Shape(*heads_of(spec)[:2], multiprocessors(), capacity, prompt_rows(spec), has_room_for_all())
     return replace(shape, programs=shape.programs * programs_each(spec, shape.decode_rows))
 
 
 def bucket_of(rows: int) -> int:
-    """The number of rows that is laid out for so many: close enough that padding costs little, few enough to keep."""
+    """The number of rows that a step is padded to: little padding, but few different numbers."""
     if rows <= 8:
         return next_power(rows)
     if rows <= 32:
@@ -66,7 +66,7 @@ def bucket_of(rows: int) -> int:
 
 
 class LaunchGraph:
-    """Launches, captured once and replayed; under the interpreter they just run."""
+    """Launches that are captured once and replayed; under the interpreter they run directly."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = launches
@@ -77,8 +77,8 @@ class LaunchGraph:
             self._graph.replay()
             return
         if not is_interpreted():
-            torch.cuda.synchronize()  # weights were laid out for this a moment ago, and kernels fetch them at once
-        for launch in self.launches:  # compiles whatever is new
+            torch.cuda.synchronize()  # weights may just have been rearranged, and kernels prefetch them
+        for launch in self.launches:  # compiles new kernels
             launch.run()
         if is_interpreted():
             return
@@ -92,7 +92,8 @@ class LaunchGraph:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's collector: a graph of an engine that is gone, collected here, would spoil the one being made."""
+    """Disable Python's garbage collector: freeing another engine's graph during a capture would invalidate the
+    capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -103,14 +104,14 @@ def _no_collection() -> Iterator[None]:
 
 
 class CudaLaunched:
-    """A launched step. It must be read before RING further ones are launched."""
+    """A launched step. It must be read before RING more steps are launched."""
 
     def __init__(self, words: Tensor, done: torch.cuda.Event | None) -> None:
         self._words, self._done = words, done
         self._result: Sampled | None = None
 
     def result(self) -> Sampled:
-        """Everything that is known of the draws; waits for the device."""
+        """All results of the draws; waits for the device."""
         if self._result is None:
             if self._done is not None:
                 self._done.synchronize()
@@ -125,7 +126,7 @@ class CudaLaunched:
 
 
 class CudaStep:
-    """One model over one KV cache. Not thread-safe, like the engine that drives it."""
+    """One model over one KV cache. Not thread-safe, like the engine that uses it."""
 
     def __init__(self, graph: Graph, kv: CudaKV, device: torch.device) -> None:
         self.graph, self.kv, self.device = graph, kv, device
@@ -133,7 +134,7 @@ class CudaStep:
             raise BackendError("a model must end in logits to run on the CUDA body")
         self.vocab_size = graph.output.width
         self._specs = [node.spec for node in graph.nodes if isinstance(node, Attention)]
-        self._kinds = {heads_of(spec): spec for spec in self._specs}  # layers with equal heads share lists of work
+        self._kinds = {heads_of(spec): spec for spec in self._specs}  # layers with equal heads share work lists
         self.shapes = [_shape_of(spec) for spec in self._kinds.values()]
         self._arena = Arena(device)
         self._sources = all_sources(graph, device)
@@ -145,7 +146,7 @@ class CudaStep:
         self._results = torch.zeros(0, dtype=torch.int32, device=device)
         self._host: list[Tensor] = []
         self._host_results: list[Tensor] = []
-        self._queued: dict[int, torch.cuda.Event] = {}  # by turn: reached when that step has ended
+        self._queued: dict[int, torch.cuda.Event] = {}  # by buffer index: the event after the step that uses the buffer
         self._copying = None if is_interpreted() else torch.cuda.Stream()
         self._turn = 0
 
@@ -200,7 +201,7 @@ class CudaStep:
     def launch(self, batch: Batch, draws: Draws) -> CudaLaunched:
         """Queue a step and its draws."""
         words, mode = self._rows.words(draws.samplers, draws.positions)
-        if self._rows.slots.planes is not self._planes:  # graphs know the old place
+        if self._rows.slots.planes is not self._planes:  # the graphs contain the old address
             if not is_interpreted():
                 torch.cuda.synchronize()
             self._planes = self._rows.slots.planes
@@ -210,7 +211,7 @@ class CudaStep:
     def launch_words(
         self, batch: ArrayBatch, words: np.ndarray, mode: tuple[bool, bool], sources: np.ndarray | None = None
     ) -> CudaLaunched:
-        """Queue a step and draws that are packed already: see SampleRows."""
+        """Queue a step and draws that are already packed, see SampleRows."""
         self._step(batch, words, mode, sources)
         turn, size = (self._turn - 1) % RING, len(words) * RESULT
         start = turn * (len(self._results) // RING)
@@ -219,7 +220,7 @@ class CudaStep:
             target.copy_(source)
             return CudaLaunched(target, None)
         done = torch.cuda.Event()
-        with torch.cuda.stream(self._copying):  # beside the next step, not before it
+        with torch.cuda.stream(self._copying):  # concurrently with the next step
             self._copying.wait_event(self._queued[turn])
             target.copy_(source, non_blocking=True)
             done.record()
@@ -232,18 +233,18 @@ class CudaStep:
         mode: tuple[bool, bool] | None = None,
         sources: np.ndarray | None = None,
     ) -> Tensor:
-        """Queue a step, sampled if there are words; the logits' buffer comes back, valid until the next step."""
+        """Queue a step, with sampling if there are words. Returns the logits' buffer, valid until the next step."""
         try:
             out = self._queue(batch, words, mode, sources)
             if not is_interpreted():
                 self._queued.setdefault((self._turn - 1) % RING, torch.cuda.Event()).record()
             return out
-        except BaseException:  # some kernels may have run, and the rest that would have cleaned up after them not
+        except BaseException:  # some kernels may have run without those that reset their buffers
             self._clean()
             raise
 
     def _clean(self) -> None:
-        """What every step finds, and leaves."""
+        """Reset the buffers that every step expects, and leaves, in their initial state."""
         if not is_interpreted():
             torch.cuda.synchronize()
         self._shared.arrivals.zero_()
@@ -286,16 +287,16 @@ class CudaStep:
         return self._graphs[key]
 
     def launches_of(self, rows: int) -> list[Launch]:
-        """The kernels of a step of so many rows that was run for its logits, for those who measure them."""
+        """The kernels of a step with this many rows that computes logits without sampling, for benchmarks."""
         whole: tuple[object, ...] = ("all", bucket_of(rows), None)
         keys = [whole] if whole in self._graphs else [("body", bucket_of(rows), None), ("tail", 1, None)]
         return [launch for key in keys for launch in self._graphs[key][0].launches]
 
     # Memory ----------------------------------------------------------------------------------------------------------
     def _make_room(self, size: int, rows: int, sampled: int) -> None:
-        """Larger buffers where a step needs them; graphs know the old places and are made again. So there is room from
-        the first for as many draws as the engine has requests, and more comes at least double: a server that fills up
-        would else make its graphs again at every step."""
+        """Enlarge the buffers if a step needs it. Graphs contain the old addresses and are made again, so enlarging
+        must be rare: at first there is room for as many draws as the engine has requests, and later growth at least
+        doubles it. Otherwise a server that fills up would make its graphs again at every step."""
         old = self._shared
         fits = size <= len(old.step) and rows <= len(old.stream)
         if fits and (sampled == 0 or (self._room is not None and sampled <= self._room.rows)):
@@ -307,7 +308,7 @@ class CudaStep:
         if not fits:
             last = old.sampled
             self._shared = self._make_shared(next_power(max(size, len(old.step))), max(rows, len(old.stream)))
-            self._shared.sampled[: len(last)] = last  # the next step may ask for them
+            self._shared.sampled[: len(last)] = last  # the next step may read them
         if sampled and (self._room is None or sampled > self._room.rows):
             most = bucket_of(self.kv.engine.max_running)
             sampled = max(sampled, most) if self._room is None else next_power(sampled)
@@ -336,7 +337,7 @@ class CudaStep:
         turn = self._turn % RING
         self._turn += 1
         if turn in self._queued:
-            self._queued[turn].synchronize()  # the step that used this buffer has left it
+            self._queued[turn].synchronize()  # wait until the step that used this buffer has ended
         size = steps.describe(
             self._host[turn].numpy(),
             batch,

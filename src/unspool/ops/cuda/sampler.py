@@ -1,4 +1,4 @@
-"""Sampling's launches, and a row's parameters and results as the host sees them."""
+"""The launches of sampling, and each row's parameters and results on the host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ BIASED, TELLS = 1, 4  # flags
 
 @dataclass(frozen=True)
 class SampleRows:
-    """How each row of logits becomes a token; one entry a row. What a row does not use has the value that is off."""
+    """How each row of logits becomes a token; one entry per row. An unused parameter has the value that turns it
+    off."""
 
     temperature: np.ndarray  # float32; 0: greedy
     seed: np.ndarray  # uint64
@@ -49,13 +50,13 @@ class SampleRows:
     repetition: np.ndarray  # float32; 1: off
     frequency: np.ndarray  # float32; 0: off
     presence: np.ndarray  # float32; 0: off
-    slot: np.ndarray  # int32: where the request's counts of tokens and bias are; -1: it has none
+    slot: np.ndarray  # int32: the slot of the request's token counts and bias; -1: none
     flags: np.ndarray  # int32: BIASED | TELLS
-    tops: np.ndarray  # int32: of how many best tokens to tell
+    tops: np.ndarray  # int32: the number of best tokens to return
 
     @staticmethod
     def greedy(count: int) -> SampleRows:
-        """Rows with everything off, to be filled in."""
+        """Rows with every stage off, to be filled in."""
         return SampleRows(
             temperature=np.zeros(count, np.float32),
             seed=np.zeros(count, np.uint64),
@@ -83,7 +84,7 @@ class SampleRows:
         return bool((self.flags & TELLS).any())
 
     def words(self) -> np.ndarray:
-        """[row, WORDS] as the kernels read them."""
+        """The parameters as the kernels read them, [row, WORDS]."""
         out = np.zeros((len(self), WORDS), np.int32)
         out[:, 0] = self.temperature.view(np.int32)
         out[:, 1] = self.top_k
@@ -101,26 +102,26 @@ class SampleRows:
 
 
 class Sampled:
-    """What came of each row. `stats`, `rank` and `top` are there where the row's flags asked for them."""
+    """The result of each row. `stats`, `rank` and `top` are valid for rows whose flags request them."""
 
     def __init__(self, words: np.ndarray) -> None:
         self._words = words  # [row, RESULT]
-        self._numbers: list[list[int]] = []  # the same as Python's, once they are asked for
+        self._numbers: list[list[int]] = []  # the words as Python integers, converted on first use
         self._floats: list[list[float]] = []
-        # Negative where there is none: sampling.native's HAS_NAN, HAS_INFINITY, NONE_LEFT.
+        # Negative if no token was chosen: sampling.native's HAS_NAN, HAS_INFINITY, NONE_LEFT.
         self.tokens: list[int] = words[:, 0].tolist()
 
     def logit(self, row: int) -> float:
-        """The chosen token's, raw."""
+        """The chosen token's raw logit."""
         return self._read(row)[1][1]
 
     def stats(self, row: int) -> RowStats:
-        """Of the raw logits: what sampling.logprobs would say, to the bit."""
+        """Statistics of the raw logits, bit-identical to those of sampling.logprobs."""
         numbers, floats = self._read(row)
         return RowStats(floats[2], numbers[3] & 0xFFFFFFFF | numbers[4] << 32)
 
     def rank(self, row: int) -> int:
-        """1 for the best."""
+        """The chosen token's rank; 1 is the best."""
         return self._read(row)[0][5]
 
     def logprobs(self, row: int, count: int) -> tuple[float, tuple[tuple[int, float], ...], int]:
@@ -137,16 +138,16 @@ class Sampled:
 
 
 class Rows:
-    """Rows of draws, packed quickly: from step to step mostly the positions change, and those of few requests more."""
+    """Packs the rows of draws quickly: from step to step, most rows only change in their position."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.slots = Slots(vocab_size, device)
         self._samplers: dict[int, Sampler] = {}
         self._packed: dict[int, tuple[bytes, bool, bool]] = {}
-        self._numbers: list[int] = []  # of the last draws
+        self._numbers: list[int] = []  # the samplers of the last draws
         self._words = np.zeros((0, WORDS), np.int32)
         self._mode = (False, False)
-        self._seated: list[int] = []  # rows that have a slot
+        self._seated: list[int] = []  # rows whose sampler has a slot
 
     def add(self, number: int, sampler: Sampler) -> None:
         self._samplers[number] = sampler
@@ -154,11 +155,12 @@ class Rows:
     def remove(self, number: int) -> None:
         if self._samplers.pop(number, None) is not None:
             self._packed.pop(number, None)
-            self._numbers = []  # the number may come to mean another sampler
+            self._numbers = []  # another sampler may get this number
             self.slots.release(number)
 
     def words(self, numbers: Sequence[int], positions: Sequence[int]) -> tuple[np.ndarray, tuple[bool, bool]]:
-        """[draw, WORDS], valid until the next call; and whether any of them filters, whether any tells."""
+        """The words of the draws [draw, WORDS], valid until the next call; whether any row filters; whether any row
+        returns logprobs."""
         if self._numbers != numbers:
             known = [self._known(number) for number in numbers]
             self._words = np.frombuffer(bytearray(b"".join(row for row, *_ in known)), np.int32).reshape(-1, WORDS)
@@ -181,7 +183,7 @@ class Rows:
 
 
 def _fill(field: str, value: Callable[[ResolvedParams], Any]) -> Callable[[SampleRows, ResolvedParams], None]:
-    """Writes a parameter into the field of a row that a stage reads."""
+    """A function that writes a parameter into the field of a row that a stage reads."""
 
     def fill(row: SampleRows, params: ResolvedParams) -> None:
         getattr(row, field)[:] = value(params)
@@ -193,8 +195,8 @@ def _fill_bias(row: SampleRows, params: ResolvedParams) -> None:
     row.flags[:] |= BIASED
 
 
-# The stages that the device has, in the one order that it has them in, and how each gets its parameters. A request with
-# another stage, or in another order, is sampled by the host.
+# The stages that the device implements, in its fixed order, and how each gets its parameters. The host samples requests
+# that use another stage or another order.
 STAGES: Mapping[str, Callable[[SampleRows, ResolvedParams], None]] = {
     "bias": _fill_bias,
     "allowed": _fill_bias,
@@ -210,10 +212,10 @@ PENALTIES = ("repetition", "frequency", "presence")
 
 
 def row_of(params: ResolvedParams, seed: int) -> SampleRows:
-    """One row for a request whose stages are all in STAGES; its slot and position are to be filled in."""
+    """A row for a request whose stages are all in STAGES; the caller fills in its slot and position."""
     row = SampleRows.greedy(1)
     row.seed[:] = seed
-    row.temperature[:] = params.temperature  # 1 has no stage, and 0 is greedy
+    row.temperature[:] = params.temperature  # temperature 1 has no stage, 0 is greedy
     if params.logprobs is not None or params.best_of > params.n:
         row.flags[:] |= TELLS
         row.tops[:] = params.logprobs or 0
@@ -224,19 +226,19 @@ def row_of(params: ResolvedParams, seed: int) -> SampleRows:
 
 
 def can_draw(params: ResolvedParams) -> bool:
-    """Whether the device does all that these parameters ask of a draw, in their order."""
+    """Whether the device implements everything that these parameters request, in their order."""
     stages = stages_on(params, None)
     order: tuple[Stage, ...] = tuple(STAGES)
     at = [order.index(stage) if stage in STAGES else -1 for stage in stages]
     if -1 in at or at != sorted(at):
         return False
     if params.penalty_window >= 0 and any(stage in PENALTIES for stage in stages):
-        return False  # a token that leaves the window would have to be taken back
+        return False  # a token that leaves the window would have to be subtracted again
     return params.logprobs is None or (params.logprobs <= MOST_TOLD and params.logprobs_stage == "raw")
 
 
 class SamplingRoom:
-    """Memory that sampling needs for up to so many rows."""
+    """Buffers that sampling needs, for a maximum number of rows."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self.rows, self.vocab_size, self.device = rows, vocab_size, device

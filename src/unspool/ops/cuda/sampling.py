@@ -1,13 +1,13 @@
 # mypy: disallow-untyped-defs=False
-"""From logits to tokens on the device, bit for bit as sampling/ does it on the CPU, rows independent of each other.
+"""From logits to tokens on the device, bit for bit as sampling/ does it on the CPU, each row independently.
 
-    prepare   bias, penalties, temperature; the row's largest value (where nothing filters, the draw does this too)
+    prepare   bias, penalties, temperature; the row's largest value (without filters, the draw does this too)
     filters   top-k and top-p: see filtering.py
     draw      min-p, noise, the best of the survivors
-    tell      how probable the chosen token and the best ones were, for those who ask
+    tell      logprobs of the chosen token and the best ones, for requests that ask for them
 
-A row is divided among programs, a chunk of the vocabulary each. What a pass needs to know of the whole row is added up
-with integer atomics, and the last program to arrive concludes from it: nothing depends on who was last.
+A row is divided among programs, one chunk of the vocabulary each. Integer atomics combine what a pass needs to know
+about the whole row, and the last program to arrive evaluates it: the result does not depend on which one is last.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import triton.language as tl
 from unspool.ops.cuda.exact import let_next_start, wait_for_previous
 from unspool.sampling.native import HAS_INFINITY, HAS_NAN, NONE_LEFT
 
-CHUNK = 4096  # tokens a program looks at
+CHUNK = 4096  # tokens per program
 # A row's parameters are 16 int32 words, see sampler.py. Its state is int64 words, zero before and after a step: keys of
-# the largest logits before prepare (if logprobs are told) and after, whether any was NaN or infinite, programs arrived,
-# the best score so far, its token, sum of weights, rank; for each filter its last survivor's key and id; what
-# filtering.py keeps: how much is wanted of the tokens it gathers, how many those are, between which bounds they lie, 16
-# sums.
+# the largest logits before prepare (if logprobs are requested) and after, whether any was NaN or infinite, the number
+# of programs that have arrived, the best score so far, its token, sum of weights, rank; for each filter its last
+# survivor's key and id; for filtering.py: the required amount of the gathered tokens, their number, the bounds between
+# which they lie, 16 sums.
 STATE = 32
 BEST_RAW, BEST, BAD, ARRIVED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 SCORE, WINNER, TOTAL, RANK = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6), tl.constexpr(7)
 LAST_K, LAST_P = tl.constexpr(8), tl.constexpr(10)  # two words each
 WANTED, GATHERED, BOUND = tl.constexpr(12), tl.constexpr(13), tl.constexpr(14)
 SUMS = tl.constexpr(16)
-MOST_TOLD = 20  # tokens besides the chosen one
-# int32 words of a row's result: the token or what is wrong, its logit; if logprobs are told, the row's largest, sum of
-# weights (2), rank; two are free; then the best tokens' ids and logits.
+MOST_TOLD = 20  # logprobs that can be returned in addition to the chosen token's
+# int32 words of a row's result: the token or an error code, its logit; if logprobs are requested, the row's largest
+# logit, sum of weights (2), rank; two are unused; then the best tokens' ids and logits.
 RESULT = 8 + 2 * MOST_TOLD
-PLANES = 3  # of what a request brings along: how often the penalties have seen each token (2), its bias
+PLANES = 3  # per request: how often the penalties have counted each token (2), and its bias
 NONE, INFINITE, NOT_A_NUMBER = tl.constexpr(NONE_LEFT), tl.constexpr(HAS_INFINITY), tl.constexpr(HAS_NAN)
 
 
 @triton.jit
 def ordered(x):
-    """An integer for each float such that both compare alike; -0 is 0."""
+    """An integer for each float, such that integers compare like the floats; -0 equals 0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
@@ -53,9 +53,9 @@ def unordered(key):
 
 @triton.jit
 def exp32(x):
-    """filters.exp32: e^x for x <= 0, step by step the same float32 operations."""
+    """As filters.exp32: e^x for x <= 0, with the same float32 operations in the same order."""
     x = tl.maximum(x, -64.0)
-    n = (x * 1.44269504 + 12582912.0) - 12582912.0  # to the nearest integer, halves to even
+    n = (x * 1.44269504 + 12582912.0) - 12582912.0  # rounded to the nearest integer, halves to even
     r = (x - n * 0.693359375) - n * -2.12194440e-4
     y = r * 0.00019841270113829523 + 0.0013888889225199819
     y = y * r + 0.008333333767950535
@@ -69,14 +69,14 @@ def exp32(x):
 
 @triton.jit
 def weight_of(x, best):
-    """filters.weights: round(2^40 · e^(x - best)) as an integer."""
+    """As filters.weights: round(2^40 · e^(x - best)) as an integer."""
     scaled = exp32(x - best).to(tl.float64) * 1099511627776.0
     return ((scaled + 6755399441055744.0) - 6755399441055744.0).to(tl.int64)
 
 
 @triton.jit
 def log32(x):
-    """draw.log32: the natural logarithm by the same float32 operations."""
+    """As draw.log32: the natural logarithm, with the same float32 operations."""
     bits = x.to(tl.int32, bitcast=True)
     shift = (bits - 1060439283) >> 23
     mantissa = (bits - (shift << 23)).to(tl.float32, bitcast=True)
@@ -93,7 +93,7 @@ def log32(x):
 
 @triton.jit
 def gumbel(seed_low, seed_high, position_low, position_high, token):
-    """draw.gumbel: the noise of tokens at a position, a function of nothing else."""
+    """As draw.gumbel: the noise of each token at a position. It depends on seed, position and token only."""
     a, b = token.to(tl.uint32), tl.zeros_like(token).to(tl.uint32) + position_low
     c, d = tl.zeros_like(token).to(tl.uint32) + position_high, tl.zeros_like(token).to(tl.uint32)
     key0, key1 = seed_low, seed_high
@@ -119,7 +119,7 @@ def as_double(pointer):
 
 @triton.jit
 def own_row(step, state, PARAMS_AT: tl.constexpr, STATE: tl.constexpr, PDL: tl.constexpr):
-    """How every kernel here begins: a program's row, its parameters and its state."""
+    """The beginning of every kernel here: a program's row, its parameters and its state."""
     let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     params = step + tl.load(step + PARAMS_AT) + row * 16
@@ -139,15 +139,15 @@ def arrive(state, chunks):
 
 @triton.jit
 def forget(state, STATE: tl.constexpr):
-    """Zeros for the next step, once every thread has read what there was."""
+    """Reset the state for the next step, after every thread has read it."""
     tl.debug_barrier()
     tl.store(state + tl.arange(0, STATE), tl.zeros((STATE,), tl.int64))
 
 
 @triton.jit
 def prepared(logits, params, state, planes, row, token, inside, vocab_size, TELLS: tl.constexpr):
-    """Logits as bias, penalties and temperature leave them; the row's state learns of NaN and infinity and, if logprobs
-    are to be told, the largest raw one."""
+    """Logits after bias, penalties and temperature. Notes NaN and infinity in the row's state, and the largest raw
+    logit if logprobs are requested."""
     x = tl.load(logits + row * vocab_size + token, mask=inside, other=float("-inf"))
     if TELLS:
         is_bad = (x != x) | (x == float("inf"))
@@ -174,7 +174,7 @@ def biased(x, params, plane, inside):
 
 @triton.jit
 def penalised(x, params, plane, inside, vocab_size):
-    """penalties.repetition, frequency, presence, from how often their scope holds each token."""
+    """As penalties.repetition, frequency and presence, from the counts of each token in their scopes."""
     repetition, frequency, presence = as_float(params + 9), as_float(params + 10), as_float(params + 11)
     factor = tl.zeros_like(x) + repetition
     if repetition != 1.0:
@@ -194,7 +194,7 @@ def prepare_kernel(
     logits, x_out, step, state, planes, vocab_size,
     PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What the filters look at, and its largest."""
+    """Write the filters' input and its largest value."""
     row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -206,7 +206,7 @@ def prepare_kernel(
 
 @triton.jit
 def survives(key, token, last):
-    """Whether tokens passed a filter: better than its last survivor, or equal to it and of no higher id."""
+    """Whether tokens pass a filter: better than its last survivor, or equal to it with an id that is not higher."""
     return (key > tl.load(last)) | ((key == tl.load(last)) & (token <= tl.load(last + 1)))
 
 
@@ -216,7 +216,7 @@ def draw_kernel(
     PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr,
     RESULT: tl.constexpr, FILTERED: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best of the survivors with its noise (none at temperature 0); of equals the lowest id."""
+    """Choose the best survivor after adding noise (none at temperature 0); of equal ones the lowest id."""
     row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
     chunk, chunks = tl.program_id(1), tl.num_programs(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -237,7 +237,7 @@ def draw_kernel(
             tl.load(params + 7).to(tl.uint32), tl.load(params + 8).to(tl.uint32), token,
         )  # fmt: skip
         score = tl.where(alive, x + noise, float("-inf"))
-    # The larger key wins; of equal keys the lower id: both in one integer.
+    # The larger key wins, and of equal keys the lower id: one integer encodes both.
     both = ordered(score) * 2147483648 + (2147483647 - token.to(tl.int64))
     tl.atomic_max(state + SCORE, tl.max(tl.where(inside & (score == score), both, 0)))
     if arrive(state, chunks):
@@ -247,7 +247,7 @@ def draw_kernel(
         bad = tl.load(state + BAD, cache_modifier=".cg")
         code = tl.where(unordered(winner >> 31) == float("-inf"), NONE, chosen)
         code = tl.where(bad == 1, INFINITE, tl.where(bad == 2, NOT_A_NUMBER, code))
-        chosen = tl.where(code < 0, 0, chosen)  # the next step, already on its way, gets a token that exists
+        chosen = tl.where(code < 0, 0, chosen)  # the next step may already be queued, and needs a valid token
         tl.store(sampled + row, chosen)
         tl.store(state + WINNER, chosen.to(tl.int64))
         slot = tl.load(params + 12)
@@ -271,7 +271,7 @@ def tell_kernel(
     PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, RESULT: tl.constexpr,
     CHUNKS: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the raw logits' weights, the chosen token's rank among them, and the best tokens."""
+    """Compute the sum of the raw logits' weights, the chosen token's rank, and the best tokens."""
     row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
     chunk, chunks = tl.program_id(1), tl.num_programs(1)
     if (tl.load(params + 13) & 4) != 0:
@@ -284,7 +284,8 @@ def tell_kernel(
         logit = tl.load(logits + row * vocab_size + chosen)
         better = (x > logit) | ((x == logit) & (token < chosen))
         tl.atomic_add(state + RANK, tl.sum((inside & better).to(tl.int64)))
-        # The best of this chunk, each with its id in one integer; the last program to come finds the best of those.
+        # The best tokens of this chunk, each encoded with its id in one integer. The last program selects the best
+        # overall.
         count = tl.load(params + 14)
         mine = tops + (row * chunks + chunk) * MOST
         both = tl.where(inside, ordered(x) * 2147483648 + (2147483647 - token.to(tl.int64)), 0)

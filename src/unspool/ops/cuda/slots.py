@@ -1,10 +1,10 @@
-"""What requests bring along to their draws, on the device: how often penalties have seen each token, and their bias.
+"""Per-request sampling state on the device: how often penalties have counted each token, and the bias.
 
-    planes[slot]   what repetition counts · what frequency and presence count · bias (float32, minus infinity: never)
+    planes[slot]   counts for repetition · counts for frequency and presence · bias (float32, minus infinity: forbidden)
 
-A request has a slot from its first draw until its sampler is removed. Every draw counts its own token on, before the
-host knows it. What happened otherwise (the slot is new, the host chose for a while) shows in the position, and the
-counts are set anew.
+A request has a slot from its first draw until its sampler is removed. Every draw counts its own token, before the host
+knows it. If other tokens were chosen (the slot is new, or the host has chosen meanwhile), the position differs, and the
+counts are set again.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ FEWEST = 16
 @dataclass
 class Slot:
     index: int
-    position: int  # of the draw that its counts are good for
+    position: int  # of the draw that its counts are valid for
     has_bias: bool
-    is_early: bool = False  # end tokens are out of the question yet
+    is_early: bool = False  # end tokens are still forbidden
 
 
 class Slots:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size, self.device = vocab_size, device
         self.planes = torch.zeros((1, PLANES, 1), dtype=torch.int32, device=device)
-        self._slots: dict[int, Slot] = {}  # by the sampler's number
+        self._slots: dict[int, Slot] = {}  # by sampler number
         self._free: list[int] = []
 
     def place(self, number: int, sampler: Sampler, position: int) -> int:
-        """The slot of a sampler whose draw is for this position, ready for it."""
+        """The slot of a sampler, prepared for a draw at this position."""
         slot = self._slots.get(number)
         if slot is None:
             slot = self._slots[number] = self._take(sampler)
@@ -57,7 +57,8 @@ class Slots:
         return slot.index
 
     def release(self, number: int) -> None:
-        """The sampler of this number draws no more. Kernels that are queued run before those of the next owner."""
+        """Free the slot of a sampler that draws no more. Kernels already queued run before those of the slot's next
+        owner."""
         slot = self._slots.pop(number, None)
         if slot is not None:
             self._free.append(slot.index)
@@ -75,14 +76,14 @@ class Slots:
         return slot
 
     def _grow(self) -> None:
-        """Twice as many. Whoever holds the planes has to notice that they are others now."""
+        """Double the number of slots. Holders of `planes` must notice that the tensor was replaced."""
         old = self.planes if self.planes.shape[2] == self.vocab_size else self.planes[:0]
         size = max(FEWEST, next_power(len(old) + 1))
         self.planes = torch.zeros((size, PLANES, self.vocab_size), dtype=torch.int32, device=self.device)
         self.planes[: len(old)] = old if len(old) else 0
         self._free += range(size - 1, len(old) - 1, -1)
 
-    # What a slot holds ----------------------------------------------------------------------------------------------
+    # The content of a slot -------------------------------------------------------------------------------------------
     def _set_counts(self, slot: Slot, sampler: Sampler, position: int) -> None:
         history = sampler.history
         for plane, counts in enumerate((history.repeated, history.frequent)):

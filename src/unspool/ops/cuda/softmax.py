@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False
-"""Attention's arithmetic: a softmax that goes from tile to tile and from split to split in one order, see attention.py.
+"""Attention's arithmetic: a softmax over tiles and splits in a fixed order, see attention.py.
 
-Keys lie along an AXIS: on the matrix unit's M side where query rows are few, on its N side where they are many.
+Keys lie along AXIS: on the matrix unit's M side if query rows are few, on its N side if they are many.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unspool.ops.cuda.handover import MORE, clear, hand_over, take
 
 @triton.jit
 def visible(scores, seen, scale, softcap):
-    """Scores as they count, where they are seen, and the factor that brings them to base 2."""
+    """Scores after softcap and mask, and the factor that converts them to base 2."""
     factor = scale * 1.4426950408889634
     if softcap is not None:
         scores = softcap * tanh(scores * scale / softcap)
@@ -27,13 +27,13 @@ def visible(scores, seen, scale, softcap):
 
 @triton.jit
 def base_of(m):
-    """What scores are measured from: the largest, or 0 where nothing was seen."""
+    """The value that is subtracted from scores: the largest, or 0 if no key is visible."""
     return tl.where(m == float("-inf"), 0.0, m)
 
 
 @triton.jit
 def seen_by(key, position, AXIS: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys a row sees, keys along AXIS."""
+    """Which keys are visible to each row, with keys along AXIS."""
     key, position = tl.expand_dims(key, 1 - AXIS), tl.expand_dims(position, AXIS)
     seen = key <= position
     if WINDOW > 0:
@@ -43,8 +43,8 @@ def seen_by(key, position, AXIS: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def weigh(scores, seen, m, scale, softcap, AXIS: tl.constexpr):
-    """One more tile, its keys along AXIS: the largest score so far (in base 2), what everything before it is worth
-    now, and the tile's weights."""
+    """Process one more tile, with keys along AXIS. Returns the largest score so far (in base 2), the factor that
+    rescales earlier sums, and the tile's weights."""
     scores, factor = visible(scores, seen, scale, softcap)
     new = tl.maximum(m, tl.max(scores, AXIS) * factor)
     base = base_of(new) if seen is not None else new
@@ -54,7 +54,7 @@ def weigh(scores, seen, m, scale, softcap, AXIS: tl.constexpr):
 
 @triton.jit
 def weigh_pair(scores, seen, m, scale, softcap, T: tl.constexpr):
-    """Two tiles, one after the other, as weigh() would: but all scores are compared at once, and all weights made."""
+    """As weigh() for two tiles in order, but compares all scores and computes all weights at once."""
     scores, factor = visible(scores, seen, scale, softcap)
     scores = tl.reshape(scores, (2, scores.shape[0] // 2, T))
     best0, best1 = tl.split(tl.trans(tl.max(scores, 1)))
@@ -68,8 +68,8 @@ def weigh_pair(scores, seen, m, scale, softcap, T: tl.constexpr):
 
 @triton.jit
 def worth(m, split_m):
-    """The largest score of two splits, and what either's weights are worth then. Nothing seen has m = -inf, and counts
-    for nothing."""
+    """The larger maximum of two splits, and the factors that rescale the sums of each. A split without visible keys has
+    m = -inf, and its factor is 0."""
     new = tl.maximum(m, split_m)
     base = base_of(new)
     return new, tl.exp2(m - base), tl.exp2(split_m - base)
@@ -77,7 +77,7 @@ def worth(m, split_m):
 
 @triton.jit
 def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
-    """The state after one more split. AXIS: along which m is yet to be repeated."""
+    """Merge one more split into the state. AXIS: the axis along which m must be repeated."""
     new, old, late = worth(m, split_m)
     old, late = tl.expand_dims(old, AXIS), tl.expand_dims(late, AXIS)
     return new, tl.fma(mass, old, split_mass * late), tl.fma(acc, old, split_acc * late)
@@ -87,7 +87,7 @@ def merge(m, mass, acc, split_m, split_mass, split_acc, AXIS: tl.constexpr):
 def enter_split(
     tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
-    """Before a tile: at a split's beginning the last one is merged into the whole, and the next starts from nothing."""
+    """Called before each tile: at the beginning of a split, merge the previous split and start from an empty state."""
     if tile % SPLIT == 0 and tile > first_tile:
         whole_m, whole_mass, whole_acc = merge(whole_m, whole_mass, whole_acc, m, mass, acc, AXIS)
         m = tl.full(m.shape, float("-inf"), tl.float32)
@@ -99,9 +99,9 @@ def enter_split(
 def enter_split_evenly(
     tile, first_tile, whole_m, whole_mass, whole_acc, m, mass, acc, SPLIT: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
-    """The same without a branch, which would have the matrix unit finish its sums first: at other tiles the whole is
-    worth 1 and the split nothing. Of a split that begins, m alone is reset: weigh() then finds the rest worth nothing.
-    """
+    """The same without a branch, which would make the matrix unit finish its sums first: at other tiles the merged
+    state has the factor 1 and the split the factor 0. When a split begins, only m is reset; weigh() then gives its old
+    sums the factor 0."""
     enters = (tile % SPLIT == 0) & (tile > first_tile)
     new, old, late = worth(whole_m, m)
     old, late = tl.where(enters, old, 1.0), tl.where(enters, late, 0.0)
@@ -112,7 +112,7 @@ def enter_split_evenly(
 
 @triton.jit
 def with_sink(mass, m, sinks, head):
-    """The sum of weights, to which each head's sink adds its own."""
+    """The sum of weights, plus that of each head's sink."""
     if sinks is not None:
         mass = mass + tl.exp2(tl.load(sinks + head) * 1.4426950408889634 - base_of(m))
     return mass
@@ -125,11 +125,12 @@ def answer_of(mass, acc):
 
 @triton.jit
 def keep_split(partial, at, rows, m, mass, acc, T: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr):
-    """Hand a split's results over, a row's from `at` on: channels, the largest score, the sum of weights."""
+    """Hand over a split's results, starting at `at` for the first row: channels, the largest score, the sum of
+    weights."""
     r, d, copy = tl.arange(0, T)[None, :], tl.arange(0, D)[:, None], tl.arange(0, 64)[:, None]
     row = partial + (at + r).to(tl.int64) * (D + MORE)
     hand_over(row + d, acc, r < rows, ALONE)
-    first = (r < rows) & (copy == 0)  # of 64 equal rows
+    first = (r < rows) & (copy == 0)  # the first of 64 equal rows
     hand_over(row + D + copy, tl.broadcast_to(m[None, :], (64, T)), first, ALONE)
     hand_over(row + D + 1 + copy, mass, first, ALONE)
 
@@ -140,9 +141,9 @@ def merge_splits(
     GROUP: tl.constexpr, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, TIMES: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """Wait for an item's splits, merge them in order, and write the answer: ROWS of its rows from the first on, TIMES
-    splits at once, so that they wait for memory once. A thread has EACH channels of a row side by side, and takes the
-    row's m and mass itself, or they would have to be passed from thread to thread."""
+    """Wait for an item's splits, merge them in order, and write the result: ROWS of its rows from `first` on, TIMES
+    splits at once, so that they wait for memory once. A thread has EACH consecutive channels of a row, and loads the
+    row's m and mass itself; otherwise they would have to be exchanged between threads."""
     EACH: tl.constexpr = max(ROWS * D // 128, 1)
     r, d = first + tl.arange(0, ROWS)[:, None], tl.arange(0, D)[None, :]
     m = tl.full((ROWS, D // EACH), float("-inf"), tl.float32)
@@ -172,7 +173,7 @@ def merge_splits(
 
 @triton.jit
 def merge_taken(m, mass, acc, found, first: tl.constexpr, EACH: tl.constexpr):
-    """merge() with what take() found from the first of its values on."""
+    """merge() with the values that take() has loaded, starting at index `first`."""
     m, old, late = worth(m, found[first])
     newer = ()
     for j in tl.static_range(EACH):
@@ -182,7 +183,7 @@ def merge_taken(m, mass, acc, found, first: tl.constexpr, EACH: tl.constexpr):
 
 @triton.jit
 def side_by_side(parts, first: tl.constexpr, step: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr):
-    """[row, channel] from every step-th of the parts, whose elements take turns."""
+    """[row, channel] from every step-th of the parts, whose elements alternate."""
     if COUNT == 1:
         return parts[first]
     else:
@@ -196,7 +197,7 @@ def merge_rows(
     partial, out, sinks, at, first, count, rows, begin, end, first_row, head,
     GROUP: tl.constexpr, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, D: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """The same for a count of rows, 1 or 4: many splits of one, or few of all four at once."""
+    """merge_splits for a count of rows, 1 or 4: many splits of one row at once, or few splits of four rows."""
     if count == 1:
         merge_splits(
             partial, out, sinks, at, first, rows, begin, end, first_row, head, GROUP, HEADS, VALUE_DIM, D, 1, 8, ALONE

@@ -1,4 +1,4 @@
-"""Where a latent layer's rows of queries and keys come from."""
+"""The tensors from which a latent layer's rows of queries and keys are read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from unspool.ops.graph import Arrange, Attention, Graph, Join, Node
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a latent layer's rows come from: at most three nodes; and for each head, and for the key, in which of them
-    its first channels begin, and its latents."""
+    """The tensors of a latent layer's rows: at most three nodes. For each head, and for the key: which of them holds
+    its first channels and from which column on, and the same for its latents."""
 
     nodes: tuple[Node, ...]
     table: tuple[tuple[int, int, int, int], ...]
-    skipped: tuple[Node, ...]  # nodes that are never computed, as nothing else reads them
+    skipped: tuple[Node, ...]  # nodes that are not computed, because nothing else reads them
 
 
 def sources_of(node: Attention, readers: dict[Node, list[Node]]) -> Sources:
-    """Without copies where rows are only put together of others' parts, as models do."""
+    """The layer's sources. If its rows only concatenate parts of other nodes, as models do, nothing is copied."""
     spec, x = node.spec, node.x
     turned, heads = spec.head_dim - spec.value_dim, spec.num_heads + 1
     starts = [(h * spec.head_dim, h * spec.head_dim + turned) for h in range(heads)]
@@ -51,7 +51,7 @@ def _pieces(x: Node, readers: dict[Node, list[Node]], joins: list[Node]) -> list
 
 
 def _place(columns: Sequence[int], pieces: Sequence[Node]) -> tuple[int, int] | None:
-    """Which piece has these columns side by side, and from where on."""
+    """The piece that contains these columns consecutively, and the first column; None if there is no such piece."""
     if list(columns) != list(range(columns[0], columns[0] + len(columns))):
         return None
     start = columns[0]
@@ -63,7 +63,7 @@ def _place(columns: Sequence[int], pieces: Sequence[Node]) -> tuple[int, int] | 
 
 
 def all_sources(graph: Graph, device: torch.device) -> dict[Node, tuple[Sources, Tensor]]:
-    """Of every latent layer, and its table on the device."""
+    """The sources of every latent layer, and its table on the device."""
     found: dict[Node, tuple[Sources, Tensor]] = {}
     readers = graph.readers()
     for node in graph.nodes:

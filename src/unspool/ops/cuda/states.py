@@ -1,9 +1,9 @@
 # mypy: disallow-untyped-defs=False
 """Kernels of recurrent layers: causal convolutions, gated delta rules and scans (ops/recurrence.py).
 
-A sequence's state lies in a slot, as float32. A program goes through the tokens of one sequence in order, for some of
-its channels or some columns of one head's matrix: a prompt and a single token are computed alike, and a state's bits do
-not depend on how it was reached. Sequences, channels, heads and columns are computed side by side.
+A sequence's state lies in a slot, as float32. A program processes the tokens of one sequence in order, for some of its
+channels or some columns of one head's matrix. A prompt and a single token are computed the same way, and a state's bits
+do not depend on how the tokens were divided into steps. Sequences, channels, heads and columns run in parallel.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import triton.language as tl
 from unspool.ops.cuda.exact import let_next_start, wait_for_previous
 from unspool.ops.cuda.finish import activate, sigmoid
 
-WORDS = tl.constexpr(4)  # of a sequence: steps.SEQUENCE
+WORDS = tl.constexpr(4)  # words per sequence: steps.SEQUENCE
 
 
 @triton.jit
 def read_sequence(told, rows, sequence):
-    """A sequence's first row, its number of rows, its slot, and whether it begins with zeros (1) or not (0)."""
+    """A sequence's first row, number of rows, slot, and whether its state begins with zeros (1) or not (0)."""
     own = told + 2 * rows + sequence * WORDS
     return tl.load(own), tl.load(own + 1), tl.load(own + 2).to(tl.int64), tl.load(own + 3)
 
@@ -29,7 +29,7 @@ def conv_input(
     x, state, first, offset, is_fresh, channel, inside,
     SIZE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, START: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """The convolution's input of the offset-th row of a sequence; of rows before the first, what the state holds."""
+    """The convolution's input for the row at `offset` of a sequence; for rows before the first, from the state."""
     offset, is_fresh = offset + tl.zeros_like(channel), is_fresh + tl.zeros_like(channel)
     is_new = offset >= 0
     row = x + (first + offset).to(tl.int64) * SIZE + channel
@@ -46,7 +46,7 @@ def keep_inputs(
     target, x, state, first, offset, is_fresh, channel, inside,
     SIZE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, START: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """Write the state after the offset-th row. It may be the one that is read: what is written is never read again."""
+    """Write the state after the row at `offset`. It may overwrite the state that is read, which is not read again."""
     for tap in tl.static_range(TAPS - 1):
         value = conv_input(
             x, state, first, offset - (TAPS - 2) + tap, is_fresh, channel, inside, SIZE, CHANNELS, TAPS, START, BEFORE
@@ -69,12 +69,12 @@ def conv_kernel(
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    STATES: tl.constexpr,  # where the step tells where states are
+    STATES: tl.constexpr,  # the place in `step` of the states' description
     B: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A row, and some of its channels. The first row's program computes all rows that read the sequence's state, and
-    then replaces it."""
+    """Some channels of one row. The program of a sequence's first row computes all rows that read the sequence's state,
+    and then replaces the state."""
     let_next_start(PDL)
     row, rows = tl.program_id(0), tl.num_programs(0)
     told = step + tl.load(step + STATES)
@@ -119,7 +119,7 @@ def conv_kernel(
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), as precise where that is small."""
+    """log(1 + exp(x)), precise also for small results."""
     small = tl.exp(-tl.abs(x))
     one_more = 1.0 + small
     log = tl.log(one_more) * (small / tl.where(one_more == 1.0, 1.0, one_more - 1.0))
@@ -131,7 +131,7 @@ def load_token(
     x, gates, row, key, in_key, column, in_value, q_start, k_start, v_start, head,
     SIZE: tl.constexpr, GATES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """A row's q, k and v of one head, and its gates: b and a (of a scan, a twice)."""
+    """A row's q, k and v of one head, and its gates: b and a (for a scan, a twice)."""
     own = x + row * SIZE
     q = tl.load(own + q_start + key, mask=in_key, other=0.0)
     k = tl.load(own + k_start + key, mask=in_key, other=0.0)
@@ -151,26 +151,26 @@ def recurrence_kernel(
     out,
     step,
     eps,
-    root,  # of key channels
-    rows,  # that the step is laid out for
+    root,  # the root of the number of key channels
+    rows,  # the number of rows that the step is laid out for
     SIZE: tl.constexpr,
     GATES: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
-    Q: tl.constexpr,  # where queries, keys and values begin
+    Q: tl.constexpr,  # first column of queries, of keys, of values
     K: tl.constexpr,
     V: tl.constexpr,
     DELTA: tl.constexpr,
     TILED: tl.constexpr,
     STATES: tl.constexpr,
-    KEYS: tl.constexpr,  # key channels, up to a power of two
-    COLUMNS: tl.constexpr,  # of a program
+    KEYS: tl.constexpr,  # key channels, rounded up to a power of two
+    COLUMNS: tl.constexpr,  # columns per program
     PDL: tl.constexpr,
 ):
-    """Columns of one head's matrix S [key channel, value channel], through the tokens of one sequence: see
-    RecurrenceSpec. The next token is asked for before this one is computed."""
+    """Columns of one head's matrix S [key channel, value channel], for all tokens of one sequence in order: see
+    RecurrenceSpec. The next token is prefetched before the current one is computed."""
     let_next_start(PDL)
     told, count = step + tl.load(step + STATES), tl.load(step + STATES + 1)
     wait_for_previous(PDL)

@@ -1,19 +1,19 @@
-"""A step as the device reads it: one array of int32, copied over in one go.
+"""A step as the device reads it: one array of int32, copied to the device at once.
 
     header | ids | positions | slots | sources | logit rows, their positions | items, three lists | tables | states |
-             rows  rows        rows    rows      these where the header says
+             rows  rows        rows    rows      the header has their addresses
 
     sampling parameters
 
-The header has 16 words for each kind of attention heads that a model has: a kind has lists of items of its own, and the
-other places stand in the first 16.
+The header has 16 words for each kind of attention heads of a model: each kind has its own lists of items, and the
+addresses of everything else are in the first 16.
 
-States are those of recurrent layers, where a model has some: of every row the slot that its states are saved to (-1:
-none) and its sequence (-1: a row that only fills up the step); of every sequence its first row, its number of rows, its
-slot, and whether it begins with zeros.
+States belong to recurrent layers, if a model has any. For every row: the slot that its states are saved to (-1: none)
+and its sequence (-1: a padding row). For every sequence: its first row, its number of rows, its slot, and whether it
+begins with zeros.
 
-The first five parts have fixed places for a given number of rows, so that kernels in a CUDA graph know them; rows past
-those that a batch has are padding: their slot is -1 and nothing of theirs is kept.
+The first five parts have fixed addresses for a given number of rows, so that kernels in a CUDA graph know them. Rows
+past those of the batch are padding: their slot is -1 and their results are not used.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ import numpy as np
 from unspool.ops import ArrayBatch
 
 HEADER = 16
-# Places in the header. Of items it tells how many, where they are, and where their rows' positions are.
+# Places in the header. For items it has their number, their address, and the address of their rows' positions.
 FEW_ITEMS, LAST_ITEMS, MANY_ITEMS, TABLES = 0, 4, 8, 12
-LOGIT_ROWS, ROW_PARAMS, RESULTS, STATES = 3, 7, 11, 14  # of states where they are, and how many sequences
+LOGIT_ROWS, ROW_PARAMS, RESULTS, STATES = 3, 7, 11, 14  # for states: their address, and the number of sequences
 ITEM, SEQUENCE = 7, 4
 PARAMS = 16  # words of a row's sampling parameters
-KEYS, SPLIT = 64, 4  # positions of a tile of keys, tiles of a split: part of every answer's bits
-# Query rows (tokens times the heads of a group) of the decode kernel's tile, and up to how many a sequence is that
-# kernel's: so few are better read several times than computed among many that are not there.
+KEYS, SPLIT = 64, 4  # positions per tile of keys, tiles per split; both affect the bits of every result
+# Query rows (tokens times the heads of a group) of the decode kernel's tile, and the most query rows of a sequence that
+# this kernel computes: reading keys several times is better than a large tile that is mostly padding.
 DECODE_ROWS, FEW_ROWS = 16, 64
-TABLE_SLACK = KEYS  # entries past the last table that a kernel may read: zeros
+TABLE_SLACK = KEYS  # entries after the last table that a kernel may read: zeros
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What attention needs to know of a model and a device to divide the work."""
+    """The properties of a model and a device by which attention's work is divided."""
 
     num_heads: int
     num_kv_heads: int
-    programs: int  # that the device runs at once
+    programs: int  # programs that the device runs at once
     capacity: int  # rows of partial results
     prompt_rows: int = 128  # query rows of the prompt kernel's tile
-    has_room: bool = True  # all of these programs surely run at once
+    has_room: bool = True  # all of these programs are certain to be resident at once
 
     @property
     def group(self) -> int:
@@ -55,12 +55,13 @@ class Shape:
 
     @property
     def decode_rows(self) -> int:
-        """Query rows of an item of few: a power of two with room for a token's heads."""
+        """Query rows of an item of the decode kernel: a power of two with room for a token's heads."""
         return max(DECODE_ROWS, 1 << (self.group - 1).bit_length())
 
 
 def places(rows: int, kinds: int = 1) -> dict[str, int]:
-    """Where each part of fixed size begins: at multiples of 16 bytes, or kernels would come in two kinds."""
+    """Where each part of fixed size begins: at multiples of 16 bytes, so that kernels are compiled for one alignment
+    only."""
     names = ("ids", "positions", "slots", "sources")
     return {name: HEADER * max(kinds, 1) + index * padded(rows) for index, name in enumerate(names)}
 
@@ -70,7 +71,7 @@ def padded(rows: int) -> int:
 
 
 def size_of(batch: ArrayBatch, rows: int, logits: int, shapes: Sequence[Shape]) -> int:
-    """An upper bound of what describe() writes."""
+    """An upper bound for the length that describe() writes."""
     items = 0
     for positions in (batch.positions, batch.positions[batch.logit_rows]):
         for shape in shapes:
@@ -93,8 +94,8 @@ def describe(
     params: np.ndarray | None = None,
     results: int = 0,
 ) -> int:
-    """Write the step into `out`; its length comes back. `params` are the rows' sampling parameters, `results` says
-    where theirs go."""
+    """Write the step into `out` and return its length. `params` are the rows' sampling parameters, `results` is the
+    address for their results."""
     live = len(batch.ids)
     at, header = places(rows, len(shapes)), HEADER * max(len(shapes), 1)
     for name, values, filler in (
@@ -137,7 +138,7 @@ def describe(
 
 
 def write_states(out: np.ndarray, batch: ArrayBatch, rows: int) -> int:
-    """Where states lie and go."""
+    """Write the slots and sequences of states."""
     live, counts = len(batch.ids), np.diff(batch.starts)
     out[: 2 * rows] = -1
     if len(batch.saves):
@@ -151,7 +152,7 @@ def write_states(out: np.ndarray, batch: ArrayBatch, rows: int) -> int:
 
 
 def write_params(out: np.ndarray, params: np.ndarray, logits: int) -> int:
-    """The rows' parameters, and greedy ones for padding: their tokens go nowhere."""
+    """Write the rows' parameters, and greedy ones for padding rows, whose tokens are not used."""
     size = params.shape[1]
     out[: params.size] = params.reshape(-1)
     padding = out[params.size : logits * size].reshape(-1, size)
@@ -161,10 +162,11 @@ def write_params(out: np.ndarray, params: np.ndarray, logits: int) -> int:
 
 
 def divide(batch: ArrayBatch, shape: Shape, *, take_all: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Attention's items: of sequences with few rows, and of those with many. No choice made here changes a bit."""
+    """Attention's items: those of sequences with few rows, and those of sequences with many. No choice here affects a
+    bit."""
     starts = batch.starts.astype(np.int64)
     counts = np.diff(starts)
-    # Such a step has no kernel for prompts: whoever wants all their logits has few of them, mostly.
+    # Such a step has no prompt kernel: requests that need logits for all rows usually have few rows.
     is_few = (counts * shape.group <= FEW_ROWS) | take_all
     sequence, first, tokens = _pieces(starts, counts, is_few, shape.decode_rows // shape.group)
     few = _decode_items(batch, sequence, first, tokens, batch.positions[first + tokens - 1], shape)
@@ -176,7 +178,7 @@ def divide(batch: ArrayBatch, shape: Shape, *, take_all: bool = False) -> tuple[
 
 
 def divide_last(batch: ArrayBatch, shape: Shape) -> np.ndarray:
-    """The items of the last layer, where each row whose logits are wanted, counted among those, is a piece."""
+    """The items of the last layer: each logit row is a piece, and is numbered among the logit rows."""
     sequence = np.searchsorted(batch.starts, batch.logit_rows, side="right") - 1
     first = np.arange(len(batch.logit_rows))
     return _decode_items(batch, sequence, first, np.ones_like(first), batch.positions[batch.logit_rows], shape)
@@ -185,7 +187,7 @@ def divide_last(batch: ArrayBatch, shape: Shape) -> np.ndarray:
 def _pieces(
     starts: np.ndarray, counts: np.ndarray, wanted: np.ndarray, tokens: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sequences cut into so many tokens each: whose, first row and number of rows of every piece."""
+    """Divide sequences into pieces of at most `tokens` tokens: each piece's sequence, first row and number of rows."""
     sequence, place = _repeated(np.where(wanted, -(-counts // tokens), 0))
     rows = np.minimum(counts[sequence] - place * tokens, tokens)
     return sequence, starts[sequence] + place * tokens, rows
@@ -194,20 +196,20 @@ def _pieces(
 def _decode_items(
     batch: ArrayBatch, sequence: np.ndarray, first: np.ndarray, rows: np.ndarray, last: np.ndarray, shape: Shape
 ) -> np.ndarray:
-    """Items of pieces: whose, first row, number of rows, and the last one's position."""
+    """The items of pieces, given each piece's sequence, first row, number of rows, and last row's position."""
     tiles = last // KEYS + 1
-    # Every program gets about as many tiles: a short piece is walked by one, a long one's splits are divided.
+    # Every program gets about as many tiles: one program processes a short piece, several the splits of a long one.
     share = -(-int(tiles.sum()) * shape.num_kv_heads // shape.programs)
     splits = -(-tiles // SPLIT)
     is_apart = (splits > 1) & (tiles > share)
     needed = np.where(is_apart, splits * rows * shape.group, 0)
     place = np.cumsum(needed) - needed
     is_apart &= place + needed <= shape.capacity
-    # Four rows of up to four splits are merged in one go; more splits take longer, so each row is a program's work.
+    # Four rows of up to four splits are merged by one program; more splits take longer, so each row gets a program.
     merged = np.where(splits > 4, 1, 4)
     parts = -(-rows * shape.group // merged)
     if not shape.has_room and np.where(is_apart, splits + parts, 1).sum() * shape.num_kv_heads > shape.programs // 2:
-        is_apart[:] = False  # a program's second work could wait for one that has no room: see handover.py
+        is_apart[:] = False  # a program's second item could wait for a program that is not resident, see handover.py
     whole = np.empty((len(tiles), ITEM), np.int32)
     whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3], whole[:, 4] = first, rows, sequence, 0, tiles
     whole[:, 5] = np.where(is_apart, place, -1)
@@ -218,7 +220,7 @@ def _decode_items(
     walks = whole[index]
     walks[:, 3] = split * SPLIT
     walks[:, 4] = np.where(is_apart[index], np.minimum((split + 1) * SPLIT, walks[:, 4]), walks[:, 4])
-    # Whoever merges waits for splits, which therefore come first.
+    # Programs that merge wait for splits, so the splits come first.
     index, part = _repeated(np.where(is_apart, parts, 0))
     merges = whole[index]
     merges[:, 3], merges[:, 4], merges[:, 6] = part * merged[index], 0, merged[index]
@@ -226,11 +228,11 @@ def _decode_items(
 
 
 def _repeated(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every index so many times, and the how-manieth time it is."""
+    """Repeat every index by its count; returns the indices, and the number of each repetition from 0 on."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _longest_first(items: np.ndarray) -> np.ndarray:
-    """Programs take items in turns: with the longest first, all end at about the same time."""
+    """Sort items by length, the longest first, so that all programs end at about the same time."""
     return items[np.argsort(items[:, 3] - items[:, 4], kind="stable")]

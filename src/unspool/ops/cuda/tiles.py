@@ -1,7 +1,7 @@
-"""Which tile a linear layer uses: a table by shape and number of tokens, tuned on an H200.
+"""The tile of a linear layer: a table by shape and number of tokens, tuned on an H200.
 
-Only `splits` reaches the bits, so it depends on the weight's shape alone. Everything else may differ between numbers of
-tokens: the width of a tile in tokens, features a program, warps, pipeline stages.
+Only `splits` affects the bits, so it depends on the weight's shape alone. Everything else may differ between numbers of
+tokens: the width of a tile in tokens, features per program, warps, pipeline stages.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ PROGRAMS = 132  # multiprocessors of the card that the table was tuned on
 class Tile:
     features: int
     tokens: int
-    width: int  # of K, a round
+    width: int  # columns of K per round
     warps: int
-    stages: int  # rounds whose weights are there or on their way
-    parallel: bool  # a program for each split; else one walks them
-    near: int = 0  # rounds that tokens are asked for ahead, by the threads and not the copy engine; 0: like the weights
+    stages: int  # pipeline depth: rounds whose weights are loaded or in flight
+    parallel: bool  # one program per split; else one program processes all splits
+    near: int = 0  # rounds that the threads themselves prefetch tokens ahead; 0: TMA loads tokens like weights
 
 
 def splits_of(features: int, width: int, *, is_decoded: bool = False) -> int:
-    """Parts that K is summed in. Half of the multiprocessors can keep the memory busy, so that most need but one, and
-    one is what a long prompt's tiles have the registers for. Weights that must be decoded take every multiprocessor."""
+    """The number of splits of K. Half of the multiprocessors can saturate the memory, so most layers need only one
+    split, and a long prompt's tiles have registers for only one. Weights that must be decoded need every
+    multiprocessor."""
     programs, most, least = -(-features // 64), 256 if is_decoded else 64, 512 if is_decoded else 2048
     splits = 1
     while programs * splits < most and width // (splits * 2) >= least:
         if split_width(width, splits * 2) * (splits * 2 - 1) >= width:
-            break  # the last would be empty
+            break  # the last split would be empty
         splits *= 2
     return splits
 
 
 def split_width(width: int, splits: int) -> int:
-    """Columns of a split: whole steps of any tile."""
+    """Columns of a split: a multiple of every tile's width."""
     steps = -(-width // 256)
     return -(-steps // splits) * 256
 
@@ -43,13 +44,13 @@ def split_width(width: int, splits: int) -> int:
 def tile_of(features: int, width: int, tokens: int) -> Tile:
     splits = splits_of(features, width)
     many = features >= 8192  # more tiles than multiprocessors
-    if tokens <= 8:  # the weights of some rounds are asked for before the kernel before has ended, and tokens after it
-        if many:  # two programs a multiprocessor: all at once, or one after the other
+    if tokens <= 8:  # weights are prefetched before the previous kernel has ended, tokens after it
+        if many:  # two programs per multiprocessor: all at once, or one after the other
             at_once = -(-features // 64) <= 2 * PROGRAMS
             return Tile(64, 16, 128, 4, 6, True, near=2) if at_once else Tile(64, 16, 256, 4, 3, True, near=1)
         if width >= 8192:
             return Tile(64, 16, 256, 4, 5, True, near=3)
-        is_short = features <= 4096 <= width  # so few programs that a round takes less than tokens take to come
+        is_short = features <= 4096 <= width  # so few programs that a round takes less time than loading tokens
         return Tile(64, 16, 256, 4, 6, True, near=3 if is_short else 2)
     if tokens <= 16:
         return Tile(64, 16, 128, 4, 5, True) if many else Tile(64, 16, 256, 4, 5, True)
@@ -58,7 +59,7 @@ def tile_of(features: int, width: int, tokens: int) -> Tile:
     if tokens <= 64:
         return Tile(128, 64, 128, 8, 4, True) if many else Tile(64, 64, 128, 4, 6, True)
     if tokens <= 128:
-        if many:  # two programs a multiprocessor, or one with a deeper pipeline where there is but one
+        if many:  # two programs per multiprocessor, or one with a deeper pipeline if there is only one
             return Tile(128, 128, 64, 8, 3 if -(-features // 128) > PROGRAMS else 6, True)
         return Tile(64, 128, 128, 4, 4, True) if splits > 1 or features >= 6144 else Tile(64, 64, 128, 4, 6, True)
     if tokens <= 256:
