@@ -113,7 +113,7 @@ def test_old_software_is_named(version: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BackendError, match=r"no NVIDIA GPU: the driver is missing or too old \(nvidia-smi tells\)"):
+    with pytest.raises(BackendError, match=r"no NVIDIA GPU: the driver is missing or too old \(run nvidia-smi\)"):
         body.check_device()
 
 

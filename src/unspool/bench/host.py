@@ -56,7 +56,7 @@ class StubLaunched:
 
 
 class StubStep:
-    """Describes a step as the CUDA body does, then makes tokens up."""
+    """Describes a step as the CUDA backend does, and returns made-up tokens."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._shape = steps.Shape(config.num_heads, config.num_kv_heads, 264, 16384)
@@ -94,7 +94,7 @@ class StubStep:
 
 
 def packed_rows(vocab_size: int) -> Any:
-    """The CUDA body's packing of draws, where torch is installed."""
+    """The CUDA backend's packing of draws, where torch is installed."""
     try:
         import torch
         import triton  # noqa: F401

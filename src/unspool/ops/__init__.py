@@ -278,7 +278,7 @@ def load(config: EngineConfig) -> Ops:
     except ImportError as error:
         raise BackendError(
             f"the native CPU kernels are not built ({error}); run `pip install .` in the source tree, "
-            'or pass device="reference" for the slow numpy body'
+            'or pass device="reference" for the slow numpy backend'
         ) from error
     return CpuOps(threads=config.threads, isa=config.isa)
 

@@ -40,7 +40,7 @@ class ReferenceKV:
     def __init__(self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int) -> None:
         kept = engine.with_device_defaults("reference").kv_dtype
         if kept not in ("f16", "f32"):
-            raise RequestError(f"the reference body keeps f16 or f32 keys and values, not {kept}", "kv_dtype")
+            raise RequestError(f"the reference backend keeps f16 or f32 keys and values, not {kept}", "kv_dtype")
         dtype = np.float16 if kept == "f16" else np.float32
         self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
         self.keys: dict[int, Array] = {}

@@ -37,10 +37,10 @@ def require_software() -> None:
             found = __import__(module).__version__
         except ImportError as error:
             raise BackendError(
-                f"the CUDA body needs {module}, which cannot be imported ({error}); run `pip install 'unspool[cuda]'`"
+                f"the CUDA backend needs {module}, which cannot be imported ({error}); run `pip install 'unspool[cuda]'`"
             ) from error
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         raise BackendError(
-            f"the CUDA body needs triton {'.'.join(map(str, OLDEST))} or later, and {found} is installed; run "
+            f"the CUDA backend needs triton {'.'.join(map(str, OLDEST))} or later, and {found} is installed; run "
             "`pip install --upgrade 'unspool[cuda]'`, or use the CPU (--device cpu)"
         )

@@ -87,21 +87,21 @@ def _told_when_full(name: str) -> Iterator[None]:
         free, total = torch.cuda.mem_get_info()
         raise BackendError(
             f"the GPU's memory is full at {name}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free; "
-            "`unspool plan --device cuda` tells what a model needs"
+            "`unspool plan --device cuda` shows what a model needs"
         ) from error
 
 
 def check_device() -> None:
     if not torch.cuda.is_available():
         raise BackendError(
-            "torch sees no NVIDIA GPU: the driver is missing or too old (nvidia-smi tells), or torch was installed "
+            "torch sees no NVIDIA GPU: the driver is missing or too old (run nvidia-smi), or torch was installed "
             f"without CUDA (torch {torch.__version__}, CUDA {torch.version.cuda}; `pip install 'unspool[cuda]'` has it)"
         )
     major, minor = torch.cuda.get_device_capability()
     if major < 9:
         name = torch.cuda.get_device_name()
         raise BackendError(
-            f"{name} has compute capability {major}.{minor}; the CUDA body's kernels need 9.0 (Hopper) or later"
+            f"{name} has compute capability {major}.{minor}; the CUDA backend's kernels need 9.0 (Hopper) or later"
         )
 
 

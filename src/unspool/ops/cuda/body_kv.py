@@ -117,14 +117,14 @@ class CudaKV:
 
 def _check(layers: Sequence[Storage], engine: EngineConfig) -> None:
     if engine.with_device_defaults("cuda").kv_dtype != "f16":
-        raise RequestError(f"the CUDA body keeps f16 keys and values, not {engine.kv_dtype}", "kv_dtype")
+        raise RequestError(f"the CUDA backend keeps f16 keys and values, not {engine.kv_dtype}", "kv_dtype")
     if KEYS % engine.block_size and engine.block_size % KEYS:
         raise RequestError(
-            f"block_size is {engine.block_size}; the CUDA body takes divisors and multiples of {KEYS}", "block_size"
+            f"block_size is {engine.block_size}; the CUDA backend supports divisors and multiples of {KEYS}", "block_size"
         )
     for kv in (layer.kv for layer in layers):
         if kv is not None and kv.key_dim % 2:
-            raise BackendError(f"keys of {kv.key_dim} channels are not supported by the CUDA body; even numbers are")
+            raise BackendError(f"keys of {kv.key_dim} channels: the CUDA backend supports even numbers of channels only")
 
 
 def _kind(kv: KeyValues) -> Kind:

@@ -46,7 +46,7 @@ class DeviceMatrix:
             return
         if self.order != "plain":
             raise BackendError(
-                f"{self.name} is used both as {self.order} and as {order}; the CUDA body keeps one order"
+                f"{self.name} is used both as {self.order} and as {order}; the CUDA backend keeps one order"
             )
         index = torch.from_numpy(rows.astype(np.int64)).to(self.planes.codes.device)
         self.planes = self.planes.select(index)

@@ -33,7 +33,7 @@ def gated_order(features: int) -> np.ndarray:
     half = features // 2
     if half % 8:
         raise BackendError(
-            f"a feed-forward layer of {half} features is not supported by the CUDA body; multiples of 8 are"
+            f"a feed-forward layer of {half} features: the CUDA backend supports multiples of 8 only"
         )
     index = np.arange(half)
     order = np.empty(features, np.int64)

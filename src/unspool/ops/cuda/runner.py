@@ -131,7 +131,7 @@ class CudaStep:
     def __init__(self, graph: Graph, kv: CudaKV, device: torch.device) -> None:
         self.graph, self.kv, self.device = graph, kv, device
         if not isinstance(graph.output, Logits):
-            raise BackendError("a model must end in logits to run on the CUDA body")
+            raise BackendError("a model must end in logits to run on the CUDA backend")
         self.vocab_size = graph.output.width
         self._specs = [node.spec for node in graph.nodes if isinstance(node, Attention)]
         self._kinds = {heads_of(spec): spec for spec in self._specs}  # layers with equal heads share work lists
@@ -187,7 +187,7 @@ class CudaStep:
         return out[: len(batch.logit_rows)].cpu().numpy()
 
     def kept(self) -> np.ndarray:
-        raise BackendError("the CUDA backend keeps no rows beside the logits")
+        raise BackendError("the CUDA backend keeps no rows in addition to the logits")
 
     def can_draw(self, params: ResolvedParams) -> bool:
         return can_draw(params)
