@@ -37,7 +37,8 @@ def require_software() -> None:
             found = __import__(module).__version__
         except ImportError as error:
             raise BackendError(
-                f"the CUDA backend needs {module}, which cannot be imported ({error}); run `pip install 'unspool[cuda]'`"
+                f"the CUDA backend needs {module}, which cannot be imported ({error}); "
+                "run `pip install 'unspool[cuda]'`"
             ) from error
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         raise BackendError(

@@ -120,11 +120,11 @@ def _check(layers: Sequence[Storage], engine: EngineConfig) -> None:
         raise RequestError(f"the CUDA backend keeps f16 keys and values, not {engine.kv_dtype}", "kv_dtype")
     if KEYS % engine.block_size and engine.block_size % KEYS:
         raise RequestError(
-            f"block_size is {engine.block_size}; the CUDA backend supports divisors and multiples of {KEYS}", "block_size"
+            f"block_size is {engine.block_size}; the CUDA backend needs a divisor or multiple of {KEYS}", "block_size"
         )
     for kv in (layer.kv for layer in layers):
         if kv is not None and kv.key_dim % 2:
-            raise BackendError(f"keys of {kv.key_dim} channels: the CUDA backend supports even numbers of channels only")
+            raise BackendError(f"keys of {kv.key_dim} channels: the CUDA backend needs an even number")
 
 
 def _kind(kv: KeyValues) -> Kind:

@@ -33,7 +33,7 @@ def gated_order(features: int) -> np.ndarray:
     half = features // 2
     if half % 8:
         raise BackendError(
-            f"a feed-forward layer of {half} features: the CUDA backend supports multiples of 8 only"
+            f"a feed-forward layer of {half} features: the CUDA backend needs a multiple of 8"
         )
     index = np.arange(half)
     order = np.empty(features, np.int64)
