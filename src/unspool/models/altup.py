@@ -1,8 +1,8 @@
 """Alternating updates: a stream of several parts, of which each layer computes one and predicts the others.
 
-A layer first predicts all parts from what they are; then it computes the active one as layers do, beside which it has a
-learned residual of low rank; then it corrects all predictions by what became of the active part. The numbers that parts
-are mixed with are a function of the active part, a row's own.
+A layer first predicts all parts from their current values. It then computes the active part like other layers, with an
+additional learned residual of low rank. Then it corrects all predictions by the change of the active part. The mixing
+coefficients of the parts are a function of the active part, per row.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from unspool.models.tensors import TensorReader
 from unspool.ops import Batch, KVCache, Part, Rows
 from unspool.records import record
 
-LEAST = 1e-5  # a part's mean square, where it is made as large as another
+LEAST = 1e-5  # lower bound of a part's mean square when it is scaled to the size of another
 
 
 @record(frozen=True)
 class AltUp:
-    """How many parts a stream has, which one is active, and a norm before the numbers that mix them."""
+    """The number of parts of a stream, the active part, and a norm before the coefficients that mix parts."""
 
     count: int
     active: int
@@ -38,7 +38,7 @@ class AltUp:
             return ops.level(ops.linear(x, widen), x, LEAST)
 
         def merge(x: Rows) -> Rows:
-            """The mean of the parts, each of which is made as large as the first."""
+            """The mean of the parts, each scaled to the root mean square of the first."""
             like = total = ops.arrange(x, first)
             for index, matrix in enumerate(narrow, 1):
                 part = ops.linear(ops.arrange(x, [Part(index * hidden, hidden)]), matrix)
@@ -50,7 +50,7 @@ class AltUp:
         return split, merge
 
     def bind_router(self, place: Place) -> Callable[[Rows], Rows]:
-        """The logits of the numbers that mix the parts, of a row of the active one."""
+        """The logits of the coefficients that mix the parts, from a row of the active part."""
         ops, hidden = place.ops, place.hidden
         norm = self.norm.bind(place.reader, f"blk.{place.layer}.altup_router_norm", hidden)
         router = place.matrix(("altup_router", self.count, hidden))
@@ -73,7 +73,7 @@ class Laurel:
 
 @record(frozen=True)
 class CutGlu:
-    """A gated feed-forward whose gates are cut off: only those that are so many deviations above the mean remain."""
+    """A gated feed-forward with a threshold: only gates that are `cutoff` deviations above the mean remain."""
 
     width: int
     activation: Activation
@@ -97,7 +97,7 @@ class CutGlu:
 
 @record(frozen=True)
 class AltUpLayer(Layer):
-    """A layer of a stream of parts. All of Layer's norms and its token_input are needed."""
+    """A layer of a stream of parts. It needs all norms of Layer, and its token_input."""
 
     streams: AltUp | None = None
     laurel: Laurel | None = None

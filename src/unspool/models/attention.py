@@ -1,4 +1,4 @@
-"""Attention as data: heads, rotation, norms, and whatever else families vary."""
+"""Attention as data: heads, rotation, norms, and the other properties in which families differ."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Attention:
     window: int | None = None  # keys that a query sees, itself included; None: all
     softcap: float | None = None  # of scores
     value_dim: int | None = None  # channels of a value; None: head_dim
-    kv_layer: int | None = None  # the layer whose keys and values are read; None: this one has its own
-    keys_are_values: bool = False  # no projection of values: they are the keys, before norm and rotation
+    kv_layer: int | None = None  # the layer whose keys and values are read; None: this layer stores its own
+    keys_are_values: bool = False  # there is no value projection: values are the keys, before norm and rotation
     fused: bool = False  # one tensor, attn_qkv, has q, k and v
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Norm | None = None  # of q and k, before they are rotated
-    # What that norm is over: each head with one weight for all, each head with its own, or all heads of a row together.
+    qk_norm: Norm | None = None  # of q and k, applied before rotation
+    # What this norm covers: each head with one weight for all, each head with its own weight, or a whole row of heads.
     norm_over: Literal["head", "each head", "row"] = "head"
     v_norm: Norm | None = None  # of each head of v
-    sinks: bool = False  # a learned score of each head takes its share of the softmax
-    gate: bool = False  # each head's query is followed by a gate: the result is times its sigmoid
-    growth: float = 0.0  # queries are times 1 + growth · log(1 + ⌊position / period⌋)
+    sinks: bool = False  # a learned score per head that takes part in the softmax
+    gate: bool = False  # each head's query is followed by a gate, whose sigmoid multiplies the result
+    growth: float = 0.0  # queries are multiplied by 1 + growth · log(1 + ⌊position / period⌋)
     period: int = 1
 
     @property
@@ -103,13 +103,15 @@ class Attention:
         )
 
     def _norms_in_place(self) -> bool:
-        """The one kind of norm that attention itself does; all others are done to rows before."""
+        """Whether attention itself applies the norms, which it can for one kind only. Other norms are applied to rows
+        before."""
         return isinstance(self.qk_norm, RmsNorm) and self.norm_over == "head"
 
-    # Rows of q, k and v as attention takes them, from rows as they were projected -------------------------------------
+    # Rows of q, k and v in the layout that attention reads, from projected rows
+    # -----------------------------------------
     def _arrangement(self, place: Place) -> tuple[list[Part] | None, Vector | None, float]:
-        """The parts of a row, the weights of those that are normed, and the norms' eps; None: rows are as they must be.
-        """
+        """The parts of a row, the weights of the normed parts, and the norms' eps. None for the parts: rows need no
+        change."""
         norms = [norm for norm in (None if self._norms_in_place() else self.qk_norm, self.v_norm) if norm is not None]
         if not norms and not self.gate and not self.keys_are_values:
             return None, None, 0.0

@@ -1,7 +1,7 @@
-"""What building blocks of models are: data that is bound to tensors, and then computes rows.
+"""The building blocks of models: data that is bound to tensors and then computes rows.
 
-`bind` reads a block's tensors and returns the function that computes it. Tensors have GGUF's names, whatever file they
-came from.
+`bind` reads a block's tensors and returns the function that computes the block. Tensors have GGUF's names for every
+kind of file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unspool.ops.routing import Routing
 from unspool.ops.storage import Storage
 from unspool.records import record
 
-# Residual streams: what a block computes is added to `residual`, where one is given.
+# The residual stream: a block's result is added to `residual`, if one is passed.
 NormFunction = Callable[[Rows, Rows | None], Rows]
 MixerFunction = Callable[[Rows, Rows | None, Batch, KVCache], Rows]
 FeedForwardFunction = Callable[[Rows, Rows | None], Rows]
@@ -30,8 +30,8 @@ class Place:
     reader: TensorReader
     layer: int
     hidden: int  # the width of the residual stream
-    residual_scale: float = 1.0  # what a block computes is multiplied with, before it is added to the stream
-    ropes: dict[Rotary, Rope] = field(default_factory=dict)  # equal rotations are one table for all layers
+    residual_scale: float = 1.0  # a block's result is multiplied by this before it is added to the stream
+    ropes: dict[Rotary, Rope] = field(default_factory=dict)  # equal rotations share one table in all layers
 
     @property
     def ops(self) -> Ops:
@@ -43,12 +43,13 @@ class Place:
         return self.reader.matrix(*((f"{prefix}{name}.weight", rows, columns) for name, rows, columns in parts))
 
     def vector(self, *parts: tuple[str | None, int]) -> Vector:
-        """One vector of this layer: (name with its suffix, size), as in ("attn_q.bias", 64). Without a name: ones."""
+        """One vector of this layer: (name with its suffix, size), such as ("attn_q.bias", 64). A part without a name is
+        ones."""
         prefix = f"blk.{self.layer}."
         return self.reader.vector(*((None if name is None else prefix + name, size) for name, size in parts))
 
     def table(self, name: str, rows: int, columns: int) -> Vector:
-        """A vector of this layer that files store as a matrix: its name with its suffix."""
+        """A vector of this layer that files store as a matrix; `name` includes the suffix."""
         return self.reader.table(f"blk.{self.layer}.{name}", rows, columns)
 
     def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
@@ -69,34 +70,35 @@ class Place:
 
 
 class Mixer(Protocol):
-    """The part of a layer that looks at other positions."""
+    """The part of a layer that reads other positions."""
 
     @property
     def width(self) -> int:
-        """The most values that it computes for a row at once, for memory plans."""
+        """The largest number of values per row that it computes at once, for memory plans."""
 
     def storage(self) -> Storage:
-        """What it keeps of the tokens it has seen."""
+        """What it keeps of past tokens."""
 
     def bind(self, place: Place) -> MixerFunction: ...
 
 
 class FeedForward(Protocol):
-    """The part of a layer that looks at one position alone."""
+    """The part of a layer that reads one position only."""
 
     @property
     def routing(self) -> Routing | None:
-        """Which of its experts a row uses; None: it has none."""
+        """Which of its experts a row uses; None if it has no experts."""
 
     def row_width(self, hidden: int) -> int:
-        """The most values that it computes for a row at once, for memory plans, where a row has `hidden`."""
+        """The largest number of values per row that it computes at once, for memory plans; a row has `hidden`
+        values."""
 
     def bind(self, place: Place) -> FeedForwardFunction: ...
 
 
 @record(frozen=True)
 class RmsNorm:
-    """x / rms(x) · weight; the weight may be missing."""
+    """x / rms(x) · weight; the weight is optional."""
 
     eps: float
     weight: bool = True
@@ -113,7 +115,7 @@ class RmsNorm:
 
 @record(frozen=True)
 class LayerNorm:
-    """(x - mean) / deviation · weight + bias; weight and bias may be missing."""
+    """(x - mean) / deviation · weight + bias; weight and bias are optional."""
 
     eps: float
     weight: bool = True

@@ -1,8 +1,8 @@
-"""A checkpoint: one opened model, whichever kind of file it came from.
+"""A checkpoint: one opened model, from any kind of file.
 
-Weights are canonical: GGUF's names and GGUF's conventions. Two things follow for a Hugging Face directory: its names
-are mapped, and what its family stores by another convention is converted (see the family's file). All else stays the
-file's own bytes.
+Weights are canonical: they have GGUF's names and conventions. So the names of a Hugging Face directory are mapped, and
+tensors that its family stores by another convention are converted (see the family's file). All other bytes stay those
+of the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SAMPLE_BYTES = 256
 
 @record(frozen=True, eq=False)
 class Checkpoint:
-    """A model that can be built: its shape, its weights, and what it says about its text and its defaults."""
+    """A model that can be built: its config, its weights, its tokenizer, and its defaults."""
 
     path: Path
     name: str
@@ -58,26 +58,25 @@ class Checkpoint:
     tokenizer: Callable[[], Tokenizer]  # made on demand: not every use of a checkpoint needs one
     chat_template: str | None
     generation: Mapping[str, Any]  # the model's own sampling defaults, by SamplingParams' names
-    eos_ids: tuple[int, ...]  # the ends that the model's files name, beyond what its tokenizer knows
-    tool_template: str | None = None  # for conversations with tools, where the model has another template for them
-    notes: tuple[str, ...] = ()  # what its files ask for that is not done; every answer carries it as a warning
-    overrides: tuple[Override, ...] = ()  # what a caller has set instead of what its files say
-    overridden_by: tuple[Any, ...] = ()  # the options that asked for it
-    # Of the head that predicts a token further ahead, which drafts; empty where the files have none. Answers do not
-    # depend on them.
+    eos_ids: tuple[int, ...]  # end tokens that the model's files name, in addition to those of its tokenizer
+    tool_template: str | None = None  # for conversations with tools, if the model has a separate template for them
+    notes: tuple[str, ...] = ()  # settings of its files that are not supported; every answer carries them as warnings
+    overrides: tuple[Override, ...] = ()  # values that a caller has set in place of those in the files
+    overridden_by: tuple[Any, ...] = ()  # the options of these overrides
+    # Weights of the draft head (multi-token prediction); empty if the files have none. Answers do not depend on them.
     draft_weights: Callable[[], Mapping[str, Weight]] = dict
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that tells models apart: the config, and each tensor's name, format, shape and bytes.
+        """A hash that identifies a model: the config, and each tensor's name, format, shape and bytes.
 
-        Of a tensor of more than 4 KiB, 16 chunks of 256 bytes at even distances stand for the whole, so that
-        fingerprinting reads a few megabytes of a model of any size. It tells different models and quantizations apart;
-        it is no defence against someone who changes bytes in between.
+        A tensor of more than 4 KiB is represented by 16 chunks of 256 bytes at even distances, so that fingerprinting
+        reads a few megabytes of a model of any size. It distinguishes models and quantizations; it does not detect
+        someone who changes bytes between the samples.
         """
         digest = sha256(self.config.identity.encode())
         for override in self.overrides:
-            if override.option == "override_kv":  # other overrides change the config, or the prompt alone
+            if override.option == "override_kv":  # other overrides change the config or only the prompt
                 digest.update(f"\noverride {override.value}".encode())
         for name in sorted(self.weights):
             weight = self.weights[name]
@@ -90,13 +89,13 @@ class Checkpoint:
 
 
 def sample_places(nbytes: int) -> list[int]:
-    """Where a tensor's samples begin: at even distances, the last where it ends with the tensor."""
+    """Where a tensor's samples begin: at even distances, and the last one ends with the tensor."""
     last = nbytes - SAMPLE_BYTES
     return [*(int(i * (last / (SAMPLES - 1))) for i in range(SAMPLES - 1)), last]
 
 
 def open_checkpoint(path: str | Path, overrides: Sequence[str] = ()) -> Checkpoint:
-    """Opens a GGUF file or a Hugging Face directory. `overrides` are keys of a GGUF file, as KEY=TYPE:VALUE."""
+    """Open a GGUF file or a Hugging Face directory. `overrides` set keys of a GGUF file, as KEY=TYPE:VALUE."""
     path = Path(path)
     if not path.exists():
         raise ModelError(f"{path} does not exist")
@@ -117,7 +116,7 @@ def _open_file(path: Path, overrides: Sequence[str] = ()) -> Checkpoint:
         file = replace(file, metadata=changed)
     config = config_from_gguf(file)
     keys = Fields(path, file.metadata, "tokenizer.")
-    # Somebody may have put defaults beside the file, which has a place for them but rarely uses it.
+    # The user may have put defaults next to the file. GGUF has keys for defaults, but files rarely use them.
     beside, notes, _ = _generation_file(path.with_suffix(".generation_config.json"), config)
 
     def tokenizer() -> Tokenizer:
@@ -126,7 +125,7 @@ def _open_file(path: Path, overrides: Sequence[str] = ()) -> Checkpoint:
         made = from_gguf(file.metadata)
         if changed is not None:
             changed.check_read("")
-        release([file.header])  # making tables looked at every token; a text needs few of them
+        release([file.header])  # making the tables has read every token; a text needs few of them
         return made
 
     checkpoint = Checkpoint(
@@ -144,12 +143,13 @@ def _open_file(path: Path, overrides: Sequence[str] = ()) -> Checkpoint:
         overrides=changed.told if changed is not None else (),
     )
     if changed is not None:
-        changed.check_read("tokenizer.")  # those are read when the tokenizer is made
+        changed.check_read("tokenizer.")  # these keys are read when the tokenizer is made
     return checkpoint
 
 
 def _generation_file(file: Path, config: ModelConfig) -> tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]:
-    """The defaults of a generation_config.json, what of it is not honoured, and the end tokens that it names."""
+    """The defaults of a generation_config.json, its settings that are not supported, and the end tokens that it
+    names."""
     if not file.is_file():
         return {}, (), ()
     values = read_json(file)
@@ -212,7 +212,8 @@ def _open_directory(path: Path) -> Checkpoint:
 
 
 def model_name(path: Path) -> str:
-    """A file's or a directory's name, or the hub's own where it is a snapshot: models--org--name/snapshots/revision."""
+    """The name of a file or directory; for a snapshot of the hub (models--org--name/snapshots/revision), the hub's
+    name."""
     if not path.is_dir():
         return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
     resolved = path.resolve()
@@ -222,8 +223,8 @@ def model_name(path: Path) -> str:
 
 
 def _directory_templates(path: Path) -> dict[str, str]:
-    """The chat templates by name, "default" and perhaps "tool_use": from files of their own, or from the tokenizer's
-    configuration (one, or several by name)."""
+    """The chat templates by name: "default", and possibly "tool_use". They are read from separate files, or from the
+    tokenizer's configuration (one template, or several by name)."""
     files = {"default": path / "chat_template.jinja", "tool_use": path / "additional_chat_templates" / "tool_use.jinja"}
     named = {name: _read_template(file) for name, file in files.items() if file.is_file()}
     for file in (path / "tokenizer_config.json", path / "chat_template.json"):

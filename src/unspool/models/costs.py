@@ -1,4 +1,4 @@
-"""What a step of a model must read and compute at the least: the base of floors, shares and rooflines."""
+"""The least that a step of a model must read and compute: the basis of speed floors, shares and rooflines."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from unspool.weights.weight import Weight
 if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint
 
-LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")  # a step reads a row a token
+LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")  # reads one row per token
 
 
 @record(frozen=True)
 class ExpertLayer:
-    """The experts of one layer, of which a row uses a few."""
+    """The experts of one layer, of which each row uses a few."""
 
     nbytes: float
     num_experts: int
     num_used: int
 
     def read(self, rows: float) -> float:
-        """Bytes that so many rows read, if each chooses its experts by chance: shared ones are read once."""
+        """The expected bytes that `rows` rows read, if each row chooses experts at random; a shared expert is read
+        once."""
         return self.nbytes * (1 - (1 - self.num_used / self.num_experts) ** rows)
 
 
 @record(frozen=True)
 class Span:
-    """Layers whose queries look at the same number of keys: all, or those of a window."""
+    """Layers whose queries see the same number of keys: all keys, or those of a window."""
 
     window: int | None
     flops_per_key: float  # of one row
@@ -53,7 +54,7 @@ class StepCosts:
 
     dense_bytes: int  # weights that every step reads
     experts: tuple[ExpertLayer, ...]
-    row_flops: float  # of the layers' weights, for one row
+    row_flops: float  # of all layers' weights, for one row
     head_flops: float  # for one row of logits
     spans: tuple[Span, ...]
     state_bytes: int  # of one sequence, read and written each step
@@ -62,21 +63,21 @@ class StepCosts:
         return self.dense_bytes + sum(layer.read(rows) for layer in self.experts)
 
     def cache_bytes(self, context: float) -> float:
-        """Keys, values and states that one sequence's next token reads behind so many tokens."""
+        """Bytes of keys, values and states that the next token of one sequence reads after `context` tokens."""
         return sum(span.kv_bytes * span.keys(context) for span in self.spans) + 2 * self.state_bytes
 
     def decode_flops(self, context: float) -> float:
-        """One token of one sequence, behind so many tokens."""
+        """Operations for one token of one sequence, after `context` tokens."""
         return self.row_flops + self.head_flops + sum(span.flops_per_key * span.keys(context) for span in self.spans)
 
     def prefill_flops(self, tokens: int, start: int = 0) -> float:
-        """A prompt of so many tokens behind `start` others, and one row of logits."""
+        """Operations for a prompt of `tokens` tokens after `start` others, with one row of logits."""
         return tokens * self.row_flops + self.head_flops + sum(
             span.flops_per_key * _sum_of_keys(start, tokens, span.window) for span in self.spans
         )
 
     def step_flops(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> float:
-        """A step of several sequences: each computes so many tokens behind its others."""
+        """Operations for a step of several sequences: each computes `counts` tokens after its `starts` tokens."""
         total = sum(counts) * self.row_flops + num_logits * self.head_flops
         for span in self.spans:
             if span.window is None:
@@ -88,7 +89,7 @@ class StepCosts:
 
 
 def _sum_of_keys(start: int, tokens: int, window: int | None) -> float:
-    """Keys that rows start, start + 1, … look at, themselves included."""
+    """The sum over rows start, start + 1, … of the keys that each sees, itself included."""
     def whole(n: int) -> float:  # of the rows before n
         if window is None or n <= window:
             return n * (n + 1) / 2
@@ -103,7 +104,7 @@ def step_costs(
     kv_bytes: float,
     held: Callable[[Weight], float] = lambda weight: weight.nbytes,
 ) -> StepCosts:
-    """`kv_bytes`: of one token in all layers; `held`: the bytes that a weight takes where it is computed with."""
+    """`kv_bytes`: per token, in all layers; `held`: the bytes that a weight takes in the backend's memory."""
     architecture = architecture_of(config)
     tied = config.tied_embeddings
     routed = {
@@ -134,7 +135,7 @@ def step_costs(
 
 
 def costs_of(checkpoint: Checkpoint, engine: EngineConfig, backend: str) -> StepCosts:
-    """What the steps of a loaded model read and compute, as a backend of `ops` holds its weights and its cache."""
+    """What the steps of a loaded model read and compute, given how a backend of `ops` stores weights and cache."""
     storage, on_cuda = architecture_of(checkpoint.config).storage, backend == "cuda"
     kv_bytes = kv_bytes_per_token(storage, engine.kv_dtype, keys_alone=on_cuda)
     if not on_cuda:
@@ -146,7 +147,7 @@ def costs_of(checkpoint: Checkpoint, engine: EngineConfig, backend: str) -> Step
 
 
 def _expert_layer(weight: Weight) -> int | None:
-    """The layer whose experts a tensor has; None: it has none."""
+    """The layer whose experts this tensor has; None if it has none."""
     parts = weight.name.split(".")
     is_expert = len(parts) > 2 and parts[0] == "blk" and parts[2].endswith("_exps")
     return int(parts[1]) if is_expert else None

@@ -1,4 +1,4 @@
-"""A model that can be run: an architecture whose tensors were read, and the one forward pass over its layers."""
+"""A model that can be run: an architecture with its tensors, and the forward pass over its layers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Decoder:
         reader.finish()
 
     def early(self, num_layers: int) -> Decoder:
-        """This model cut short: its first layers, then its norm and head. Weights are shared."""
+        """The model's first layers, followed by its norm and head. Weights are shared."""
         cut = copy.copy(self)
         cut.config = replace(self.config, num_layers=num_layers)
         cut.architecture = replace(self.architecture, layers=self.architecture.layers[:num_layers])
@@ -46,17 +46,17 @@ class Decoder:
         return cut
 
     def __call__(self, batch: Batch, kv: KVCache) -> Rows:
-        """Logits of the wanted rows."""
+        """Logits of the batch's logit rows."""
         model = self.architecture
         x = self.hidden(batch, kv)
         return self.ops.logits(x, self.head, model.logit_softcap, self.head_bias, model.logit_scale)
 
     def hidden(self, batch: Batch, kv: KVCache) -> Rows:
-        """The wanted rows after the last norm, which is what the head reads."""
+        """The logit rows after the last norm, which are the head's input."""
         return self._normed(self.ops.take(self._stream(batch, kv), batch))
 
     def with_hidden(self, batch: Batch, kv: KVCache) -> Rows:
-        """Logits of the wanted rows, of the same bits; the hidden rows of all tokens are kept beside them."""
+        """The same logits, with the same bits; the hidden rows of all tokens are kept in addition."""
         ops, model = self.ops, self.architecture
         rows = self._normed(self._stream(batch, kv))
         logits = ops.logits(ops.take(rows, batch), self.head, model.logit_softcap, self.head_bias, model.logit_scale)
@@ -76,7 +76,7 @@ class Decoder:
         return x
 
     def _normed(self, x: Rows) -> Rows:
-        """Rows of the stream as the head reads them."""
+        """Rows of the stream, normed for the head."""
         return self.norm(x if self.streams is None else self.streams[1](x), None)
 
 

@@ -1,6 +1,6 @@
 """DeepSeek V2 and its Lite: latent attention, experts chosen by a softmax over all of them.
 
-Its GGUF files are read by deepseek_v3.py, for they have the same name and tell the difference.
+deepseek_v3.py reads its GGUF files, because they use the same architecture name; a key distinguishes the two.
 """
 
 from __future__ import annotations

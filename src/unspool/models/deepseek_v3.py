@@ -1,7 +1,7 @@
 """DeepSeek V3 and R1, and Kimi K2: latent attention, and experts in groups, chosen by sigmoids with a correction.
 
-GGUF files of all models with this attention but Mistral 4's are called deepseek2. Hugging Face has what makes keys and
-values from latents in one tensor; GGUF has it in two, for each head, the keys' transposed.
+GGUF files of all models with this attention, except Mistral 4, have the architecture deepseek2. Hugging Face stores the
+projection from latents to keys and values as one tensor; GGUF stores it as two, per head, with the keys' transposed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
 
-LATENT_EPS = 1e-6  # of the norms of latents, in files that do not say it
+LATENT_EPS = 1e-6  # of the norms of latents, if the file does not have it
 FLOATS = ("f32", "f16", "bf16")
-LOG_UNIT = 0.1  # what GGUF's yarn_log_multiplier is a multiple of
+LOG_UNIT = 0.1  # GGUF's yarn_log_multiplier is a multiple of this
 GATING = {1: "softmax", 2: "sigmoid"}  # GGUF's numbers
 
 
 @dataclass(frozen=True)
 class LatentConfig(SigmoidExpertConfig):
-    """A model with latent attention; `head_dim` are the channels of a query, `rope_dim` those that are rotated."""
+    """A model with latent attention; a query has `head_dim` channels, of which `rope_dim` are rotated."""
 
     latent_dim: int = 0
     value_dim: int = 0
-    query_dim: int | None = None  # of the short row that queries come from
+    query_dim: int | None = None  # width of the latent that queries are computed from
     latent_eps: float = LATENT_EPS
     scoring: Scoring = "sigmoid"
     group_top: int = 2
-    score_log: float = 0.0  # scores are times (1 + score_log · 0.1 · log(yarn's factor))²
+    score_log: float = 0.0  # scores are multiplied by (1 + score_log · 0.1 · log(yarn's factor))²
     growth: float = 0.0
 
     @property
@@ -155,7 +155,7 @@ class DeepseekV3(Glm4Moe):
         extra = keys.integer("nextn_predict_layers", 0, low=0, high=common["num_layers"] - 1)
         layers, scaling = common["num_layers"] - extra, common["rope_scaling"]
         log = keys.optional_number("rope.scaling.yarn_log_multiplier", low=-1e-9, high=1e3) or 0.0
-        if log and scaling is not None:  # cosines and sines stay as they are
+        if log and scaling is not None:  # cosines and sines are not scaled
             scaling = replace(scaling, attention_factor=1.0)
         gating = keys.integer("expert_gating_func", 2 if self.scoring == "sigmoid" else 1, low=0, high=100)
         if gating not in GATING:
@@ -177,7 +177,7 @@ class DeepseekV3(Glm4Moe):
             query_dim=keys.integer("attention.q_lora_rank", high=MAX_WIDTH) if has_short_queries else None,
             latent_eps=common["norm_eps"],
             scoring="softmax" if gating == 1 else "sigmoid",
-            group_top=1 if gating == 1 and self.scoring == "sigmoid" else 2,  # DeepSeek V2's files
+            group_top=1 if gating == 1 and self.scoring == "sigmoid" else 2,  # in DeepSeek V2's files
             score_log=log / LOG_UNIT,
             growth=keys.optional_number("attention.temperature_scale", low=-1e-9, high=100) or 0.0,
         )
@@ -256,7 +256,7 @@ class DeepseekV3(Glm4Moe):
 
 
 def _split_heads(weight: Weight, config: LatentConfig) -> list[Weight]:
-    """What makes keys and values from latents, for each head: the keys' part transposed."""
+    """The projections from latents to keys and to values, for each head; the keys' is transposed."""
     heads, plain, values = config.num_heads, config.head_dim - config.rope_dim, config.value_dim
     if weight.shape != (heads * (plain + values), config.latent_dim):
         wanted = [heads * (plain + values), config.latent_dim]

@@ -1,11 +1,11 @@
-"""A head that predicts a token further ahead (multi-token prediction, MTP): a layer that some files have after a
-model's own, trained to guess what comes after the token that was just chosen.
+"""A draft head (multi-token prediction, MTP): a layer that some files have after a model's own layers. It was trained
+to predict the token after the one that was just chosen.
 
-At position p it reads the model's hidden row, and the embedding of the token that follows:
+At position p it reads the model's hidden row, and the embedding of the next token:
 
     x = W · [norm(embedding of token p + 1), norm(hidden row p)]      layer      norm      the model's head
 
-Its own rows, after its norm, stand for the model's hidden rows where it guesses more than one token.
+To draft more than one token, it reads its own normed rows in place of the model's hidden rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unspool.records import record
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
-# GGUF's names of the tensors that the layer has beside a layer's own, by Hugging Face's within the layer.
+# GGUF's names of the draft head's additional tensors, by Hugging Face's names within the layer.
 NAMES = {
     "eh_proj.weight": "nextn.eh_proj.weight",
     "enorm.weight": "nextn.enorm.weight",
@@ -38,31 +38,31 @@ NAMES = {
 
 @record(frozen=True)
 class DraftHead:
-    """A head as data."""
+    """A draft head as data."""
 
     layer: Layer
     index: int  # of the layer in the file: the first after the model's own
-    norm: Norm  # of both that it reads, and of what it gives
+    norm: Norm  # of both inputs, and of the output
 
     def tensor(self, name: str) -> str:
         return f"blk.{self.index}.nextn.{name}"
 
     def shapes(self, config: ModelConfig, architecture: Architecture) -> dict[str, tuple[int, ...]]:
-        """Its tensors, without an embedding and a head of its own."""
+        """The shapes of its tensors, without an embedding and a head of its own."""
         recorder = ShapeRecorder()
         HeadModel(self, Decoder(config, architecture, ShapeRecorder()), recorder)
         return recorder.shapes | {self.tensor("shared_head_norm.weight"): (architecture.hidden_size,)}
 
 
 class HeadModel:
-    """A head that can be run. What its file leaves out it shares with the model: the embedding, the last norm and the
-    matrix of the logits."""
+    """A draft head that can be run. It shares with the model what its file does not contain: the embedding, the last
+    norm and the matrix of the logits."""
 
     def __init__(self, head: DraftHead, model: Decoder, reader: TensorReader) -> None:
         self.config, self.ops, self.architecture = model.config, model.ops, model.architecture
         vocabulary, hidden = self.architecture.vocab_size, self.architecture.hidden_size
         self.hidden_size = hidden
-        # The layer keeps its rows under its number, beside nothing else.
+        # The layer's cache entry has the layer's number, and all other entries are empty.
         own = Storage() if head.layer.mixer is None else head.layer.mixer.storage()
         self.storage = (*[Storage()] * head.index, own)
 
@@ -82,7 +82,7 @@ class HeadModel:
         reader.finish()
 
     def __call__(self, batch: Batch, kv: KVCache) -> Rows:
-        """Logits of the wanted rows; the rows of all tokens after the last norm are kept beside them."""
+        """Logits of the logit rows; the rows of all tokens after the last norm are kept in addition."""
         ops, model = self.ops, self.architecture
         embedded = self._embedding_norm(ops.embed(batch, self._embedding, model.embedding_scale), None)
         hidden = self._hidden_norm(ops.given(batch, self.hidden_size), None)
@@ -95,5 +95,5 @@ class HeadModel:
 
 
 def build_head(head: DraftHead, model: Decoder, weights: Mapping[str, Weight]) -> HeadModel:
-    """The head of a model; every one of `weights` must have its place in it."""
+    """Build a model's draft head; every one of `weights` must be used."""
     return HeadModel(head, model, TensorReader(model.ops, weights))

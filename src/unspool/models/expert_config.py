@@ -1,4 +1,4 @@
-"""The numbers of models with experts, and the readers that their families share."""
+"""The numbers of models with experts, and readers for them that their families share."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from unspool.weights.weight import Weight, encode_weight
 
 @dataclass(frozen=True)
 class ExpertConfig(ModelConfig):
-    """A model some of whose layers have experts."""
+    """A model in which some layers have experts."""
 
     num_experts: int = 0
-    num_used_experts: int = 0  # by a row
+    num_used_experts: int = 0  # per row
     expert_width: int = 0
-    normalized: bool = True  # the weights of a row's experts add up to 1
-    dense_layers: tuple[int, ...] = ()  # layers with a feed-forward of `intermediate_size` instead
-    shared_width: int = 0  # of the expert that every row uses; 0: there is none
+    normalized: bool = True  # the weights of a row's experts are scaled to sum to 1
+    dense_layers: tuple[int, ...] = ()  # layers that have a feed-forward of `intermediate_size` in place of experts
+    shared_width: int = 0  # width of the expert that every row uses; 0: there is none
 
 
 def from_hf(fields: Fields, num_layers: int, *, width: str = "moe_intermediate_size") -> dict[str, Any]:
-    """ExpertConfig's own fields; `width` is the field with an expert's width."""
+    """The fields that ExpertConfig adds; `width` names the field with an expert's width."""
     step = fields.integer("decoder_sparse_step", 1, high=num_layers)
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(each) is not int for each in dense):
@@ -42,7 +42,7 @@ def from_hf(fields: Fields, num_layers: int, *, width: str = "moe_intermediate_s
 
 
 def from_gguf(keys: Fields) -> dict[str, Any]:
-    """ExpertConfig's own fields, by the keys that all GGUF files use."""
+    """The fields that ExpertConfig adds, from the keys that all GGUF files use."""
     experts = keys.integer("expert_count", high=MAX_EXPERTS)
     width = keys.integer("feed_forward_length", high=MAX_INTERMEDIATE)
     return {
@@ -65,9 +65,9 @@ def gguf_keys(config: ModelConfig) -> dict[str, Any]:
 
 
 def split_experts(stack: Weight, config: ExpertConfig, *, may_be_transposed: bool = True) -> list[Weight]:
-    """A tensor of all experts of a layer as GGUF has it: of gates over up projections, two tensors.
+    """Split a tensor of all experts of a layer as GGUF stores it: gates stacked with up projections become two tensors.
 
-    Hugging Face names it NAME.gate_up_proj or NAME.down_proj, and stores [expert, out, in] or, where it may be
+    Hugging Face names it NAME.gate_up_proj or NAME.down_proj. Its shape is [expert, out, in] or, if it may be
     transposed, [expert, in, out].
     """
     is_down = "down" in stack.name

@@ -1,4 +1,5 @@
-"""What a family of models says about itself. `Family` is the common decoder; a family's file states its differences."""
+"""How one family of models is read and built. `Family` is the common decoder; a family's file states its
+differences."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from unspool.weights.weight import Weight
 if TYPE_CHECKING:
     from unspool.models.draft_head import DraftHead
 
-# Hugging Face's names of tensors, and ours, which are GGUF's.
+# GGUF's names of tensors, by Hugging Face's names.
 WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -47,53 +48,53 @@ IN_LAYER = {
 
 
 class Family:
-    """How models of one family are read, what layers they have, and shapes of them.
+    """How models of one family are read, which layers they have, and some of their shapes.
 
-    The defaults are those of a decoder with RMS norms before each block, rotary positions and a gated feed-forward.
+    The defaults describe a decoder with RMS norms before each block, rotary positions and a gated feed-forward.
     """
 
-    shapes: Mapping[str, ModelConfig] = {}  # models without weights: real ones to time, tiny ones to test with
+    shapes: Mapping[str, ModelConfig] = {}  # configs without weights: real ones for benchmarks, tiny ones for tests
 
     # Reading -----------------------------------------------------------------------------------------------------
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
-        """The numbers of a GGUF file, whose keys that begin with its architecture's name are `keys`."""
+        """The config of a GGUF file; `keys` are those keys that begin with its architecture's name."""
         common = gguf_keys.common(keys, file, rope_style=self.gguf_rope_style)
         return ModelConfig(**common | {"activation": self.gguf_activation})
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
-        """The numbers of a config.json; the model is of the family `name`."""
+        """The config of a config.json; `name` is the family's name."""
         from unspool.models import hf_keys
 
         return ModelConfig(**hf_keys.common(fields, name))
 
     def ignores(self, name: str, config: ModelConfig) -> bool:
-        """Whether a model runs without this tensor of a GGUF file, whose values are read into the config, or are none
-        of the text model's."""
+        """Whether a model runs without this tensor of a GGUF file, because the config has its values or because it does
+        not belong to the text model."""
         return name in (gguf_keys.SHORT_FACTORS, gguf_keys.LONG_FACTORS)
 
     def gguf_tensors(self, config: ModelConfig) -> dict[str, array[float]]:
-        """Vectors that a GGUF file has for numbers of the config, beside the weights."""
+        """Vectors by which a GGUF file stores numbers of the config, in addition to the weights."""
         return gguf_keys.rope_tensors(config)
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
-        """The keys, without the architecture's name, that `from_gguf` reads back as `config`."""
+        """The keys, without the architecture's name, from which `from_gguf` reads `config` back."""
         if config.rope_dim and config.rope_style != self.gguf_rope_style:
             raise ModelError(f"GGUF stores {config.architecture} for {self.gguf_rope_style} rotation")
         return gguf_keys.common_keys(config)
 
-    # GGUF files of a family that rotates neighbouring channels store the rows of q and k in another order.
+    # If a family rotates neighbouring channels, its GGUF files store the rows of q and k in another order.
     gguf_rope_style: RopeStyle = "half"
-    gguf_activation: Activation = "silu"  # no key of a GGUF file says it
+    gguf_activation: Activation = "silu"  # GGUF files have no key for it
 
     whole_names: Mapping[str, str] = WHOLE
     layer_names: Mapping[str, str] = IN_LAYER
     layer_prefix = "model.layers."
-    optional_prefixes: tuple[str, ...] = ()  # that some files have before all names
-    unused_suffixes: tuple[str, ...] = (".rotary_emb.inv_freq",)  # tables that the config determines
+    optional_prefixes: tuple[str, ...] = ()  # prefixes that some files put before all names
+    unused_suffixes: tuple[str, ...] = (".rotary_emb.inv_freq",)  # tables that follow from the config
 
     def canonical_name(self, name: str, config: ModelConfig) -> str | None:
-        """GGUF's name for a Hugging Face tensor; None for one that is not needed; the name itself if we know no other.
-        """
+        """GGUF's name for a Hugging Face tensor; None if the tensor is not needed; the same name if no mapping is
+        known."""
         if name.endswith(self.unused_suffixes):
             return None
         for prefix in self.optional_prefixes:
@@ -107,21 +108,22 @@ class Family:
         return name if canonical is None else f"blk.{index}.{canonical}"
 
     def canonical_layer_name(self, rest: str) -> str | None:
-        """GGUF's name for a tensor of a layer, both without the layer's number; None: we know none."""
+        """GGUF's name for a tensor of a layer, both without the layer's number; None if no mapping is known."""
         return self.layer_names.get(rest)
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
-        """A Hugging Face tensor under GGUF's names, and by GGUF's conventions."""
+        """A Hugging Face tensor with GGUF's names and conventions."""
         canonical = self.canonical_name(name, config)
         return [] if canonical is None else [Weight(canonical, weight.format, weight.shape, weight.raw)]
 
-    # A head that drafts ----------------------------------------------------------------------------------------------
+    # The draft head
+    # ------------------------------------------------------------------------------------------------------
     def draft_head(self, config: ModelConfig) -> DraftHead | None:
-        """The head that predicts a token further ahead, which a file may have; None: no file of this family has one."""
+        """The draft head that a file may have; None if no file of this family has one."""
         return None
 
     def draft_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
-        """A Hugging Face tensor of that head under GGUF's names, and by GGUF's conventions; nothing for all others."""
+        """A Hugging Face tensor of the draft head with GGUF's names and conventions; empty for all other tensors."""
         return []
 
     # Layers ------------------------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ class Family:
         )
 
     def rotary(self, config: ModelConfig, index: int) -> Rotary | None:
-        """How a layer rotates; None: it does not."""
+        """The rotation of a layer; None if it has none."""
         return Rotary(
             config.rope_dim, config.rope_theta, config.rope_style, config.rope_scaling, factors="rope_freqs.weight"
         )

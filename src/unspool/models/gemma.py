@@ -1,4 +1,4 @@
-"""Gemma: Llama with scaled embeddings, wide heads, and norms that store their weight less one."""
+"""Gemma: Llama with scaled embeddings, wide heads, and norm weights that are stored minus 1."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Gemma(Family):
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
         common = hf_keys.common(fields, name, head_dim=HEAD_DIM, tied_embeddings=True)
-        # Its first files said gelu and meant the approximation by tanh.
+        # Its first files name gelu but mean the tanh approximation.
         return ModelConfig(**common | {"activation": "gelu_tanh"})
 
     def canonical_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:

@@ -1,7 +1,7 @@
 """Gemma 3: norms before and after each block, q and k normed, five sliding layers for each global one.
 
-Sliding layers have a rotation base of their own. Embeddings are scaled. Hugging Face stores a norm's weight w and
-applies 1 + w; GGUF stores the 1 + w.
+Sliding layers have their own rotation base. Embeddings are scaled. Hugging Face stores a norm's weight w and
+applies 1 + w; GGUF stores 1 + w.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
 
-PATTERN = 6  # five sliding layers, then a global one; older files do not say it
+PATTERN = 6  # five sliding layers, then a global one; older files do not contain it
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 LAYERS_27B = 62  # the one size whose attention scale is not 1 / sqrt(head_dim)
 HEAD_DIM = 256
@@ -59,7 +59,7 @@ GEMMA3_270M = Gemma3Config(
 
 
 def add_one_to_norms(weights: list[Weight]) -> list[Weight]:
-    """Hugging Face's norms, by GGUF's convention."""
+    """Convert Hugging Face's norm weights to GGUF's convention."""
     return [
         encode_weight(each.name, each.dequantize() + np.float32(1)) if each.name.endswith("norm.weight") else each
         for each in weights
@@ -67,7 +67,7 @@ def add_one_to_norms(weights: list[Weight]) -> list[Weight]:
 
 
 def check_scale(config: Gemma3Config, width: int) -> None:
-    """Refuses a scale of scores that readers of GGUF files do not conclude from the sizes, which is 1 / sqrt(width)."""
+    """Refuse an attention scale other than 1 / sqrt(width), because GGUF files cannot store one."""
     if config.attention_scale is not None and not math.isclose(config.attention_scale, 1 / math.sqrt(width)):
         name, scale = config.architecture, config.attention_scale
         raise ModelError(f"GGUF files of {name} cannot say that scores are times {scale:g}")

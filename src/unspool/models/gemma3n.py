@@ -1,7 +1,7 @@
-"""Gemma 3n: Gemma 4's attention in heads of one size, in a stream of several parts (altup.py), with inputs of each
-token for each layer, and first layers most of whose gates are cut off.
+"""Gemma 3n: Gemma 4's attention with heads of one size, in a stream of several parts (altup.py), with per-layer inputs
+of each token, and first layers in which a threshold removes most gates.
 
-Hugging Face and GGUF store norms alike.
+Hugging Face and GGUF store norms the same way.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from unspool.weights.weight import Weight, encode_weight
 PATTERN = 5  # four sliding layers, then a global one
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 MAX_PARTS = 64
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # the first layers, and the share of their gates that is cut off
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # the first layers, and the share of their gates that the threshold removes
 TABLE = "per_layer_token_embd.weight"
-# Matrices that Hugging Face's files have one by one, and GGUF in one tensor.
+# Matrices that Hugging Face's files store one by one, and GGUF in one tensor.
 PROJECTIONS = {
     "model.altup_projections.": "altup_proj.",
     "model.altup_unembed_projections.": "altup_unembd_proj.",
@@ -50,8 +50,8 @@ class Gemma3nConfig(Gemma4Config):
     active_part: int = 0
     laurel_rank: int = 64
     widths: tuple[int, ...] = ()  # of each layer's feed-forward
-    cutoffs: tuple[float | None, ...] = ()  # deviations above the mean that a layer's gates need; None: not cut off
-    token_rows: int | None = None  # of the table of inputs; None: of all tokens
+    cutoffs: tuple[float | None, ...] = ()  # in deviations above the mean; None: no threshold
+    token_rows: int | None = None  # rows of the table of per-layer inputs; None: one per token
 
 
 GEMMA3N_E2B = Gemma3nConfig(
@@ -241,7 +241,7 @@ def _widths(fields: Fields, key: str, layers: int) -> tuple[int, ...]:
 
 
 def _cutoffs_from_hf(fields: Fields, layers: int) -> tuple[float | None, ...]:
-    """From the shares of gates that are cut off, as if gates were normally distributed."""
+    """The thresholds, from the shares of gates that are removed, for normally distributed gates."""
     if fields.get("activation_sparsity_pattern") is None:
         sparse = SPARSE_LAYERS if layers > SPARSE_LAYERS else 0
         shares = (SPARSITY,) * sparse + (0.0,) * (layers - sparse)
@@ -261,7 +261,7 @@ def _cutoffs_from_gguf(keys: Fields, layers: int) -> tuple[float | None, ...]:
 
 
 def _clipped(weight: Weight) -> Weight:
-    """Hugging Face's models keep these numbers from exceeding 120."""
+    """Limit the values to 120, as Hugging Face's models do."""
     return encode_weight(weight.name, np.clip(weight.dequantize(), -120, 120))
 
 

@@ -1,7 +1,7 @@
-"""Gemma 4: Gemma 3 with values normed, too, global layers of wider heads that turn a share of their channels, keys and
-values shared among the last layers, inputs of each token for each layer, and experts beside the feed-forward.
+"""Gemma 4: Gemma 3 with normed values, wider heads in global layers, which rotate only some channels, keys and values
+that the last layers share, per-layer inputs of each token, and experts in addition to the feed-forward.
 
-Hugging Face and GGUF store norms alike.
+Hugging Face and GGUF store norms the same way.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ from unspool.weights.weight import Weight
 
 PATTERN = 6  # five sliding layers, then a global one
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
-TURNING = 0.25  # of the channels of a global layer
-STANDS = 1e30  # GGUF's divisor of the speed of a pair that does not turn
+TURNING = 0.25  # share of rotated channels in a global layer
+STANDS = 1e30  # GGUF's frequency divisor for a pair that is not rotated
 
 
 @dataclass(frozen=True)
 class Gemma4Config(ExpertConfig):
-    """`head_dim` and `num_kv_heads` are those of sliding layers; `intermediate_size` that of layers with own keys."""
+    """`head_dim` and `num_kv_heads` are those of sliding layers; `intermediate_size` is that of layers with their own
+    keys."""
 
     global_head_dim: int = 0
     global_kv_heads: int = 0
-    turning_pairs: int = 0  # of a global layer's channels
+    turning_pairs: int = 0  # rotated channel pairs in a global layer
     rope_theta_local: float = LOCAL_THETA
     keys_are_values: bool = False  # in global layers
-    shared_layers: int = 0  # the last ones, which read keys and values of earlier layers
-    wide_width: int = 0  # of the feed-forward of those layers
-    token_width: int = 0  # of each layer's inputs; 0: there are none
+    shared_layers: int = 0  # the last layers, which read keys and values of earlier layers
+    wide_width: int = 0  # feed-forward width of those layers
+    token_width: int = 0  # width of each layer's per-token inputs; 0: there are none
     fused_experts: bool = True
     logit_softcap: float | None = None
 
@@ -61,7 +62,7 @@ class Gemma4Config(ExpertConfig):
         return self.window(layer) is None
 
     def kv_layer(self, layer: int) -> int | None:
-        """Whose keys and values a layer reads; None: its own."""
+        """The layer whose keys and values a layer reads; None: its own."""
         first = self.num_layers - self.shared_layers
         if layer < first:
             return None
@@ -70,7 +71,7 @@ class Gemma4Config(ExpertConfig):
 
 @dataclass(frozen=True)
 class ExpertsBesideGlu:
-    """norm(glu(norm(x))) + norm(experts(norm(x))), each norm with its own weights; x comes as it is."""
+    """norm(glu(norm(x))) + norm(experts(norm(x))); each norm has its own weights, and x is not normed before."""
 
     glu: Glu
     experts: Moe
@@ -347,7 +348,7 @@ def _experts_from_hf(fields: Fields) -> dict[str, Any]:
 
 
 def _with_global_heads(fields: Fields, config: Gemma4Config) -> Gemma4Config:
-    """Sizes of global layers: in fields of their own, or in an object of what differs in each layer."""
+    """Sizes of global layers: from separate fields, or from an object with the differences of each layer."""
     size = fields.integer("global_head_dim", 512, high=MAX_HEAD_DIM)
     heads = fields.integer("num_global_key_value_heads", config.num_kv_heads, high=MAX_HEADS)
     layers = fields.object("per_layer_config")
@@ -382,13 +383,13 @@ def _with_positions(fields: Fields, config: Gemma4Config) -> Gemma4Config:
 
 
 def _turning(file: GGUFFile, pairs: int) -> int:
-    """How many of a global layer's pairs turn: the others' divisors are huge."""
+    """The number of a global layer's pairs that are rotated: the divisors of the others are huge."""
     factors = file.tensors.get(gguf_keys.FACTORS)
     return pairs if factors is None else sum(each < STANDS / 2 for each in factors.floats()[:pairs])
 
 
 def is_shared_key(name: str, config: Gemma4Config) -> bool:
-    """A tensor of keys or values in a layer that reads another layer's. Some files have them."""
+    """Whether a tensor holds keys or values of a layer that reads another layer's. Some files have such tensors."""
     prefix, _, rest = name.partition(".")
     layer, _, tensor = rest.partition(".")
     if prefix != "blk" or not layer.isdecimal() or int(layer) < config.num_layers - config.shared_layers:

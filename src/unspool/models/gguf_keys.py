@@ -1,4 +1,4 @@
-"""Shared readers of GGUF's keys: what most families have, by the names they all use; and back, for files we write."""
+"""Reads the GGUF keys that most families share, and writes them for the files that we write."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def common(
     experts: bool = False,
     latent: bool = False,
 ) -> dict[str, Any]:
-    """ModelConfig's fields; `theta` is the family's, for files that do not name one; `experts`: it may have some.
-    `latent`: keys and values are latents, of which the file says more under other names."""
+    """ModelConfig's fields. `theta` is the family's default, for files without one. `experts`: the file may have
+    experts. `latent`: keys and values are latents, which other keys describe."""
     if not experts and keys.integer("expert_count", 0, low=0):
         keys.fail("expert_count", f"a {keys.prefix.removesuffix('.')} with experts is not supported")
     heads = keys.integer("attention.head_count", high=MAX_HEADS)
@@ -77,7 +77,7 @@ def common(
 
 
 def sliding_layers(keys: Fields, num_layers: int, pattern: int | None = None) -> tuple[bool, ...] | None:
-    """Which layers have the window: a list of true and false, or a number n where every n-th layer is global."""
+    """Which layers have the window: from a list of booleans, or a number n if every n-th layer is global."""
     key = "attention.sliding_window_pattern"
     value = keys.get(key)
     if isinstance(value, list):
@@ -90,7 +90,7 @@ def sliding_layers(keys: Fields, num_layers: int, pattern: int | None = None) ->
 
 
 def numbers_of_layers(keys: Fields, key: str, layers: int, high: int) -> list[int]:
-    """A number of each layer, which a file may say once for all."""
+    """One number per layer, from a list or from a single number for all layers."""
     value = keys.get(key)
     if not isinstance(value, list):
         return [keys.integer(key, high=high)] * layers
@@ -100,7 +100,7 @@ def numbers_of_layers(keys: Fields, key: str, layers: int, high: int) -> list[in
 
 
 def _vocab_size(file: GGUFFile, keys: Fields) -> int:
-    """The rows of the embedding, which must be the number of tokens that the file's vocabulary lists."""
+    """The rows of the embedding, which must equal the number of tokens in the file's vocabulary."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{file.path}: tensor 'token_embd.weight' is missing")
@@ -119,7 +119,7 @@ def _rope_scaling(keys: Fields, file: GGUFFile, dim: int) -> RopeScaling | None:
     if LONG_FACTORS in file.tensors:
         return _longrope(keys, file, dim)
     factor = keys.optional_number("rope.scaling.factor", low=0, high=1e6)
-    if factor is None and keys.get("rope.scale_linear") is not None:  # the key's first name
+    if factor is None and keys.get("rope.scale_linear") is not None:  # the older name of the key
         kind, factor = "linear", keys.number("rope.scale_linear", low=0, high=1e6)
     if kind == "none" or (kind == "linear" and factor in (None, 1.0)):
         return None
@@ -140,7 +140,7 @@ def _rope_scaling(keys: Fields, file: GGUFFile, dim: int) -> RopeScaling | None:
 
 
 def _yarn_attention_factor(keys: Fields, factor: float) -> float | None:
-    """GGUF's number multiplies the usual factor, RopeScaling's replaces it."""
+    """GGUF's number multiplies the default factor; RopeScaling's number replaces it."""
     own = keys.optional_number("rope.scaling.attn_factor", low=0, high=1e3)
     log = 0.1 * math.log(factor) if factor > 1 else 0.0
     divisor = 1.0
@@ -172,7 +172,7 @@ def _longrope(keys: Fields, file: GGUFFile, dim: int) -> RopeScaling:
 
 
 def common_keys(config: ModelConfig, *, eps_key: str = RMS_EPS) -> dict[str, Any]:
-    """The keys that `common` reads back as `config`."""
+    """The keys from which `common` reads `config` back."""
     values: dict[str, Any] = {
         "block_count": config.num_layers,
         "context_length": config.context_length,
@@ -195,7 +195,8 @@ def common_keys(config: ModelConfig, *, eps_key: str = RMS_EPS) -> dict[str, Any
 
 
 def _scaling_keys(scaling: RopeScaling | None) -> dict[str, Any]:
-    """Without those of llama3 and longrope's factors, which GGUF has as tensors: see `rope_tensors`."""
+    """The keys of a RopeScaling, without the factors of llama3 and longrope, which GGUF stores as tensors:
+    `rope_tensors`."""
     if scaling is None or scaling.kind == "llama3":
         return {}
     values: dict[str, Any] = {"rope.scaling.type": scaling.kind}
@@ -213,7 +214,7 @@ def _scaling_keys(scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def rope_tensors(config: ModelConfig) -> dict[str, array[float]]:
-    """Numbers of a config that GGUF files have as tensors: what divides the speeds of rotation."""
+    """The numbers of a config that GGUF stores as tensors: the divisors of rotation frequencies."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind not in ("llama3", "longrope"):
         return {}

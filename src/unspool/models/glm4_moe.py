@@ -1,6 +1,6 @@
-"""GLM 4.5 to 4.7: experts chosen by sigmoids with a correction, after some layers that have none; a shared expert.
+"""GLM 4.5 to 4.7: experts chosen by sigmoids with a correction, except in the first layers; a shared expert.
 
-Files bring a layer that predicts a token further ahead (MTP), which can draft; a model runs without it.
+Files have an additional layer for multi-token prediction (MTP), which can draft; a model runs without it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
 
 ROTATED = 0.5  # of each head's channels
-FFN_NORM = "post_attention_norm"  # GGUF's name of the norm before the feed-forward
+FFN_NORM = "post_attention_norm"  # GGUF's name for the norm before the feed-forward
 
 
 @dataclass(frozen=True)
 class SigmoidExpertConfig(ExpertConfig):
-    """A model whose rows choose experts by sigmoids, with a correction for the choice alone."""
+    """A model whose rows choose experts by sigmoids; a correction is added for the choice only."""
 
     routed_scale: float = 1.0
     num_groups: int = 1
     num_used_groups: int = 1
     has_qk_norm: bool = False
-    extra_layers: int = 0  # in the files, after those that are run
+    extra_layers: int = 0  # further layers in the files, which are not run
 
 
 def sigmoid_experts_from_hf(fields: Fields, num_layers: int) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def extra_layer_keys(config: SigmoidExpertConfig) -> dict[str, Any]:
 
 
 def beyond_layers(name: str, prefix: str, num_layers: int, extra: int) -> bool:
-    """Whether a tensor is one of the `extra` layers that files have after a model's own."""
+    """Whether a tensor belongs to one of the `extra` layers that files have after the model's own layers."""
     found = re.match(re.escape(prefix) + r"(\d{1,6})\.", name)
     return found is not None and num_layers <= int(found[1]) < num_layers + extra
 

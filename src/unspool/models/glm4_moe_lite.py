@@ -1,4 +1,4 @@
-"""GLM 4.7 Flash: DeepSeek V3's layers, with a list of those that have no experts."""
+"""GLM 4.7 Flash: DeepSeek V3's layers; a list names the layers without experts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """gpt-oss: experts with a clamped gate, attention with sinks, every second layer sliding, biases everywhere.
 
-Hugging Face stores an expert's gates and up projections in turn, floats as [in, out], MXFP4 as [out, in]; GGUF stores
-them apart.
+Hugging Face alternates an expert's gates and up projections, floats as [in, out], MXFP4 as [out, in]; GGUF stores them
+as separate tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unspool.weights.weight import Weight, encode_weight
 
 PATTERN, WINDOW, THETA = 2, 128, 150_000.0
 HEAD_DIM = 64
-FFN_NORM = "post_attention_norm"  # GGUF's name of the norm before the experts
+FFN_NORM = "post_attention_norm"  # GGUF's name for the norm before the experts
 
 
 class GptOss(Family):
@@ -125,7 +125,7 @@ class GptOss(Family):
 
 
 def _parted(both: Weight) -> Iterator[Weight]:
-    """Gates and up projections, which take turns in the last dimension, or as rows of MXFP4."""
+    """Split gates and up projections, which alternate in the last dimension, or as rows in MXFP4."""
     if both.format == "mxfp4":
         yield from _parted_rows(both)
         return

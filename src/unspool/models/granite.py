@@ -1,4 +1,4 @@
-"""Granite 3: Llama with four multipliers: of embeddings, of what a block adds, of scores, and of logits."""
+"""Granite 3: Llama with four multipliers: for embeddings, block results, attention scores, and logits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MULTIPLIERS = {
 }
 
 
-# Granite 4 has gates and up projections of its feed-forward in one tensor; where there are experts, beside them.
+# Granite 4 stores gates and up projections of its feed-forward as one tensor, in addition to experts if it has any.
 SHARED_IN, SHARED_OUT, SHARED_WIDTH = (
     "shared_mlp.input_linear.weight",
     "shared_mlp.output_linear.weight",
@@ -33,7 +33,7 @@ SHARED_IN, SHARED_OUT, SHARED_WIDTH = (
 
 
 def halves(weight: Weight, first: str, second: str) -> list[Weight]:
-    """A matrix of two projections as two matrices."""
+    """Split a matrix of two stacked projections."""
     if len(weight.shape) != 2 or weight.shape[0] % 2:
         raise ModelError(f"tensor {weight.name} has shape {list(weight.shape)}; gates and up projections were expected")
     (rows, columns), size = weight.shape, weight.nbytes // 2

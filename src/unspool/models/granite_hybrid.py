@@ -1,5 +1,5 @@
-"""Granite 4: Mamba-2 in most layers, attention without rotation in the others; dense, or with experts beside a shared
-one. Models of attention alone are Granite 3's in all but the names of their tensors."""
+"""Granite 4: Mamba-2 in most layers, attention without rotation in the others; dense, or with experts and a shared
+expert. Models whose layers are all attention differ from Granite 3 only in their tensors' names."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HF_KEYS = {
     "taps": "mamba_d_conv",
     "conv_bias": "mamba_conv_bias",
 }
-SCANS = ("mamba", "linear_attention")  # a kind of layer's older and newer name
+SCANS = ("mamba", "linear_attention")  # older and newer name of the same kind of layer
 KINDS = (*SCANS, "attention", "full_attention")
 
 
 @dataclass(frozen=True)
 class GraniteHybridConfig(GraniteMoeConfig, MambaConfig):
-    """Without experts, `num_experts` is 0 and `intermediate_size` is the feed-forward's width."""
+    """Without experts, `num_experts` is 0 and `intermediate_size` is the width of the feed-forward."""
 
     attention_layers: tuple[bool, ...] = ()
 
@@ -175,7 +175,8 @@ def _dense(fields: Fields) -> GraniteConfig:
 
 
 def _with_head_dim(fields: Fields, hidden: int, heads: int) -> Fields:
-    """The head dimension may be the word auto, or missing: heads share the inner width evenly."""
+    """The fields with a head dimension, which a file may omit or call auto: heads then divide the inner width
+    evenly."""
     if fields.get("mamba_d_head") not in (None, "auto"):
         return fields
     inner = fields.integer("mamba_expand", 2, high=64) * hidden

@@ -1,5 +1,5 @@
-"""Granite 3 with experts in place of its feed-forward, and perhaps one that every row uses; Hugging Face stores gates
-and up projections as one."""
+"""Granite 3 with experts in place of its feed-forward, and possibly a shared expert. Hugging Face stores gates and up
+projections as one tensor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GraniteMoeConfig(GraniteConfig, ExpertConfig):
 
 
 def _halves(stack: Weight) -> Iterator[Weight]:
-    """Each expert's gate and up projection, which lie one behind the other."""
+    """Each expert's gate and up projection, which are stored one after the other."""
     count, rows, columns = stack.shape
     size = stack.nbytes // (2 * count)
     stem = stack.name.removesuffix("gate_up_exps.weight")

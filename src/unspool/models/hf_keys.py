@@ -1,4 +1,4 @@
-"""Shared readers of a Hugging Face config.json. What we do not know how to honour is refused by name."""
+"""Shared readers of a Hugging Face config.json. A setting that is not supported is refused by its name."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def common(
     activation: str = "silu",
     intermediate_size: int | None = None,
 ) -> dict[str, Any]:
-    """ModelConfig's fields. Most arguments are the family's values for files that leave them out.
+    """ModelConfig's fields. Most arguments are the family's defaults for files that omit a field.
 
-    `keys` has the family's own names of fields. Without `head_dim`, heads share the width of the model evenly.
+    `keys` has the family's own names of fields. Without `head_dim`, heads divide the model's width evenly.
     """
     keys = keys or {}
 
@@ -97,12 +97,12 @@ def activation_of(fields: Fields, default: str = "silu", key: str = "hidden_act"
 
 
 def window(fields: Fields) -> int | None:
-    """The sliding window, where there is one."""
+    """The sliding window, or None."""
     return None if fields.get("sliding_window") is None else fields.integer("sliding_window", high=MAX_CONTEXT)
 
 
 def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
-    """Which layers have the window, where `layer_types` says so."""
+    """Which layers have the window, if the file has `layer_types`."""
     kinds = fields.get("layer_types")
     if kinds is None:
         return None
@@ -115,7 +115,7 @@ def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...] | None:
 
 
 def windows(fields: Fields, num_layers: int, default: tuple[bool, ...] | None = None) -> dict[str, Any]:
-    """ModelConfig's two fields of sliding windows; `default` says which layers slide where the file does not."""
+    """ModelConfig's two fields of sliding windows; `default` lists the sliding layers for files that do not."""
     size, layers = window(fields), sliding_layers(fields, num_layers) or default
     if size is None or (layers is not None and not any(layers)):
         return {"sliding_window": None, "sliding_layers": None}
@@ -123,7 +123,8 @@ def windows(fields: Fields, num_layers: int, default: tuple[bool, ...] | None = 
 
 
 def rope_fields(fields: Fields) -> Fields | None:
-    """What a config.json says of positions, under its new name or its old one; of layers that see everything."""
+    """The fields about positions, under their new or their old name; for models with sliding layers, of the global
+    ones."""
     parameters = fields.object("rope_parameters")
     if parameters is None:
         return fields.object("rope_scaling")
@@ -131,7 +132,7 @@ def rope_fields(fields: Fields) -> Fields | None:
 
 
 def _rotated_channels(fields: Fields, head_dim: int, key: str, default: float) -> int:
-    """Channels of a head that are rotated. `key` is the family's name of the share that they are."""
+    """Rotated channels of a head. `key` is the family's name for their share of the head."""
     share = fields.number(key, default, low=0, high=1)
     inner = rope_fields(fields)
     if inner is not None:
@@ -140,7 +141,7 @@ def _rotated_channels(fields: Fields, head_dim: int, key: str, default: float) -
 
 
 def rope(fields: Fields, context: int, default_theta: float, dim: int) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of `dim` rotated channels."""
+    """Base and scaling for `dim` rotated channels."""
     chosen = rope_fields(fields)
     theta = fields.number("rope_theta", default_theta, low=1, high=MAX_THETA)
     if chosen is not None:
@@ -153,7 +154,7 @@ def rope(fields: Fields, context: int, default_theta: float, dim: int) -> tuple[
 
 
 def local_rope(fields: Fields, dim: int) -> tuple[float | None, RopeScaling | None]:
-    """Base and scaling of the sliding layers, where they have their own."""
+    """Base and scaling of the sliding layers, if they differ from the global layers'."""
     theta = fields.optional_number("rope_local_base_freq", low=1, high=MAX_THETA)
     parameters = fields.object("rope_parameters")
     sliding = None if parameters is None else parameters.object("sliding_attention")
@@ -165,10 +166,10 @@ def local_rope(fields: Fields, dim: int) -> tuple[float | None, RopeScaling | No
 
 
 def scaling(fields: Fields, context: int, original: int, dim: int) -> RopeScaling | None:
-    """How the model reaches its context; `original` is the context it was trained with, unless these fields say it.
+    """How the model extends its context; `original` is the trained context, unless these fields contain it.
 
-    Dynamic scaling changes nothing up to max_position_embeddings, which is as far as a model of ours reads. mRoPE has
-    positions of images; those of text are plain.
+    Dynamic scaling changes nothing up to max_position_embeddings, and no model here reads further. mRoPE describes
+    positions of images; text has ordinary positions.
     """
     key = "rope_type" if fields.get("rope_type") is not None else "type"
     kind = fields.string(key, "default")
@@ -204,7 +205,7 @@ def scaling(fields: Fields, context: int, original: int, dim: int) -> RopeScalin
 
 
 def _yarn_attention_factor(fields: Fields, factor: float) -> float | None:
-    """The factor that the file names, or that follows from its two multipliers of the usual factor's logarithm."""
+    """The factor from the file, or computed from its two multipliers of the default factor's logarithm."""
     named = fields.optional_number("attention_factor", low=0, high=1e3)
     over, under = (fields.get(key) or None for key in ("mscale", "mscale_all_dim"))
     if named is not None or over is None or under is None:
@@ -215,7 +216,7 @@ def _yarn_attention_factor(fields: Fields, factor: float) -> float | None:
 
 
 def _longrope(fields: Fields, context: int, original: int, dim: int) -> RopeScaling:
-    """The factors are chosen by the model's context, once: an answer does not depend on how long its prompt is."""
+    """Choose the factors once, by the model's context, so that an answer does not depend on its prompt's length."""
     short, long = (fields.numbers(f"{name}_factor", dim // 2, low=0, high=1e6) for name in ("short", "long"))
     return RopeScaling(
         "longrope",

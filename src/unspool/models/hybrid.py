@@ -1,4 +1,4 @@
-"""What families with recurrent and attention layers share."""
+"""Helpers for families with both recurrent and attention layers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from unspool.weights.weight import Weight
 
 
 def with_values(keys: Fields, values: Mapping[str, Any]) -> Fields:
-    """The same keys with other values."""
+    """The same fields, with some values replaced."""
     changed = {f"{keys.prefix}{name}": value for name, value in values.items()}
     return Fields(keys.source, {**keys.values, **changed}, keys.prefix)
 
 
 def by_layer(keys: Fields, key: str, num_layers: int) -> list[int]:
-    """A number for each layer, of which a file may give one for all."""
+    """One number per layer, from a list or from a single number for all layers."""
     value = keys.get(key)
     if not isinstance(value, list):
         return [keys.integer(key, low=0)] * num_layers

@@ -25,7 +25,7 @@ from unspool.ops import Batch, KVCache, Part, Rows
 from unspool.ops.storage import Storage, Widths
 from unspool.records import record
 
-# The stream, the batch, the cache, and the model's TokenInputs, where it has some.
+# The stream, the batch, the cache, and the model's TokenInputs, if it has them.
 LayerFunction = Callable[[Rows, Batch, KVCache, tuple[Rows, Rows] | None], Rows]
 TokenInputsFunction = Callable[[Rows, Batch], tuple[Rows, Rows]]
 TokenInputFunction = Callable[[Rows, tuple[Rows, Rows], Rows | None], Rows]
@@ -57,7 +57,7 @@ class Glu:
     width: int
     activation: Activation = "silu"
     bias: bool = False
-    fused: bool = False  # one tensor, ffn_up, has the gate and then the up projection
+    fused: bool = False  # one tensor, ffn_up, holds the gate followed by the up projection
     suffix: str = ""  # of the tensors' names: "_shexp" for a shared expert
     routing: ClassVar[None] = None
 
@@ -109,11 +109,11 @@ class Mlp:
 
 @record(frozen=True)
 class TokenInputs:
-    """What a model knows of each token for each layer, beside the stream: `width` values from a table of its own, and
-    as many that are projected from the embedding. `TokenInput` is how a layer takes its share."""
+    """Per-layer inputs of each token, in addition to the stream: `width` values from a separate table, and as many
+    projected from the embedding. `TokenInput` is the part of a layer that reads them."""
 
     width: int
-    num_tokens: int | None = None  # that the table has; others share its first row. None: all
+    num_tokens: int | None = None  # rows of the table; further tokens share its first row. None: one row per token
 
     def bind(self, reader: TensorReader, vocabulary: int, hidden: int, num_layers: int) -> TokenInputsFunction:
         ops, values, embedding_scale = reader.ops, num_layers * self.width, math.sqrt(self.width)
@@ -129,14 +129,14 @@ class TokenInputs:
 
 @record(frozen=True)
 class TokenInput:
-    """The end of a layer: x + norm(W_proj · (activation(W_gate · x) · (embedded + norm(projected)) / √2))"""
+    """The last part of a layer: x + norm(W_proj · (activation(W_gate · x) · (embedded + norm(projected)) / √2))"""
 
     width: int
     activation: Activation
     norm: Norm
 
     def bind(self, place: Place) -> TokenInputFunction:
-        """The function takes the rows that choose, the model's inputs, and what to add to, where it is given."""
+        """The returned function takes the rows for the gate, the model's inputs, and optionally a residual."""
         ops, width, activation = place.ops, self.width, self.activation
         gate, projection = place.matrix(("inp_gate", width, place.hidden)), place.matrix(("proj", place.hidden, width))
         norm = self.norm.bind(place.reader, f"blk.{place.layer}.post_norm", place.hidden)
@@ -152,23 +152,23 @@ class TokenInput:
 
 
 class Streams(Protocol):
-    """A residual stream of several parts side by side, each as wide as the embedding."""
+    """A residual stream of several parts, each as wide as the embedding, concatenated in a row."""
 
     @property
     def count(self) -> int: ...
 
     def bind(self, reader: TensorReader, hidden: int) -> tuple[Callable[[Rows], Rows], Callable[[Rows], Rows]]:
-        """What makes the parts of an embedding, and one row of the parts again."""
+        """Two functions: from an embedding to a row of parts, and from the parts back to one row."""
 
 
 @record(frozen=True)
 class Layer:
-    """A mixer, then a feed-forward, or one of them alone; which norms there are says where they stand.
+    """A mixer, then a feed-forward, or only one of them. Which norms exist determines their place:
 
         before         x + mixer(norm(x))
         after          x + post_norm(mixer(x))
         both           x + post_norm(mixer(norm(x)))
-        parallel       x + mixer(norm(x)) + ffn(ffn_norm(x)), where no ffn_norm means the mixer's
+        parallel       x + mixer(norm(x)) + ffn(ffn_norm(x)); without ffn_norm, the mixer's norm is used
     """
 
     mixer: Mixer | None
@@ -181,7 +181,7 @@ class Layer:
     residual_scale: float = 1.0  # of what mixer and feed-forward add to the stream
     ffn_norm_name: str = "ffn_norm"  # of the tensor
     token_input: TokenInput | None = None  # after the feed-forward
-    scaled: bool = False  # the layer's result is times a number of the file, where it has one
+    scaled: bool = False  # the layer's result is multiplied by a number of the file, if it has one
 
     def bind(self, place: Place) -> LayerFunction:
         def bound(norm: Norm | None, name: str) -> NormFunction | None:
@@ -217,7 +217,7 @@ class Layer:
         return lambda x, batch, kv, inputs: finish(blocks(x, batch, kv), inputs)
 
     def _bind_end(self, place: Place) -> Callable[[Rows, tuple[Rows, Rows] | None], Rows]:
-        """What comes after the feed-forward."""
+        """The part of a layer after the feed-forward."""
         ops, whole = place.ops, [Part(0, place.hidden, "scaled")]
         take = None if self.token_input is None else self.token_input.bind(place)
         name = f"blk.{place.layer}.layer_output_scale.weight"
@@ -252,7 +252,7 @@ class Architecture:
 
     @property
     def storage(self) -> tuple[Storage, ...]:
-        """What each layer keeps."""
+        """What each layer keeps of past tokens."""
         return tuple(Storage() if layer.mixer is None else layer.mixer.storage() for layer in self.layers)
 
     @property

@@ -1,4 +1,4 @@
-"""LFM2: most layers mix a few tokens with a short convolution between two gates, the others attend."""
+"""LFM2: most layers mix a few tokens by a short convolution between two gates; the others are attention."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from unspool.weights.weight import Weight
 
 THETA = 1_000_000.0
 MAX_TAPS = 64
-LAST_NORM = "token_embd_norm"  # GGUF has its tensor by this name; embeddings are not normed
+LAST_NORM = "token_embd_norm"  # GGUF's name for the last norm; embeddings are not normed
 KV_HEADS = "attention.head_count_kv"
 
 
 @dataclass(frozen=True)
 class Lfm2Config(ModelConfig):
     taps: int = 3  # of the convolutions
-    attention_layers: tuple[bool, ...] = ()  # all others are convolutions
+    attention_layers: tuple[bool, ...] = ()  # all other layers are convolutions
 
 
 LFM2_350M = Lfm2Config(
@@ -91,7 +91,7 @@ class Lfm2(Family):
         )
 
     def from_hf(self, fields: Fields, name: str) -> ModelConfig:
-        # The name that transformers gives the field, and the one that models were published with.
+        # The name of the field in transformers, and the one that models were published with.
         keys = {"rms_norm_eps": "norm_eps"}
         if fields.get("intermediate_size") is None:
             keys["intermediate_size"] = "block_ff_dim"
@@ -130,7 +130,7 @@ class Lfm2(Family):
 
 
 def _feed_forward_size(fields: Fields, size: int) -> int:
-    """Configurations give a size that is adjusted by two thirds, a factor and a multiple."""
+    """The feed-forward's width: the config's number times two thirds and a factor, rounded up to a multiple."""
     if not fields.boolean("block_auto_adjust_ff_dim", True):
         return size
     size = 2 * size // 3

@@ -1,4 +1,4 @@
-"""LFM2 with experts, chosen by sigmoids with a correction, after some layers that have none."""
+"""LFM2 with experts, chosen by sigmoids with a correction, except in the first layers."""
 
 from __future__ import annotations
 

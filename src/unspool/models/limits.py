@@ -1,4 +1,4 @@
-"""How large a model may claim to be. Far above any real one; a claim beyond these is a lie or a damaged file."""
+"""Limits for the numbers of a model's files. They are far above any real model; larger numbers mean a damaged file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MAX_THETA = 1e12
 
 
 def even_share(hidden: int, heads: int) -> int | None:
-    """The head dimension of a model that does not say it, or None where the heads do not divide the width."""
+    """The head dimension of a model whose file omits it; None if the heads do not divide the width."""
     return None if hidden % heads else hidden // heads
 
 
 def every_nth_is_global(pattern: int, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer has the sliding window, where every `pattern`-th layer sees all keys."""
+    """Which layers have the sliding window, if every `pattern`-th layer sees all keys."""
     return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
 
 
 def check_config(source: Path, config: ModelConfig) -> ModelConfig:
-    """What the numbers must be to each other, whichever file they came from."""
+    """Check the relations between a config's numbers, for any kind of file."""
 
     def refuse(message: str) -> None:
         raise ModelError(f"{source}: {message}")

@@ -1,4 +1,4 @@
-"""Llama and what is built like it: SmolLM, Yi, TinyLlama, and GGUF files of Mistral."""
+"""Llama and models with the same structure: SmolLM, Yi, TinyLlama, and GGUF files of Mistral."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ class Llama(Family):
         "smollm2-135m": SMOLLM2_135M,
         "tiny": TINY,
         "tiny-untied": replace(TINY, tied_embeddings=False),
-        # every matrix a multiple of 256 wide, as the k-quants need
+        # every matrix's width is a multiple of 256, which k-quants need
         "tiny-wide": replace(TINY, hidden_size=256, head_dim=64, rope_dim=64, intermediate_size=512),
     }
 
     def from_gguf(self, keys: Fields, file: GGUFFile) -> ModelConfig:
         if keys.integer("expert_count", 0, low=0):
-            from unspool.models import mixtral  # which builds on this module
+            from unspool.models import mixtral  # it imports this module
 
             return mixtral.FAMILY.from_gguf(keys, file)
         return super().from_gguf(keys, file)

@@ -1,4 +1,4 @@
-"""What families with Mamba-2 layers share: their numbers, their tensors' names, and how files store them."""
+"""Shared by families with Mamba-2 layers: their numbers, their tensors' names, and conversions between file formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MambaConfig(ModelConfig):
 
 
 def names(prefix: str) -> dict[str, str]:
-    """Hugging Face's names of a Mamba-2 layer's tensors, and GGUF's."""
+    """GGUF's names of a Mamba-2 layer's tensors, by Hugging Face's names."""
     return {
         f"{prefix}in_proj.weight": "ssm_in.weight",
         f"{prefix}conv1d.weight": "ssm_conv1d.weight",
@@ -43,7 +43,8 @@ def names(prefix: str) -> dict[str, str]:
 
 
 def from_hf(fields: Fields, keys: dict[str, str], heads: int) -> dict[str, Any]:
-    """MambaConfig's own fields. `keys` has the family's names of head_dim, state_dim, groups, taps and conv_bias."""
+    """The fields that MambaConfig adds. `keys` has the family's names of head_dim, state_dim, groups, taps and
+    conv_bias."""
     if fields.boolean("mamba_proj_bias", False):
         fields.fail("mamba_proj_bias", "Mamba layers with biases of their projections are not supported")
     limit = fields.get("time_step_limit")
@@ -60,7 +61,8 @@ def from_hf(fields: Fields, keys: dict[str, str], heads: int) -> dict[str, Any]:
 
 
 def _limits_nothing(limit: Any) -> bool:
-    """Time steps are above zero whatever comes, so that a lower limit of zero is none. JSON has no infinity."""
+    """Whether limits on time steps have no effect. Time steps are always positive, so a lower limit of 0 has none. JSON
+    has no infinity."""
     if not isinstance(limit, list) or len(limit) != 2 or type(limit[0]) not in (int, float):
         return False
     return bool(limit[0] <= 0) and limit[1] in (math.inf, {"__float__": "Infinity"})
@@ -73,7 +75,7 @@ def shared(fields: Fields, key: str, groups: int, heads: int) -> int:
 
 
 def from_gguf(keys: Fields, file: GGUFFile) -> dict[str, Any]:
-    """MambaConfig's own fields."""
+    """The fields that MambaConfig adds."""
     heads = keys.integer("ssm.time_step_rank", high=MAX_HEADS)
     inner = keys.integer("ssm.inner_size", high=MAX_WIDTH)
     if inner % heads:
@@ -113,7 +115,7 @@ def mixer(config: MambaConfig) -> Mamba2:
 
 
 def by_gguf(weight: Weight, config: MambaConfig) -> Weight:
-    """A tensor by GGUF's convention: rates of decay instead of their logarithms, and vectors as matrices."""
+    """Convert a tensor to GGUF's convention: decay rates instead of their logarithms, and vectors as matrices."""
     name, heads, groups = weight.name, config.mamba_heads, config.mamba_groups
     if name.endswith(".ssm_a"):
         return encode_weight(name, -np.exp(weight.dequantize()).reshape(heads, 1))

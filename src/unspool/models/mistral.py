@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window in its first version, of some layers in Ministral. GGUF calls it llama."""
+"""Mistral: Llama with a sliding window, in its first version and in some layers of Ministral. GGUF calls it llama."""
 
 from __future__ import annotations
 

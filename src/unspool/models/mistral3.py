@@ -1,4 +1,4 @@
-"""Mistral 3 and Ministral 3: Mistral with yarn, and queries that grow with their position."""
+"""Mistral 3 and Ministral 3: Mistral with yarn, and queries that are scaled by their position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unspool.weights.gguf import GGUFFile
 
 @dataclass(frozen=True)
 class Mistral3Config(ModelConfig):
-    growth: float = 0.0  # queries are times 1 + growth · log(1 + ⌊position / original context⌋)
+    growth: float = 0.0  # queries are multiplied by 1 + growth · log(1 + ⌊position / original context⌋)
 
 
 class Mistral3(Family):

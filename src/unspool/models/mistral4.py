@@ -1,4 +1,4 @@
-"""Mistral 4: latent attention whose queries grow with their position, experts in groups, chosen by a softmax."""
+"""Mistral 4: latent attention with queries scaled by their position; experts in groups, chosen by a softmax."""
 
 from __future__ import annotations
 

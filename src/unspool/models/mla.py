@@ -1,12 +1,12 @@
-"""Latent attention (MLA) as data: keys and values of all heads are read from one short row for each token.
+"""Latent attention (MLA) as data: keys and values of all heads are computed from one short row per token.
 
-A token keeps `latent_dim` values c, from which every head makes its key and value, and a rotated key that all heads
-share. Instead of making keys and values, the query goes to where the latents are, and the result comes back:
+A token keeps `latent_dim` values c, from which every head computes its key and value, and one rotated key that all
+heads share. Instead of computing keys and values, we project the query into the latent space, and the result back:
 
     q_h · (K_h · c) = (K_hᵀ · q_h) · c        Σ w · (V_h · c) = V_h · (Σ w · c)
 
-so that attention is one with a single key head, whose keys are [rotated key, c] and whose values are c. Prompts and
-single tokens are computed in this one way, so a row's bits do not depend on how a prompt was cut.
+So attention has a single key head, whose keys are [rotated key, c] and whose values are c. Prompts and single tokens
+are computed the same way, so a row's bits do not depend on how a prompt was divided into steps.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Mla:
     plain_dim: int  # channels of a query that are not rotated
     value_dim: int  # channels of a head's value
     rotary: Rotary
-    scale: float  # of scores
+    scale: float  # of attention scores
     norm: RmsNorm  # of latents
-    query_dim: int | None = None  # queries come from a short row of so many values, too; None: from the stream
-    growth: float = 0.0  # queries are times 1 + growth · log(1 + ⌊position / period⌋)
+    query_dim: int | None = None  # width of the latent of queries; None: they are computed from the stream
+    growth: float = 0.0  # queries are multiplied by 1 + growth · log(1 + ⌊position / period⌋)
     period: int = 1
 
     @property
@@ -43,7 +43,7 @@ class Mla:
 
     @property
     def width(self) -> int:
-        """The longest row: every head's query among latents, before it is put together and after, and the key."""
+        """The widest row: every head's query in the latent space, before and after it is assembled, and the key."""
         return 2 * self.num_heads * (self._key + self._query) + 2 * self._key
 
     def storage(self) -> Storage:
@@ -84,7 +84,8 @@ class Mla:
         return lambda x: ops.linear(ops.norm(ops.linear(x, down), norm, eps), up)
 
     def _parts(self) -> list[Part]:
-        """Each head's rotated query and its query among latents, from rows [latents of all heads, queries, key]."""
+        """Each head's rotated query and its query in the latent space, from rows [latents of all heads, queries,
+        key]."""
         latents = self.num_heads * self.latent_dim
         parts = []
         for head in range(self.num_heads):

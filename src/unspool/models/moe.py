@@ -13,10 +13,11 @@ from unspool.records import record
 
 @record(frozen=True)
 class Moe:
-    """Σ weight_e · expert_e(x) over the experts that `routing` gives a row, + shared(x) where there is a shared one.
+    """Σ weight_e · expert_e(x) over the experts that `routing` chooses for a row, + shared(x) if there is a shared
+    expert.
 
-    An expert is a feed-forward of `width`, with a gate or without. Where there is a `latent` width, experts read
-    W_down · x, and what they come to together is W_up's input; the router and the shared expert read x.
+    An expert is a feed-forward of `width`, with or without a gate. With a `latent` width, experts read W_down · x, and
+    W_up projects the sum of their results; the router and the shared expert read x.
     """
 
     routing: Routing
@@ -25,14 +26,14 @@ class Moe:
     router_bias: bool = False
     choice_bias: bool = False  # see Routing
     expert_bias: bool = False
-    shared_width: int = 0  # of the expert that every row uses; 0: there is none
-    shared_gate: bool = False  # the shared expert counts sigmoid(gate · x)
-    fused: bool = False  # one tensor, ffn_gate_up_exps, has each expert's gate and then its up projection
-    gated: bool = True  # the experts, and the shared one
+    shared_width: int = 0  # width of the expert that every row uses; 0: there is none
+    shared_gate: bool = False  # the shared expert's result is multiplied by sigmoid(gate · x)
+    fused: bool = False  # one tensor, ffn_gate_up_exps, holds each expert's gate followed by its up projection
+    gated: bool = True  # experts and the shared expert have gates
     latent: int = 0  # see above; 0: experts read x
 
     def row_width(self, hidden: int) -> int:
-        """What the experts of a row read and write."""
+        """The number of values that the experts of a row read and write."""
         return max(self.routing.num_used * (self.width + (self.latent or hidden)), self.shared_width)
 
     def bind(self, place: Place) -> FeedForwardFunction:

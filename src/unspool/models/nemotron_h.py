@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3: each layer is one block, a Mamba-2, attention without rotation, or a feed-forward without
-gates. Layers that predict tokens further ahead (MTP) are left unread."""
+"""Nemotron-H and Nemotron 3: each layer is one block: a Mamba-2 scan, attention without rotation, or a feed-forward
+without gates. Layers for multi-token prediction (MTP) are not read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
 
 SCAN, ATTENTION, MLP, MOE = "scan", "attention", "mlp", "moe"
-# Kinds of layers, by the names that files have had for them.
+# Kinds of layers, by the names that files have used for them.
 KINDS = {"M": SCAN, "mamba": SCAN, "linear_attention": SCAN, "*": ATTENTION, "attention": ATTENTION}
 KINDS |= {"full_attention": ATTENTION, "-": MLP, "mlp": MLP, "E": MOE, "moe": MOE}
 HF_KEYS = {
@@ -40,7 +40,7 @@ EXPERT = re.compile(r"mixer\.experts\.(\d+)\.(up|down)_proj\.weight")
 @dataclass(frozen=True)
 class NemotronConfig(SigmoidExpertConfig, MambaConfig):
     kinds: tuple[str, ...] = ()  # of each layer
-    latent_width: int = 0  # what experts read; 0: the whole row
+    latent_width: int = 0  # width of the experts' input; 0: the whole row
 
 
 TINY_NEMOTRON = NemotronConfig(

@@ -1,4 +1,4 @@
-"""A checkpoint with what the caller has set instead of what its files say."""
+"""A checkpoint with values that the caller has set in place of those in its files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NOTHING = ((), None, None, None, None)
 
 
 def overridden(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
-    """The checkpoint with the overrides of an EngineConfig, each noted in `overrides`; one that has them is returned
-    as it is."""
+    """The checkpoint with the overrides of an EngineConfig, each listed in `overrides`. A checkpoint that already has
+    these overrides is returned unchanged."""
     asked = tuple(getattr(config, name) for name in OPTIONS)
     if asked == checkpoint.overridden_by or asked == NOTHING:
         return checkpoint
@@ -86,7 +86,7 @@ def _with_scaling(checkpoint: Checkpoint, text: str) -> Checkpoint:
 
 
 def _trained_context(config: ModelConfig) -> int:
-    """The context that a model was trained with, before any scaling."""
+    """The context that a model was trained with, before any RoPE scaling."""
     scaling = config.rope_scaling
     if scaling is None:
         return config.context_length
@@ -104,7 +104,7 @@ def _described(scaling: RopeScaling | None) -> str:
 
 
 def _check_effect(option: str, before: ModelConfig, after: ModelConfig) -> None:
-    """What changes no layer would be accepted and do nothing."""
+    """Refuse an option that would change no layer, instead of ignoring it."""
     if before != after and architecture_of(replace(after, context_length=before.context_length)) == architecture_of(
         before
     ):

@@ -44,7 +44,7 @@ class Phi3(Family):
         return ModelConfig(**gguf_keys.common(keys, file))
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
-        """Phi's readers want the window and the original context in every file."""
+        """Readers of Phi's files need the window and the original context in every file."""
         scaling = config.rope_scaling
         return super().gguf_keys(config) | {
             "attention.sliding_window": config.sliding_window or 0,

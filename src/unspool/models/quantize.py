@@ -1,4 +1,5 @@
-"""A model in another format. Vectors, and matrices whose rows are not whole blocks of the format, stay as they are."""
+"""Converts a model's weights to another format. Vectors, and matrices whose rows are not whole blocks, are
+unchanged."""
 
 from __future__ import annotations
 
@@ -10,20 +11,20 @@ from unspool.models.checkpoint import Checkpoint
 from unspool.weights.formats import FORMATS
 from unspool.weights.weight import Weight, encode_weight
 
-# What a weight's 16 or 32 bits become when a model is loaded so.
+# The format that 16-bit and 32-bit weights are converted to on loading.
 LOADED_AS = {"fp8": "fp8", "int8": "q8_0", "int4": "q4_1"}
 WIDE = ("f32", "f16", "bf16")
 
 
 def quantize_weight(weight: Weight, format: str) -> Weight:
-    """The same values, as near as `format` can say them."""
+    """The same values, rounded to `format`."""
     if format not in FORMATS:
         raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
     return weight if weight.format == format else encode_weight(weight.name, weight.dequantize(), format)
 
 
 def loaded_as(checkpoint: Checkpoint, kind: str) -> Checkpoint:
-    """A checkpoint as EngineConfig.quantize wants it: what its file stores in fewer bits stays as it is."""
+    """A checkpoint with EngineConfig.quantize applied; weights that its file stores in fewer bits stay unchanged."""
     if kind == "none":
         return checkpoint
     format = LOADED_AS[kind]
@@ -42,7 +43,7 @@ def loaded_as(checkpoint: Checkpoint, kind: str) -> Checkpoint:
 
 
 def quantize(checkpoint: Checkpoint, format: str) -> Checkpoint:
-    """A checkpoint in memory whose matrices are in `format` wherever their rows are whole blocks of it."""
+    """A checkpoint in memory in which every matrix whose rows are whole blocks has the given format."""
     if format not in FORMATS:
         raise ModelError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
     return replace(checkpoint, weights=_matrices_in(checkpoint.weights, format), name=f"{checkpoint.name}-{format}")

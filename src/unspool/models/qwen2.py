@@ -46,20 +46,20 @@ class Qwen2(Family):
 
 
 def qwen_windows(fields: Fields, num_layers: int) -> dict[str, Any]:
-    """Qwen names a window and seldom uses it; where it does, only the layers from max_window_layers on slide."""
+    """Qwen's configs have a window but rarely enable it; if they do, only layers from max_window_layers on slide."""
     first = fields.integer("max_window_layers", 28, low=0, high=MAX_LAYERS)
     return used_windows(fields, num_layers, tuple(layer >= first for layer in range(num_layers)))
 
 
 def used_windows(fields: Fields, num_layers: int, sliding: tuple[bool, ...] | None) -> dict[str, Any]:
-    """ModelConfig's two fields of sliding windows; `sliding` says which layers slide where the file does not."""
+    """ModelConfig's two fields of sliding windows; `sliding` lists the sliding layers for files that do not."""
     if not fields.boolean("use_sliding_window", False):
         return {"sliding_window": None, "sliding_layers": None}
     return hf_keys.windows(fields, num_layers, sliding)
 
 
 def refuse_windows(config: ModelConfig) -> None:
-    """For families whose GGUF files have no key for a window."""
+    """Refuse a window, for families whose GGUF files have no key for it."""
     if config.sliding_window is not None:
         raise ModelError(f"GGUF files of {config.architecture} cannot say that layers have a sliding window")
 

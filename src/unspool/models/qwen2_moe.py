@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts: beside those of a row, one that every row uses, as far as a gate lets it."""
+"""Qwen 1.5 and 2 with experts, and a shared expert that every row uses, scaled by a gate."""
 
 from __future__ import annotations
 

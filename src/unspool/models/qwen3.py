@@ -27,7 +27,7 @@ class Qwen3(Family):
             context_length=40_960,
             qkv_bias=False,
         ),
-        # heads wider than the model divided by their number, as Qwen3's are
+        # heads that are wider than the model's width divided by their number, as in Qwen3
         "tiny-qwen3": replace(TINY_QWEN2, architecture="qwen3", head_dim=32, rope_dim=32, qkv_bias=False),
     }
 

@@ -1,7 +1,7 @@
-"""Qwen 3.5 to 3.8: most layers are gated delta nets, the others attend, with a gate on what they found.
+"""Qwen 3.5 to 3.8: most layers are gated delta nets, the others are attention whose result is gated.
 
-Positions of images (mRoPE's sections) are left unread: those of text are plain. Files bring a layer that predicts a
-token further ahead (MTP), which can draft; a model runs without it.
+Positions of images (mRoPE's sections) are not read; text has ordinary positions. Files have an additional layer for
+multi-token prediction (MTP), which can draft; a model runs without it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
 
 ROTATED = 0.25  # of each head's channels
-INTERVAL = 4  # every so many layers, one attends
-FFN_NORM = "post_attention_norm"  # GGUF's name of the norm before the feed-forward
+INTERVAL = 4  # one of this many layers is attention
+FFN_NORM = "post_attention_norm"  # GGUF's name for the norm before the feed-forward
 RECURRENT_LAYERS = "attention.recurrent_layers"
 MAX_TAPS = 64
-# Hugging Face's names of what the layer that predicts further ahead has beside a layer's own, and DeepSeek's.
+# DeepSeek's names of the draft head's additional tensors, by the names in Hugging Face's files of Qwen.
 HEAD_NAMES = {
     "mtp.fc.weight": "eh_proj.weight",
     "mtp.pre_fc_norm_embedding.weight": "enorm.weight",
@@ -42,16 +42,16 @@ HEAD_LAYER = "mtp.layers.0."
 
 @dataclass(frozen=True)
 class DeltaConfig(ExpertConfig):
-    """A model of gated delta nets and attention; without experts, where `num_experts` is 0."""
+    """A model of gated delta nets and attention; `num_experts` is 0 if it has no experts."""
 
-    delta_heads: int = 0  # of values
+    delta_heads: int = 0  # heads of values
     delta_key_heads: int = 0
     delta_key_dim: int = 0
     delta_value_dim: int = 0
     taps: int = 4  # of the convolutions
-    tiled: bool = False  # see DeltaNet: GGUF stores it so, Hugging Face does not
+    tiled: bool = False  # see DeltaNet: GGUF stores value heads this way, Hugging Face does not
     attention_layers: tuple[bool, ...] = ()
-    extra_layers: int = 0  # in the files, after those that are run
+    extra_layers: int = 0  # further layers in the files, which are not run
 
 
 TINY_QWEN3_5 = DeltaConfig(
@@ -143,10 +143,10 @@ class Qwen35(Family):
             ),
         )
 
-    no_dense_width: ClassVar[int | None] = None  # stands for a dense feed-forward's, in models that have none
+    no_dense_width: ClassVar[int | None] = None  # of a dense feed-forward, in models that have none
 
     def experts_from_hf(self, fields: Fields, num_layers: int) -> dict[str, Any]:
-        """ExpertConfig's own fields."""
+        """The fields that ExpertConfig adds."""
         return {}
 
     def experts_from_gguf(self, keys: Fields) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Qwen35(Family):
         return super().gguf_keys(config) | _gguf_pattern(config) | {
             "block_count": config.num_layers + extra,
             "nextn_predict_layers": extra,
-            # Pairs that turn by time, height and width, one after the other: of text, all three are the position.
+            # Pairs rotated by time, height and width, one after the other; for text, all three are the position.
             "rope.dimension_sections": [*(-(-(pairs - axis) // 3) for axis in range(3)), 0],
             "ssm.conv_kernel": config.taps,
             "ssm.state_size": config.delta_key_dim,
@@ -184,10 +184,11 @@ class Qwen35(Family):
             return []
         return [_by_gguf(each) for each in super().canonical_weights(name, weight, config)]
 
-    # A head that drafts ----------------------------------------------------------------------------------------------
+    # The draft head
+    # ------------------------------------------------------------------------------------------------------
     def draft_head(self, config: ModelConfig) -> DraftHead:
         index = config.num_layers
-        layer = replace(super().layer(config, index), ffn_norm_name=FFN_NORM)  # it attends
+        layer = replace(super().layer(config, index), ffn_norm_name=FFN_NORM)  # this layer is attention
         return DraftHead(layer, index, RmsNorm(config.norm_eps))
 
     def draft_weights(self, name: str, weight: Weight, config: ModelConfig) -> list[Weight]:
@@ -240,7 +241,7 @@ def _attention_from_gguf(keys: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _gguf_pattern(config: DeltaConfig) -> dict[str, Any]:
-    """Which layers attend: every so many, or as a list, which older readers do not know."""
+    """Which layers are attention: every n-th, or a list, which older readers do not know."""
     layers = range(config.num_layers)
     for interval in range(1, config.num_layers + 1):
         if config.attention_layers == tuple((layer + 1) % interval == 0 for layer in layers):
@@ -249,7 +250,7 @@ def _gguf_pattern(config: DeltaConfig) -> dict[str, Any]:
 
 
 def _by_gguf(weight: Weight) -> Weight:
-    """A tensor's values by GGUF's convention: rates of decay instead of their logarithms, norms plus one."""
+    """A tensor in GGUF's convention: decay rates instead of their logarithms, norms plus one."""
     name = weight.name
     if name.endswith(".ssm_a"):
         return encode_weight(name, -np.exp(weight.dequantize()))

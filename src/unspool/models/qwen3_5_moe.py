@@ -1,4 +1,4 @@
-"""Qwen 3.5 to 3.8 with experts, and one that every row uses as far as a gate lets it, in place of its feed-forward."""
+"""Qwen 3.5 to 3.8 with experts, and a shared expert scaled by a gate, in place of the feed-forward."""
 
 from __future__ import annotations
 

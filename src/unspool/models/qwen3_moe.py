@@ -21,7 +21,7 @@ from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
 
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
-STACKS = {  # all experts of a layer in one tensor, as newer files have them
+STACKS = {  # all experts of a layer in one tensor, as newer files store them
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "mlp.experts.down_proj": "ffn_down_exps.weight",
 }
@@ -41,7 +41,7 @@ QWEN3_30B_A3B = replace(
 
 
 class Qwen3Moe(Qwen3):
-    gguf_normalized = True  # no key of a GGUF file says it
+    gguf_normalized = True  # GGUF files have no key for it
     shapes = {"qwen3-30b-a3b": QWEN3_30B_A3B, "tiny-qwen3-moe": TINY_QWEN3_MOE}
     layer_names = IN_LAYER | STACKS | {"mlp.gate.weight": "ffn_gate_inp.weight"}
 

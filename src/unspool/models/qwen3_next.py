@@ -1,4 +1,4 @@
-"""Qwen 3 Next: Qwen 3.5 with experts, whose gated delta nets have their projections of each key head together."""
+"""Qwen 3 Next: Qwen 3.5 with experts; files store the delta nets' projections key head by key head."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Qwen3Next(Qwen35Moe):
 
 
 def _split(weight: Weight, config: DeltaConfig) -> list[Weight]:
-    """The projections of q, k and v of all heads, and that of z, from rows that stand key head by key head."""
+    """Split the rows, which are stored key head by key head, into the projection of q, k and v and that of z."""
     key, group = config.delta_key_dim, config.delta_heads // config.delta_key_heads * config.delta_value_dim
     wanted = (config.delta_key_heads * 2 * (key + group), config.hidden_size)
     if weight.shape != wanted:

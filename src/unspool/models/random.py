@@ -1,4 +1,5 @@
-"""Models of random weights: a shape is all that a law, a test or a benchmark needs. The same seed, the same bits."""
+"""Models with random weights, for laws, tests and benchmarks that need only a shape. The same seed gives the same
+bits."""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ __all__ = [
 
 NUM_BYTES = 256
 END = "<|endoftext|>"
-# Of recurrent layers: what files keep as matrices and models as vectors; rates of decay, which are below zero; and what
-# is around one.
+# Tensors of recurrent layers: those that files store as matrices but models read as vectors; decay rates, which are
+# negative; and tensors with values around one.
 TABLES, DECAYS, UNIT = ("conv.weight", "conv1d.weight"), (".ssm_a",), (".ssm_d", ".ssm_norm.weight")
-# A tensor of more values than this is tiled from a pool instead of drawn: eight billion draws take minutes.
-# The pool has a prime number of blocks, so that no two of a matrix's first rows are alike.
+# A larger tensor is tiled from a pool instead of drawn: eight billion draws take minutes. The pool has a prime number
+# of blocks, so that the first rows of a matrix all differ.
 DRAWN = 1 << 19
 POOL_BLOCKS = {1: 8_388_617, 32: 262_147, 128: 131_101, 256: 65_537}
 
@@ -71,23 +72,23 @@ def random_checkpoint(config: ModelConfig, *, format: str = "f32", seed: int = 0
 
 
 def _draft_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of the head that predicts a token further ahead, where the shape has one."""
+    """Shapes of the draft head's tensors, if the model has a draft head."""
     head = draft_head_of(config) if getattr(config, "extra_layers", 0) else None
     return {} if head is None else head.shapes(config, architecture_of(config))
 
 
 def stand_in(spec: str) -> Checkpoint:
-    """The model of random weights that `--random` names: a shape, and after a colon a format (bf16 without).
+    """The model with random weights that `--random` names: a shape, and optionally a colon and a format (default bf16).
 
-    Matrices share their numbers in memory, so that eight billion of them take a gigabyte and a second: what is measured
-    with them is the reading of bytes.
+    Matrices share their numbers in memory, so that eight billion of them take a gigabyte and a second. Benchmarks with
+    such a model measure the reading of bytes.
     """
     config, format, name = _parse(spec)
     return shared_checkpoint(config, format, name=name)
 
 
 def stand_in_name(spec: str) -> str:
-    """What the model is called that `--random` names."""
+    """The model's name for a `--random` argument."""
     return _parse(spec)[2]
 
 
@@ -104,9 +105,9 @@ def _parse(spec: str) -> tuple[ModelConfig, str, str]:
 
 
 def outline(spec: str) -> Checkpoint:
-    """The model that `--random` names with the sizes of its tensors alone: 70 billion weights take no memory.
+    """The model that `--random` names, with only the sizes of its tensors: 70 billion weights take no memory.
 
-    The weights lie in one area that nobody has written to, so reading them gives zeros.
+    The weights lie in one memory area that was never written to, so they read as zeros.
     """
     config, format, name = _parse(spec)
     shapes = tensor_shapes(config)
@@ -156,7 +157,7 @@ def _check_width(width: int, format: str) -> None:
 
 
 def _shared_pool(width: int, size: int, format: str) -> np.ndarray:
-    """Bytes of weights whose rows have about unit length; a prime number of blocks over and over."""
+    """Bytes of weights whose rows have a length of about one: a prime number of blocks, repeated."""
     kind = FORMATS[format]
     blocks = min(POOL_BLOCKS[kind.block], -(-size // kind.bytes_per_block))
     values = _generator(f"width {width}", 0).standard_normal((blocks, kind.block), dtype=np.float32)
@@ -165,7 +166,7 @@ def _shared_pool(width: int, size: int, format: str) -> np.ndarray:
 
 
 def write_random_gguf(path: str | Path, config: ModelConfig, *, format: str = "f32", seed: int = 0) -> None:
-    """The same model as a file."""
+    """Write the same model to a file."""
     checkpoint = random_checkpoint(config, format=format, seed=seed)
     words = byte_vocabulary(config.vocab_size)
     weights = {**checkpoint.weights, **checkpoint.draft_weights(), **tensors_of(config)}
@@ -173,7 +174,7 @@ def write_random_gguf(path: str | Path, config: ModelConfig, *, format: str = "f
 
 
 def _generator(name: str, seed: int) -> np.random.Generator:
-    """Keyed by the tensor's name: no tensor's values depend on which others there are."""
+    """A generator seeded by the tensor's name, so that a tensor's values do not depend on the other tensors."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
@@ -185,9 +186,9 @@ def _vector(name: str, size: int, seed: int) -> Weight:
 
 
 def _matrix(name: str, shape: tuple[int, ...], format: str, seed: int, pools: dict[float, np.ndarray]) -> Weight:
-    # Rows of unit length keep activations near one; a head twice that makes some tokens clearly likelier.
+    # Rows of unit length keep activations near one; twice that in the head makes some tokens clearly more likely.
     if name.endswith(TABLES) or shape[-1] % FORMATS[format].block:
-        format = "f32"  # as converters keep them: few values, of which every row reads all
+        format = "f32"  # as converters do: these tensors have few values, and every row reads all of them
     if name.endswith((*DECAYS, *UNIT)):
         weight = _vector(name, math.prod(shape), seed)
         return Weight(name, weight.format, shape, weight.raw)
@@ -211,7 +212,8 @@ def _matrix(name: str, shape: tuple[int, ...], format: str, seed: int, pools: di
 
 
 def byte_vocabulary(vocab_size: int) -> dict[str, Any]:
-    """GGUF's keys for a byte-level vocabulary without merges: the bytes, an end token, then names no text produces."""
+    """GGUF's keys for a byte-level vocabulary without merges: the bytes, an end token, then tokens that no text
+    contains."""
     if vocab_size <= NUM_BYTES:
         raise ModelError(f"a vocabulary of {vocab_size} tokens has no room for {NUM_BYTES} bytes and an end token")
     extra = vocab_size - NUM_BYTES - 1
@@ -228,7 +230,7 @@ def byte_vocabulary(vocab_size: int) -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself if it prints, else one past 255."""
+    """The character for each byte in a byte-level vocabulary: itself if it is printable, else one after 255."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(NUM_BYTES)]

@@ -1,4 +1,4 @@
-"""Mixers that keep a state of each sequence in place of its keys and values, as data."""
+"""Layers that keep a state per sequence instead of keys and values, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONV, MEMORY = "conv", "memory"  # names of states
 
 @record(frozen=True)
 class ShortConv:
-    """W_out · (c · conv(b · x)), where b, c and x are W_in's: a convolution over a few tokens, with gates."""
+    """W_out · (c · conv(b · x)), where W_in computes b, c and x: a convolution over a few tokens, with gates."""
 
     channels: int
     taps: int
@@ -50,14 +50,14 @@ class ShortConv:
 class DeltaNet:
     """A gated delta net: W_out · (norm(delta(conv(W_qkv · x))) · silu(W_z · x))"""
 
-    num_heads: int  # of values
+    num_heads: int  # heads of values
     num_key_heads: int
     key_dim: int
     value_dim: int
     taps: int
     norm_eps: float
-    tiled: bool  # value heads that share a key head are num_key_heads apart, else neighbours
-    joint_gates: bool = False  # one tensor, ssm_ba, has beta and alpha of each key head's value heads
+    tiled: bool  # value heads that share a key head are num_key_heads apart; else they are neighbours
+    joint_gates: bool = False  # one tensor, ssm_ba, holds beta and alpha of each key head's value heads
 
     @property
     def _values(self) -> int:
@@ -117,7 +117,7 @@ class DeltaNet:
         return forward
 
     def _gates(self, start: int) -> list[Part]:
-        """Beta of all heads, then alpha of all."""
+        """Beta of all heads, then alpha of all heads."""
         if not self.joint_gates:
             return [Part(start, 2 * self.num_heads)]
         group = self.num_heads // self.num_key_heads
@@ -132,10 +132,10 @@ class Mamba2:
     num_heads: int
     head_dim: int
     state_dim: int
-    num_groups: int  # that share what heads write and read by
+    num_groups: int  # heads of one group share B and C
     taps: int
     norm_eps: float
-    norm_groups: int = 1  # parts of a row that are normed by themselves
+    norm_groups: int = 1  # parts of a row that are normed separately
     conv_bias: bool = True
 
     @property

@@ -1,4 +1,4 @@
-"""Architectures that are known and not run, by the names that files have for them, and why."""
+"""Architectures that are known but not supported, by the names in files, with the reason."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ REASONS: dict[str, str] = {
 
 
 def why_not(name: str) -> str:
-    """The part of a message that gives the reason, where there is one."""
+    """The part of an error message with the reason, or an empty text."""
     return f": {REASONS[name]}" if name in REASONS else ""

@@ -1,4 +1,4 @@
-"""Which family runs which architecture. A family's module is imported when a model of it is opened."""
+"""Which family runs which architecture. A family's module is imported when a model of that family is opened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unspool.weights.weight import Weight
 if TYPE_CHECKING:
     from unspool.models.draft_head import DraftHead
 
-# Each family, which is a module here and a ModelConfig's `architecture`, by the names that files have for it.
+# Each family (a module here, and a ModelConfig's `architecture`), by the names in files.
 GGUF = {
     "llama": "llama",
     "qwen2": "qwen2",
@@ -103,7 +103,7 @@ HUGGING_FACE = {
     "GraniteMoeHybridForCausalLM": "granite_hybrid",
     "NemotronHForCausalLM": "nemotron_h",
 }
-# Families whose GGUF files have another one's name.
+# Families whose GGUF files use another family's name.
 GGUF_TOO = {"mistral": "llama", "mixtral": "llama", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}
 FAMILIES = tuple(dict.fromkeys([*GGUF.values(), *HUGGING_FACE.values()]))
 
@@ -153,7 +153,7 @@ def config_from_json(path: Path, values: dict[str, Any]) -> ModelConfig:
 
 
 def gguf_name(architecture: str) -> str:
-    """What GGUF files call a family."""
+    """The architecture name of a family in GGUF files."""
     names = {family: name for name, family in reversed(GGUF.items())} | GGUF_TOO
     if architecture not in names:
         raise ModelError(f"architecture {architecture!r} has no GGUF keys; {', '.join(names)} have")
@@ -170,19 +170,19 @@ def metadata_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def tensors_of(config: ModelConfig) -> dict[str, Weight]:
-    """The tensors that a GGUF file of this shape has beside a model's weights."""
+    """The tensors that a GGUF file of this config has in addition to a model's weights."""
     found = family_of(config.architecture).gguf_tensors(config)
     return {name: Weight(name, "f32", (len(values),), memoryview(values.tobytes())) for name, values in found.items()}
 
 
 def gguf_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]:
-    """The tensors of a file that a model is made of."""
+    """The tensors of a file that belong to the model."""
     family = family_of(config.architecture)
     return {name: weight for name, weight in file.tensors.items() if not family.ignores(name, config)}
 
 
 def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
-    """A Hugging Face directory's tensors under GGUF's names, and by GGUF's conventions."""
+    """A Hugging Face directory's tensors with GGUF's names and conventions."""
     from unspool.models.wrappers import text_name
 
     family = family_of(config.architecture)
@@ -197,7 +197,7 @@ def canonical_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dic
 
 
 def gguf_draft_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]:
-    """The tensors of a file's head that predicts a token further ahead; none where it has no such head."""
+    """The tensors of a file's draft head; empty if it has none."""
     head = family_of(config.architecture).draft_head(config)
     if head is None:
         return {}
@@ -205,7 +205,7 @@ def gguf_draft_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]
 
 
 def canonical_draft_weights(tensors: Mapping[str, Weight], config: ModelConfig) -> dict[str, Weight]:
-    """Those of a Hugging Face directory, under GGUF's names and by GGUF's conventions."""
+    """The draft head's tensors of a Hugging Face directory, with GGUF's names and conventions."""
     from unspool.models.wrappers import text_name
 
     family = family_of(config.architecture)
@@ -229,6 +229,6 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def build(
     config: ModelConfig, weights: Mapping[str, Weight], ops: Ops, progress: Callable[[float], None] | None = None
 ) -> Decoder:
-    """A model that can be run; every one of `weights` must have its place in it. `progress` is told the share of them
-    that was read."""
+    """Build a model that can be run; every one of `weights` must be used. `progress` is called with the share of the
+    weights that was read."""
     return Decoder(config, architecture_of(config), TensorReader(ops, weights, progress))

@@ -1,4 +1,4 @@
-"""Rotary positions as data, and the rotation speeds that follow from it."""
+"""Rotary positions as data, and their rotation frequencies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Rotary:
     theta: float
     style: RopeStyle
     scaling: RopeScaling | None = None
-    factors: str | None = None  # an optional tensor, whose values divide the speeds
-    turning: int | None = None  # pairs that turn, the first ones; None: all
+    factors: str | None = None  # an optional tensor whose values divide the frequencies
+    turning: int | None = None  # the number of pairs, from the first, that are rotated; None: all
 
     def rope(self, factors: Sequence[float] | None = None) -> Rope:
-        """Rotation speeds, slowed as the scaling says."""
+        """The rotation frequencies, after scaling."""
         speeds = [1.0 / self.theta ** (i * 2 / self.dim) for i in range(self.dim // 2)]
         if factors is not None:
             speeds = [speed / factor for speed, factor in zip(speeds, factors, strict=True)]
@@ -45,7 +45,7 @@ class Rotary:
 
 
 def usual_attention_factor(scaling: RopeScaling) -> float:
-    """What cosines and sines are multiplied with, where a model does not say it."""
+    """The default factor for cosines and sines, if a model does not have its own."""
     if scaling.factor <= 1:
         return 1.0
     if scaling.kind == "longrope":
@@ -68,7 +68,7 @@ def _slowed_by_wavelength(speed: float, scaling: RopeScaling) -> float:
 def _slowed_by_ramp(speeds: Sequence[float], theta: float, scaling: RopeScaling) -> list[float]:
     half = len(speeds)
 
-    def turns_at(turns: float) -> float:  # the channel pair that makes this many turns over the trained context
+    def turns_at(turns: float) -> float:  # the channel pair that makes `turns` full turns over the trained context
         return half * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
     low_pair, high_pair = turns_at(scaling.beta_fast), turns_at(scaling.beta_slow)

@@ -1,4 +1,4 @@
-"""Models by their shape alone: the real ones that benchmarks time, and tiny ones that tests run, of every family."""
+"""Configs without weights: real models for benchmarks, and tiny models of every family for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHAPES: dict[str, ModelConfig] = {
     name: config for family in FAMILIES for name, config in family_of(family).shapes.items()
 }
 TINY = SHAPES["tiny"]
-# The first tiny model of each family: what tests of all families run.
+# The first tiny model of each family, for tests of all families.
 EVERY_FAMILY = tuple(
     next(name for name in family_of(family).shapes if name.startswith("tiny")) for family in FAMILIES
 )

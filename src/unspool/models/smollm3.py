@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama, every fourth layer of which has no positions."""
+"""SmolLM 3: Llama in which every fourth layer has no rotation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unspool.models.rotary import Rotary
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 
-PATTERN = 4  # the only one that GGUF files have
+PATTERN = 4  # the only pattern that GGUF files can store
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which families there are, by the names that files have for them and the names that people know their models by."""
+"""The supported families, with the names used in files and the names that users know their models by."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODELS = {
     "deepseek_v2": "DeepSeek V2, V2 Lite",
     "glm4_moe_lite": "GLM 4.7 Flash",
 }
-# Families that files of Hugging Face have another one's class for.
+# Families whose Hugging Face files use another family's class.
 CLASSES_TOO = {"nemotron_h_moe": "NemotronHForCausalLM"}
 
 
@@ -54,7 +54,7 @@ class Support:
     """One family."""
 
     family: str
-    classes: tuple[str, ...]  # Hugging Face's, those of models that also read images or sound among them
+    classes: tuple[str, ...]  # Hugging Face's names, including those of models that also read images or sound
     gguf: tuple[str, ...]
     models: str
 

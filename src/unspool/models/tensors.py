@@ -13,7 +13,8 @@ from unspool.weights.weight import Weight, encode_weight
 
 
 class TensorReader:
-    """Prepares the tensors that a model asks for. One that is missing, or that nobody asked for, is an error."""
+    """Prepares the tensors that a model requests. A missing tensor, or one that the model did not request, is an
+    error."""
 
     def __init__(
         self, ops: Ops, weights: Mapping[str, Weight], progress: Callable[[float], None] | None = None
@@ -45,23 +46,23 @@ class TensorReader:
         return self.ops.matrix([Weight(name, row.format, (1, width), row.raw)])
 
     def stacked(self, name: str, count: int, rows: int, columns: int) -> Matrix:
-        """One prepared matrix from `count` that share their input, stored as `experts` says."""
+        """One prepared matrix from `count` matrices that share their input, stored as `experts` describes."""
         return self.ops.matrix(self._stack(name, count, (rows, columns)))
 
     def matrices(self, name: str, count: int, rows: int, columns: int) -> list[Matrix]:
-        """`count` prepared matrices, stored as `experts` says."""
+        """`count` prepared matrices, stored as `experts` describes."""
         return [self.ops.matrix([each]) for each in self._stack(name, count, (rows, columns))]
 
     def experts(self, count: int, *parts: tuple[str, int, int]) -> Experts:
         """One prepared matrix for each of `count` experts, from tensors [expert, out_features, in_features].
 
-        Files that store experts one by one have the expert's number before the name's end: NAME.3.weight.
+        Files with separate experts have the expert's number in the name: NAME.3.weight.
         """
         stacks = [self._stack(name, count, (rows, columns)) for name, rows, columns in parts]
         return self.ops.experts(list(zip(*stacks, strict=True)))
 
     def expert_vectors(self, count: int, *parts: tuple[str, int]) -> Vector:
-        """The parts' vectors [expert, size] as one: expert after expert, each with all parts."""
+        """The parts' vectors [expert, size] as one vector: expert by expert, each with all parts."""
         stacks = [self._stack(name, count, (size,)) for name, size in parts]
         return self.ops.vector([part for expert in zip(*stacks, strict=True) for part in expert])
 
@@ -77,15 +78,15 @@ class TensorReader:
         ]
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor that a model may be without."""
+        """Whether the checkpoint has an optional tensor."""
         return name in self._weights
 
     def optional_floats(self, name: str, size: int) -> array[float] | None:
-        """A vector's values, or None where the checkpoint does not have it."""
+        """A vector's values, or None if the checkpoint does not have it."""
         return self._take([(name, (size,))])[0].floats() if name in self._weights else None
 
     def repeated(self, name: str, times: int) -> Vector | None:
-        """A vector of one number many times, or None where the checkpoint does not have it."""
+        """One number repeated as a vector, or None if the checkpoint does not have it."""
         values = self.optional_floats(name, 1)
         return None if values is None else self.ops.vector([encode_weight(name, np.full(times, values[0], np.float32))])
 
@@ -105,7 +106,7 @@ class TensorReader:
         return parts
 
     def finish(self) -> None:
-        """Call this when the model has what it needs."""
+        """Raise an error if tensors are left over. Call this after the model has read its tensors."""
         left = sorted(set(self._weights) - self._read)
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -117,10 +118,10 @@ def _ones(size: int) -> Weight:
 
 
 class ShapeRecorder(TensorReader):
-    """Prepares nothing: notes the shape of every tensor that a model asks for, in the order it does."""
+    """Prepares nothing: records the shape of every tensor that a model requests, in order."""
 
     def __init__(self) -> None:
-        nothing: Any = None  # a model that is only asked for its tensors computes nothing
+        nothing: Any = None  # a model that is built only to list its tensors computes nothing
         super().__init__(nothing, {})
         self.shapes: dict[str, tuple[int, ...]] = {}
 

@@ -1,6 +1,6 @@
-"""Text models inside of models that also read images or sound: which family the text part is, and its tensors' names.
+"""Text models inside models that also read images or sound: the family of the text part, and its tensors' names.
 
-What belongs to images and sound is left unread; a message with an image is refused by name.
+The parts for images and sound are not read; a message with an image is refused with an error that names it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from unspool.weights.fields import Fields
 
-# Hugging Face's class of the whole, and the family of its text part, or the families by the text part's model_type.
+# Hugging Face's class of the whole model, and the family of its text part, or families by the text part's model_type.
 TEXT_FAMILIES: dict[str, str | dict[str, str]] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
@@ -23,7 +23,7 @@ TEXT_FAMILIES: dict[str, str | dict[str, str]] = {
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
-# Of fields that files leave out, where the whole's defaults are not those of the text part's family.
+# Fields that files omit, if the whole model's default differs from that of the text part's family.
 DEFAULTS: dict[str, dict[str, Any]] = {"Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True}}
 # Tensors that text does not need.
 OTHER_PARTS = re.compile(
@@ -33,7 +33,7 @@ OTHER_PARTS = re.compile(
 
 
 def text_fields(fields: Fields, name: str) -> tuple[Fields, str]:
-    """What a config.json says of its text part, and the family; older files have it among all else."""
+    """The fields of a config.json for its text part, and the family; older files mix them with all other fields."""
     family, text = TEXT_FAMILIES[name], fields.object("text_config") or fields
     if isinstance(family, dict):
         kind = text.string("model_type")
@@ -47,7 +47,7 @@ def text_fields(fields: Fields, name: str) -> tuple[Fields, str]:
 
 
 def text_name(name: str) -> str | None:
-    """The name of a tensor in a model of text alone; None: it belongs to images or sound."""
+    """A tensor's name in a text-only model; None if it belongs to images or sound."""
     if OTHER_PARTS.match(name):
         return None
     for outer, inner in (("model.language_model.", "model."), ("language_model.", "")):

@@ -1,4 +1,4 @@
-"""Typed, bounded reading of what a model says of itself: GGUF keys and JSON fields alike."""
+"""Typed, range-checked reading of a model's metadata: GGUF keys and JSON fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_JSON = 64 << 20
 
 @record(frozen=True)
 class Fields:
-    """A mapping from a stranger. Every getter checks type and range and names the file and the field."""
+    """A mapping from an untrusted file. Every getter checks type and range; its errors name the file and the field."""
 
     source: Path
     values: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Fields:
         if value is None:
             self.fail(key, "it is missing")
         if isinstance(value, list) and value and all(type(each) is int and each == value[0] for each in value):
-            value = value[0]  # one number a layer, all alike
+            value = value[0]  # a list with the same number for every layer
         if type(value) is not int:
             self.fail(key, f"{_short(value)} is not an integer")
         if not low <= value <= high:
@@ -109,7 +109,7 @@ class Fields:
 
 
 def is_text(value: Any) -> bool:
-    """A string that can be encoded: JSON's escapes can make half a surrogate pair, which cannot."""
+    """Whether a value is a string that can be encoded: JSON's escapes can make half a surrogate pair, which cannot."""
     return type(value) is str and (value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value))
 
 
@@ -131,7 +131,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, absurd numbers, absurd nesting
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 or JSON, huge numbers, deep nesting
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object was expected, not {_short(value)}")

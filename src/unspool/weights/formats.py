@@ -1,9 +1,10 @@
-"""What the bytes of a weight mean: one `Format` for each way a tensor is stored, in both directions.
+"""The storage formats of weights: one `Format` for each way in which a tensor is stored, with decoder and encoder.
 
 `decode` is the specification: every kernel is tested against it. Its arithmetic (float32, scale first, then the
-quantized value, then the minimum) is that of ggml, bit for bit. `encode` is a plain quantizer: right, not clever.
+quantized value, then the minimum) is that of ggml, bit for bit. `encode` is a simple quantizer, correct but not
+optimized.
 
-Formats of 32 values a block are here, those of 256 (the k-quants) in `kquants`.
+Formats with 32 values per block are here, those with 256 (the k-quants) in `kquants`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Format:
 
     def decode(self, data: np.ndarray) -> np.ndarray:
         """The float32 values of `data` (uint8, whole blocks), as one flat array."""
-        # A hostile scale may be NaN, infinite or subnormal: the values then are what IEEE says, without a warning.
+        # A damaged scale may be NaN, infinite or subnormal; the values then follow IEEE arithmetic, without a warning.
         with np.errstate(all="ignore"):
             return self.unpack(data.reshape(-1, self.bytes_per_block)).reshape(-1)
 
@@ -72,7 +73,7 @@ def reciprocal(scale: np.ndarray) -> np.ndarray:
 
 
 def round_away(x: np.ndarray) -> np.ndarray:
-    """C's roundf: halves go away from zero."""
+    """C's roundf: halves are rounded away from zero."""
     magnitude = np.abs(x)
     floor = np.floor(magnitude)
     return np.sign(x) * (floor + np.floor(2 * (magnitude - floor)))
@@ -103,7 +104,7 @@ def _unpack_bf16(blocks: Blocks) -> Blocks:
 
 def _pack_bf16(values: Blocks) -> Blocks:
     bits = np.ascontiguousarray(values).view(np.uint32)
-    # To nearest, ties to even; a NaN keeps its upper bits and is made quiet, or rounding could turn it into infinity.
+    # Round to nearest, ties to even. A NaN keeps its upper bits and is made quiet; rounding could make it infinity.
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
     quiet = (bits >> 16) | 0x40
     return np.where(np.isnan(values), quiet, rounded).astype("<u2").view(np.uint8)
@@ -141,7 +142,8 @@ def _unpack_q5_1(blocks: Blocks) -> Blocks:
 
 
 def _centred(values: Blocks, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and levels around zero: the value of largest magnitude takes the lowest level, which has no mirror."""
+    """Scale and levels around zero: the value of largest magnitude gets the lowest level, which has no positive
+    counterpart."""
     peak = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
     d = peak / -(levels // 2)
     q = np.trunc(values * reciprocal(d) + np.float32(levels // 2 + 0.5)).clip(0, levels - 1)
@@ -222,5 +224,5 @@ def _no_values(blocks: Blocks) -> Blocks:
     raise ModelError("u8: bytes are parts of packed weights and have no values by themselves")
 
 
-# What files may store besides, until `mxfp4_blocks` has joined it.
+# Formats that files may also store, until `mxfp4_blocks` has joined them.
 STORED: dict[str, Format] = {**FORMATS, "u8": Format("u8", 1, 1, _no_values, _no_values)}

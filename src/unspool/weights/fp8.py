@@ -1,6 +1,6 @@
-"""8-bit floats (e4m3): 4 bits of exponent, 3 of mantissa, 448 at most.
+"""8-bit floats (e4m3): 4 bits of exponent, 3 of mantissa, at most 448.
 
-A weight carries its own scales: blocks of 128 columns of a row, a float32 and 128 codes each; value = code · scale.
+A weight includes its scales: blocks of 128 columns of a row, a float32 and 128 codes each; value = code · scale.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from functools import cache
 
 from unspool.lazy import np
 
-COLUMNS = 128  # that share a scale
+COLUMNS = 128  # columns that share a scale
 LARGEST = 448.0
 
 
 @cache
 def values() -> np.ndarray:
-    """What each code is worth."""
+    """The value of each code."""
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, code & 7
     small = mantissa * 2.0**-9
@@ -25,9 +25,9 @@ def values() -> np.ndarray:
 
 
 def encode(numbers: np.ndarray) -> np.ndarray:
-    """The nearest codes, halves to even; what is beyond the largest becomes the largest."""
+    """The nearest codes, halves to even; larger values become the largest code."""
     magnitude, known = np.abs(numbers), values()
-    middles = (known[:126] + known[1:127]) / 2  # between a positive code and the next
+    middles = (known[:126] + known[1:127]) / 2  # between a positive code and the next one
     code = np.searchsorted(middles, magnitude, side="left")
     is_tie = (code < len(middles)) & (magnitude == middles[np.minimum(code, len(middles) - 1)])
     code = code + (is_tie & (code % 2 == 1))
@@ -63,7 +63,7 @@ def interleave(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def spread(scale: np.ndarray, rows: int, groups: int) -> np.ndarray | None:
-    """A checkpoint's scales, one for each row and group of columns; None where their shape fits neither."""
+    """A checkpoint's scales, expanded to one per row and group of columns; None if their shape does not fit."""
     if scale.size == 1:
         return np.full((rows, groups), scale.reshape(-1)[0], np.float32)
     if scale.size == rows and scale.shape[0] == rows:

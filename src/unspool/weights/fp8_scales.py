@@ -1,9 +1,9 @@
-"""A checkpoint's 8-bit floats and the scales beside them, joined.
+"""Joins a checkpoint's 8-bit floats with their scales, which are separate tensors.
 
     W.weight  F8_E4M3 [out, in]     W.weight_scale, W.weight_scale_inv   of the tensor, of each row, of 128×128 blocks
 
-(Both names are factors: value = code · scale.) Scales of activations and of a KV cache, which some checkpoints bring,
-are not needed: here both stay wider than 8 bits.
+(Both names are factors: value = code · scale.) Scales of activations and of a KV cache, which some checkpoints contain,
+are not needed: activations and cache stay wider than 8 bits here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unspool.weights.fp8 import COLUMNS, interleave, spread
 from unspool.weights.weight import Weight, encode_weight
 
 EIGHT_BIT_FLOATS = ("fp8", "f8_e4m3")  # formats
-SCALES = ("_scale_inv", "_scale")  # after a weight's name
+SCALES = ("_scale_inv", "_scale")  # suffixes of a weight's name
 UNUSED = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 
 
@@ -52,6 +52,6 @@ def _with_scale(weight: Weight, scale: Weight) -> Weight:
 
 
 def widened(weight: Weight) -> Weight:
-    """bf16, for the CPU, which has no kernels for 8-bit floats: products of codes and scales, to 8 bits of mantissa, in
-    twice the memory."""
+    """The weight as bf16, for the CPU, which has no kernels for 8-bit floats: the product of code and scale is rounded
+    to 8 bits of mantissa, and takes twice the memory."""
     return encode_weight(weight.name, weight.dequantize(), "bf16") if weight.format in EIGHT_BIT_FLOATS else weight

@@ -1,6 +1,6 @@
-"""The sampling defaults that a model's files carry, by SamplingParams' names. How many tokens to write is not one.
+"""The sampling defaults in a model's files, by SamplingParams' names. The number of tokens to write is not one of them.
 
-What has no exact equal here is not taken, and `ignored` says so: every answer carries it as a warning.
+A setting without an exact equivalent here is not used; `ignored` lists it, and every answer carries it as a warning.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from unspool.params.kinds import Integer, Number
 from unspool.params.registry import PARAMETERS, Parameter
 from unspool.weights.fields import Fields, is_text
 
-# Parameters whose value is taken as it stands; the others' forms differ and are read one by one below.
+# Parameters whose value is used as it is; the others have different forms and are read one by one below.
 NUMBERS = tuple(parameter for parameter in PARAMETERS if isinstance(parameter.kind, Integer | Number))
-# What holds at temperature 0 too.
+# Parameters that also apply at temperature 0.
 WITHOUT_DRAW = {parameter.name for parameter in PARAMETERS if not any(stage.shapes_draw for stage in parameter.stages)}
 MAX_STRINGS = 1024
 
-# What other programs read from generation_config.json and what turns it off there. Those of draws alone come first.
+# Fields of generation_config.json that other programs read, with the values that turn them off there. Those that affect
+# only random draws come first.
 DRAWS = {"epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1), "top_h": (1,)}
 NOT_TAKEN: dict[str, tuple[Any, ...]] = DRAWS | {
     "num_beams": (0, 1),
@@ -50,7 +51,7 @@ def generation_from_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, A
     given = [each for each in NUMBERS if each.gguf_key and fields.get(each.gguf_key) is not None]
     generation = {each.name: _value(fields, each.gguf_key, each) for each in given if each.name != "penalty_window"}
     window = fields.integer("penalty_last_n", low=-1) if fields.get("penalty_last_n") is not None else None
-    if window == 0:  # no token is looked back on, so none is penalized
+    if window == 0:  # a window of 0 tokens: nothing is penalized
         generation.pop("repetition_penalty", None)
     elif window is not None:
         generation["penalty_window"] = window
@@ -62,12 +63,13 @@ def ignored_of_gguf(path: Path, metadata: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def generation_from_json(path: Path, values: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """generation_config.json. `do_sample: false` asks for greedy decoding whatever else is set, as it does there."""
+    """The defaults of a generation_config.json. With `do_sample: false` decoding is greedy whatever else is set, as in
+    transformers."""
     fields = Fields(path, values)
     given = [each for each in NUMBERS if each.hf_key and fields.get(each.hf_key) is not None]
     generation: dict[str, Any] = {each.name: _value(fields, each.hf_key, each) for each in given}
     if generation.get("min_tokens") == 0:
-        del generation["min_tokens"]  # as files say that there is none
+        del generation["min_tokens"]  # a value by which files say that there is no minimum
     if banned := _banned(fields, vocab_size):
         generation["logit_bias"] = dict.fromkeys(banned, -math.inf)
     if stops := _stop_strings(fields):
@@ -79,7 +81,7 @@ def generation_from_json(path: Path, values: Mapping[str, Any], vocab_size: int)
 
 
 def ignored_of_json(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """What generation_config.json asks for and does not get, one text for each field."""
+    """The settings of generation_config.json that are not supported, one text per field."""
     fields = Fields(path, values)
     idle = () if fields.boolean("do_sample", True) else DRAWS
     notes = [*_ignored(fields, {name: off for name, off in NOT_TAKEN.items() if name not in idle})]
@@ -98,17 +100,17 @@ def _ignored(fields: Fields, not_taken: Mapping[str, tuple[Any, ...]]) -> Iterat
 
 
 def _banned(fields: Fields, vocab_size: int) -> list[int]:
-    """The tokens that are never to be chosen. Files give ids that no token has, too (-1 for none)."""
+    """Tokens that are never chosen. Files may also list ids of no token (-1 for none)."""
     suppressed = fields.get("suppress_tokens") or []
     if not isinstance(suppressed, list) or not all(type(each) is int for each in suppressed):
         fields.fail("suppress_tokens", "a list of token ids was expected")
-    ends = fields.token_ids("eos_token_id")  # as bad words these are left out
+    ends = fields.token_ids("eos_token_id")  # bad words that are end tokens are ignored
     words = {each[0] for each in _bad_words(fields) if len(each) == 1 and each[0] not in ends}
     return sorted(token for token in {*suppressed, *words} if 0 <= token < vocab_size)
 
 
 def _bad_words(fields: Fields) -> list[list[int]]:
-    """Sequences of tokens that may not be written."""
+    """Sequences of tokens that must not be generated."""
     value = fields.get("bad_words_ids") or []
     if not isinstance(value, list) or not all(
         isinstance(each, list) and each and all(type(token) is int for token in each) for each in value

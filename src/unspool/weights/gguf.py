@@ -5,9 +5,9 @@
     name · num_dims · dims · type · offset        × num_tensors
     padding to general.alignment, then the tensors' bytes, each at its offset from here
 
-The file comes from a stranger: every count, length and offset is checked against the file's size before anything is
-allocated or read. The reader is ours because the `gguf` package, right as it is, takes longer to import and to walk
-the vocabulary than a whole first token should (it remains the oracle of our tests).
+The file is untrusted: every count, length and offset is checked against the file's size before anything is allocated or
+read. We do not use the `gguf` package for reading, because importing it and reading the vocabulary take longer than a
+whole first token should; our tests compare with it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from unspool.weights.weight import Weight
 
 __all__ = ["GGUFFile", "open_gguf", "write_gguf"]
 
-# Far above any real model (the largest vocabulary has 262,144 tokens), low enough that lies are found at once.
+# Far above any real model (the largest vocabulary has 262,144 tokens), but low enough to detect damaged counts early.
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
-MAX_ELEMENTS = 1 << 22  # over all arrays of a file
+MAX_ELEMENTS = 1 << 22  # in all arrays of a file together
 MAX_NAME = 1024
 MAX_DIMS = 4
 MAX_NESTING = 2
-LARGE = 1024  # elements: longer arrays are kept as the file has them, not as Python's objects
+LARGE = 1024  # elements; longer arrays stay in the file's representation instead of becoming Python objects
 
 
 @record(frozen=True, eq=False)
@@ -49,11 +49,11 @@ class GGUFFile:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Weight]
-    header: memoryview  # metadata and all: long arrays are read from here
+    header: memoryview  # all metadata; long arrays are read from here
 
 
 def shortest(value: float) -> float:
-    """A float32 as its author wrote it: 1e-05, not 9.999999747378752e-06."""
+    """The shortest decimal that gives the same float32: 1e-05, not 9.999999747378752e-06."""
     same = struct.pack("<f", value)
     written = (float(f"{value:.{digits}g}") for digits in range(1, 9))
     return next((short for short in written if _as_f32(short) == same), float(f"{value:.9g}"))
@@ -62,7 +62,7 @@ def shortest(value: float) -> float:
 def _as_f32(value: float) -> bytes:
     try:
         return struct.pack("<f", value)
-    except OverflowError:  # rounded up, beyond the largest
+    except OverflowError:  # rounded up, beyond the largest float32
         return b""
 
 
@@ -73,7 +73,7 @@ class Reader:
         self.path, self.buffer, self.size = path, buffer, len(buffer)
         self.position = 0
         self.elements = 0
-        self.where = "header"  # what is being read, for the message
+        self.where = "header"  # what is being read, for error messages
 
     def fail(self, message: str) -> NoReturn:
         raise ModelError(f"{self.path}: {self.where}: {message}")
@@ -139,13 +139,13 @@ class Reader:
             return view.cast(kind[1])
         data = self.buffer[self.position : self.position + count * size]
         self.position += count * size
-        if kind == "<?" and count and max(data) > 1:  # struct would take any byte for a boolean
+        if kind == "<?" and count and max(data) > 1:  # struct would accept any byte as a boolean
             self.fail(f"a boolean is {max(data)}")
         return list(struct.unpack(f"<{count}{kind[1]}", data))
 
     def strings(self, count: int) -> Sequence[str]:
-        """A vocabulary has 10⁵ of them: they stay where they are, or else this loop is kept bare, two slices and a
-        decode each."""
+        """Read `count` strings. A vocabulary has 10⁵ of them: they stay in the file's representation if possible;
+        otherwise this loop is minimal: two slices and a decode per string."""
         self.need(8 * count)
         found = read_texts(self.buffer, self.position, count) if count > LARGE else None
         if found is not None:
@@ -173,7 +173,7 @@ class Reader:
 
 
 def open_gguf(path: str | Path) -> GGUFFile:
-    """Opens a GGUF file, or all the files of a split one when `path` is any of them."""
+    """Open a GGUF file. If `path` is any file of a split model, open all of its files."""
     path = Path(path)
     file = _open_one(path)
     if _integer(file, "split.count", 1) <= 1:
@@ -288,7 +288,7 @@ def _integer(file: GGUFFile, key: str, default: int) -> int:
 
 
 def _join(file: GGUFFile) -> GGUFFile:
-    """The whole of a split model: the first file's metadata, every file's tensors."""
+    """Join a split model: the first file's metadata, every file's tensors."""
     count = _integer(file, "split.count", 1)
     match = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", file.path.name)
     if match is None or int(match[3]) != count:

@@ -1,4 +1,4 @@
-"""The numbers that a GGUF file uses for its types."""
+"""The numbers of GGUF's types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER_FORMATS = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
     35: "TQ2_0", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
-    # in old files alone: ggml itself does not read them any more
+    # only in old files; ggml itself no longer reads them
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }  # fmt: skip

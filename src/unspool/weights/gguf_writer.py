@@ -1,4 +1,4 @@
-"""Writing GGUF: for random models, quantized copies and tests. Whole or not at all."""
+"""Writes GGUF files, for random models, quantized copies and tests. A file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPE_OF_FORMAT = {name: kind for kind, name in TENSOR_FORMATS.items()}
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` when the block ends well, and vanishes when it does not."""
+    """A temporary file that replaces `path` if the block succeeds, and is deleted if it fails."""
     import tempfile
 
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's files are its owner's alone
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only the owner can read
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Mapping[str, Weight]) -> None:
-    """Writes a GGUF file, version 3. Integers take the smallest of u32, i32, i64 that holds them, floats are f32."""
+    """Write a GGUF file, version 3. Integers get the smallest of u32, i32, i64 that holds them, floats are f32."""
     path = Path(path)
     alignment = int(metadata.get("general.alignment", ALIGNMENT))
     with replacing(path) as file:

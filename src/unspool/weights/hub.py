@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub, kept in the hub library's own cache so that other programs share them."""
+"""Models on the Hugging Face hub, stored in the hub library's own cache, which other programs share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unspool.errors import ModelError
 from unspool.weights.fields import read_json
 from unspool.weights.packaged import Progress
 
-# Only what cannot run code: weights and text. Never a pickle.
+# Only files that cannot run code: weights and text, never a pickle.
 PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "tiktoken.model"]
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
 TIMEOUT_SECONDS = 20.0
@@ -17,7 +17,7 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 
 def find(repository: str, wanted: str | None) -> Path | None:
-    """What an earlier fetch left, if it is whole; the hub is not asked."""
+    """The result of an earlier fetch if it is complete; the hub is not contacted."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -66,7 +66,7 @@ def fetch(repository: str, wanted: str | None, progress: Progress | None) -> Pat
         return paths[0]
     except ModelError:
         raise
-    except Exception as error:  # the library's HTTP stack changes with its versions, and so do its exceptions
+    except Exception as error:  # the library's HTTP stack and its exceptions change between versions
         reason = str(error).strip().splitlines()
         raise ModelError(
             f"{repository} cannot be fetched from the hub: {reason[0] if reason else type(error).__name__}; "
@@ -75,7 +75,7 @@ def fetch(repository: str, wanted: str | None, progress: Progress | None) -> Pat
 
 
 def choose_gguf(repository: str, names: list[str], wanted: str | None) -> list[str]:
-    """The GGUF file that `wanted` names, in full or by its quantization ("Q4_K_M"); of a split one all parts."""
+    """The GGUF file that `wanted` names, in full or by its quantization ("Q4_K_M"); for a split file, all its parts."""
     files = [name for name in names if name.endswith(".gguf")]
     if not files:
         raise ModelError(f"{repository} holds neither safetensors with a config.json nor a GGUF file")
@@ -87,13 +87,13 @@ def choose_gguf(repository: str, names: list[str], wanted: str | None) -> list[s
 
 
 def _choose(files: list[str], wanted: str | None) -> tuple[list[str], list[str]]:
-    """(the parts of the one model that matches, or nothing; the models that there are)."""
+    """(the parts of the one model that matches, or nothing; the available models)."""
     models: dict[str, list[str]] = {}
     for name in sorted(files):
         models.setdefault(PART.sub("", name), []).append(name)
     matching = list(models)
     if wanted is not None:
-        # Q4 is not Q4_K_M: an underscore may stand before the name of a quantization, but never ends it
+        # Q4 does not match Q4_K_M: an underscore may precede the quantization's name but not follow it
         word = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-./]|$)", re.IGNORECASE)
         exact = [model for model, parts in models.items() if wanted in (model, Path(model).name, *parts)]
         matching = exact or [model for model in models if word.search(model)]

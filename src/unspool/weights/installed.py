@@ -1,6 +1,6 @@
-"""The models that are here: in our cache directory, and in the hub library's as it lies on the disk.
+"""The models on this machine: in our cache directory, and in the hub library's, whose files are read directly.
 
-Importing the hub library to ask it would take a second.
+Importing the hub library would take a second.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from unspool.weights.store import DEFAULT, cache_dir, default_model_path
 
 @dataclass(frozen=True)
 class Installed:
-    """A model that is here."""
+    """A model on this machine."""
 
-    name: str  # what -m takes
+    name: str  # the name for -m
     bytes: int
     path: str
-    repository: Path | None = None  # of the hub library's cache
+    repository: Path | None = None  # its directory in the hub library's cache
 
     @property
     def files(self) -> list[Path]:
-        """What of it lies in the cache: a GGUF file with what is beside it, or a snapshot's files."""
+        """Its files in the cache: a GGUF file with the files next to it, or a snapshot's files."""
         path = Path(self.path)
         if path.is_dir():
             return [file for file in path.rglob("*") if not file.is_dir()]
@@ -35,12 +35,12 @@ class Installed:
 
 
 def installed() -> list[Installed]:
-    """Every model that can be used without fetching anything."""
+    """Every model that can be used without a download."""
     return [*_own(), *_hub()]
 
 
 def hub_cache() -> Path:
-    """Where the hub library keeps what it fetched."""
+    """The hub library's cache directory."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = os.environ.get("HF_HOME") or Path(caches) / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
@@ -67,8 +67,8 @@ def _hub() -> Iterator[Installed]:
 
 
 def remove(model: Installed) -> None:
-    """Delete a model's files. The hub library keeps contents once and links to them: a content goes with its last
-    link, and a repository with its last file."""
+    """Delete a model's files. The hub library stores each content once and links to it: a content is deleted with its
+    last link, a repository with its last file."""
     files = model.files
     contents = {file.resolve() for file in files if file.is_symlink()}
     for file in files:

@@ -1,4 +1,4 @@
-"""The k-quants: 256 values a block, in sub-blocks whose own scales are quantized against the block's.
+"""The k-quants: 256 values per block, in sub-blocks whose scales are quantized relative to the block's scale.
 
     q2_k  scales[16] qs[64] d dmin             16 sub-blocks of 16   y = d·scale·q − dmin·min
     q3_k  hmask[32] qs[64] scales[12] d        16 sub-blocks of 16   y = d·(scale − 32)·(q − 4)
@@ -27,7 +27,8 @@ def half_bytes(column: np.ndarray) -> np.ndarray:
 
 
 def _spread(data: np.ndarray, group: int, bits: int) -> np.ndarray:
-    """Fields of `bits` bits: of every `group` bytes, first all lowest fields, then all next ones. (n, fields)."""
+    """Unpack fields of `bits` bits: from every `group` bytes, first all lowest fields, then the next ones. (n,
+    fields)."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
     fields = (data.reshape(len(data), -1, 1, group) >> shifts) & np.uint8((1 << bits) - 1)
     return fields.reshape(len(data), -1)
@@ -106,7 +107,7 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _fit_with_mins(values: Blocks, subs: int, top: int, levels: int) -> tuple[np.ndarray, ...]:
     """Scales and minima up to `top` and values below `levels`: (d, dmin, scales, mins, q)."""
     x = values.reshape(len(values), subs, -1)
-    low = np.maximum(-x.min(axis=2), 0)  # a minimum is subtracted and has no sign
+    low = np.maximum(-x.min(axis=2), 0)  # a minimum is subtracted, and is never negative
     span = np.maximum(x.max(axis=2), 0) + low
     d = _stored(span.max(axis=1, keepdims=True) / (levels - 1) / top)
     dmin = _stored(low.max(axis=1, keepdims=True) / top)
@@ -128,7 +129,7 @@ def _fit_centred(values: Blocks, top: int, levels: int) -> tuple[np.ndarray, np.
 
 
 def _stored(scale: np.ndarray) -> np.ndarray:
-    """The scale as the file will hold it, so that the values are fitted to what will be read."""
+    """The scale as the file stores it, so that values are fitted to the scale that readers get."""
     return scale.astype("<f2").astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""A model's file in memory: its bytes are read where they lie, and given back when they have been copied elsewhere."""
+"""A model's file in memory: its bytes are read in place, and released after they have been copied elsewhere."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from unspool.lazy import np
 
 
 class FileMap(mmap.mmap):
-    """A file, memory-mapped for reading; `descriptor` reads from it without mapping anything."""
+    """A file, memory-mapped for reading; `descriptor` allows reads without mapping pages."""
 
     descriptor = -1
     path: Path
-    reported: Any = None  # makes a fault in this mapping name its file; where the extension was built
+    reported: Any = None  # makes a fault in this mapping print the file's name; set if the extension is built
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -51,14 +51,14 @@ def _report_faults(mapping: FileMap) -> Any:
 
 
 def mapping_of(data: Any) -> FileMap | None:
-    """The mapped file that bytes belong to, if they do: those of a view, or of an array."""
+    """The mapped file that contains these bytes (a view's or an array's), or None."""
     while data is not None and not isinstance(data, FileMap):
         data = data.obj if isinstance(data, memoryview) else getattr(data, "base", None)
     return data
 
 
 def require_whole(data: Any) -> None:
-    """Refuse mapped bytes whose file has been cut shorter since: reading what is gone would end the process."""
+    """Refuse mapped bytes whose file has been truncated meanwhile: reading missing pages would end the process."""
     mapping = mapping_of(data)
     if mapping is not None:
         size = os.fstat(mapping.descriptor).st_size
@@ -67,7 +67,7 @@ def require_whole(data: Any) -> None:
 
 
 def address_of(data: Any) -> int:
-    """Where the first of these bytes lies in memory."""
+    """The address of the first of these bytes."""
     try:
         from unspool._native import address_of as native
     except ImportError:
@@ -77,7 +77,7 @@ def address_of(data: Any) -> int:
 
 
 def span_of(mapping: FileMap | None) -> tuple[int, int]:
-    """Where a mapped file lies in memory, from its first byte to behind its last; nowhere if there is none."""
+    """A mapped file's first address and the address after its last byte; zeros without a mapping."""
     if mapping is None:
         return 0, 0
     first = address_of(mapping)
@@ -85,8 +85,8 @@ def span_of(mapping: FileMap | None) -> tuple[int, int]:
 
 
 def read_samples(data: memoryview, starts: Iterable[int], count: int) -> bytes:
-    """`count` bytes from each of these places. What is mapped is read from the file: looking at a byte in memory brings
-    sixteen pages with it, and a sample of every tensor nearly all of them."""
+    """`count` bytes from each of these places. Mapped bytes are read from the file instead: touching one byte in memory
+    loads sixteen pages, and a sample of every tensor would load nearly the whole file."""
     mapping = mapping_of(data)
     if mapping is None:
         return b"".join([data[start : start + count] for start in starts])
@@ -96,7 +96,7 @@ def read_samples(data: memoryview, starts: Iterable[int], count: int) -> bytes:
 
 
 def release(parts: Iterable[memoryview]) -> None:
-    """Give back the memory of mapped bytes, from the first part of each file to its last: they can be read again."""
+    """Release the memory of mapped bytes, in each file from its first part to its last. They can be read again."""
     spans: dict[FileMap, tuple[int, int]] = {}
     for data in parts:
         mapping = mapping_of(data)

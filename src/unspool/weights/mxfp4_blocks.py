@@ -1,10 +1,10 @@
 """MXFP4 tensors of a Hugging Face directory, joined from their two parts.
 
-    X_blocks  u8 [experts, out, in / 32, 16]    two values a byte, neighbours together, the first in the low half
-    X_scales  u8 [experts, out, in / 32]        of each 32 values: a power of two
+    X_blocks  u8 [experts, out, in / 32, 16]    two values per byte, which are neighbours; the first is in the low half
+    X_scales  u8 [experts, out, in / 32]        per 32 values: a power of two
 
-GGUF's blocks, which all bodies compute with, hold the scale before the values, and values 16 places apart in a byte.
-They are made in memory, where a GGUF file would be mapped.
+GGUF's blocks, which all backends use, store the scale before the values, and values 16 places apart share a byte. They
+are made in memory; a GGUF file would be mapped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from unspool.errors import ModelError
 from unspool.weights.weight import Weight
 
 BLOCKS, SCALES = "_blocks", "_scales"
-GROUP, PACKED = 32, 16  # values of a scale, and the bytes that they take
+GROUP, PACKED = 32, 16  # values per scale, and their bytes
 
 
 def join_blocks(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """A directory's tensors with every pair of blocks and scales as one MXFP4 weight [experts, out, in]."""
+    """A directory's tensors, in which each pair of blocks and scales is one MXFP4 weight [experts, out, in]."""
     joined = {name: weight for name, weight in tensors.items() if weight.format != "u8"}
     bytes_ = {name: weight for name, weight in tensors.items() if weight.format == "u8"}
     for name in list(bytes_):

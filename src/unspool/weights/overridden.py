@@ -11,8 +11,8 @@ from unspool.overrides import Override, parse_kv, typed
 
 
 class OverriddenKeys(dict[str, Any]):
-    """Metadata in which some keys have other values. It remembers which keys were looked at: an override of a key that
-    nothing reads does nothing, and is an error."""
+    """Metadata in which the caller has replaced some values. It records which keys are read: overriding a key that
+    nothing reads is an error."""
 
     def __init__(self, path: Path, metadata: Mapping[str, Any], texts: Sequence[str]) -> None:
         super().__init__(metadata)
@@ -37,7 +37,8 @@ class OverriddenKeys(dict[str, Any]):
         return value
 
     def check_read(self, *later: str) -> None:
-        """Raises for an override of a key that nothing has read; those that begin with `later` are read later."""
+        """Raise an error for an override of a key that nothing has read. Keys that begin with one of `later` are read
+        later."""
         later = tuple(prefix for prefix in later if prefix)
         for key in sorted(self._changed - self._read):
             if later and key.startswith(later):

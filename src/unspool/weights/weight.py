@@ -1,4 +1,4 @@
-"""A weight: a tensor as its file stores it, with the means to say what its bytes are worth."""
+"""A weight: a tensor in its file's storage format, and functions that decode it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Weight:
     name: str
     format: str
     shape: tuple[int, ...]
-    raw: memoryview  # of bytes, read-only; made of any contiguous row of them
+    raw: memoryview  # read-only bytes; accepts any contiguous buffer
 
     def __post_init__(self) -> None:
         if self.format not in STORED:
@@ -66,7 +66,7 @@ class Weight:
         return FORMATS[self.format].decode(table[rows]).reshape(*np.shape(rows), self.shape[-1])
 
     def floats(self) -> array[float]:
-        """The values of a vector, float32. Norms are stored as just that, and then it takes no numpy."""
+        """A vector's float32 values. Norms are stored as float32, and then this needs no numpy."""
         if self.format != "f32" or sys.byteorder != "little":
             return array("f", self.dequantize().tobytes())
         require_whole(self.raw)
@@ -79,7 +79,7 @@ def encode_weight(name: str, values: np.ndarray, format: str = "f32") -> Weight:
 
 
 def transposed(weight: Weight) -> Weight:
-    """A matrix of floats with rows and columns exchanged."""
+    """A matrix of floats, transposed."""
     format = FORMATS[weight.format]
     if len(weight.shape) != 2 or format.block != 1:
         raise ModelError(f"tensor {weight.name}: {weight.format} of shape {list(weight.shape)} cannot be transposed")
