@@ -18,7 +18,7 @@ from unspool.server.job import Job
 from unspool.server.service import Service
 from unspool.server.sse import frame
 
-SIGNATURE = "unspool"  # thinking is taken back as it is; the API only wants that there is one
+SIGNATURE = "unspool"  # thinking is accepted back unchecked; the API requires some signature
 
 
 class MessageWriter(Writer):
@@ -122,7 +122,7 @@ class MessageWriter(Writer):
 
 
 def stop_reason(choice: Choice) -> str | None:
-    """In Anthropic's words; what cut an answer short, if not its length, is in the `unspool` object."""
+    """Anthropic's stop reason; the `unspool` object has the exact one (deadline, repetition, abort)."""
     if choice.end is None:
         return None
     if choice.end.reason in CUT_SHORT:
@@ -135,7 +135,7 @@ def _stop_sequence(choice: Choice) -> str | None:
 
 
 def _input(arguments: str) -> Any:
-    """A call's arguments as an object. If they were cut short they are none, and their text is given instead."""
+    """A call's arguments as an object. If they were cut short and are no valid JSON, an object with their text."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -161,7 +161,7 @@ def prepare(service: Service, body: Body) -> Job:
 
 
 def thinking_of(body: Mapping[str, Any]) -> Body:
-    """How much the model is to think. `adaptive` leaves it to the model, which is what templates do by themselves."""
+    """How much the model should think. `adaptive` leaves it to the model, which is what templates do by default."""
     enabled = {"enabled": True, "disabled": False}.get(body.get("thinking", {}).get("type", ""))
     return how_of(body, enable_thinking=enabled, reasoning_effort=body.get("output_config", {}).get("effort"))
 

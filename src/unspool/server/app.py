@@ -1,4 +1,4 @@
-"""The ASGI application, put together."""
+"""Builds the ASGI application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unspool.server.tracing import Tracer, make_tracer
 
 
 def build(served: Service | ModelHost, tracer: Tracer | None = None) -> Any:
-    """Everything between a socket and the models."""
+    """The complete ASGI application."""
     host = host_of(served)
     config = host.config
     tracer = tracer or make_tracer(config.otel_endpoint, host.default.name)

@@ -3,8 +3,8 @@
     requests.jsonl   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
     results.jsonl    {"id": …, "custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
 
-Results are appended as they come and flushed to the disk in groups. A kill at any moment leaves whole lines and at
-most one torn last one; the next run drops that, reads which requests are answered, and does the others.
+Results are appended as they finish and flushed to disk in groups. A kill at any moment leaves whole lines and at most
+one incomplete last line. The next run drops that line, reads which requests have a result, and runs the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unspool.server.kinds import Checker, integer, mapping, record, string, word
 from unspool.server.service import Service
 from unspool.server.sse import dumps
 
-SYNC_SECONDS = 1.0  # between two flushes to the disk: at most this much work is done again after a power cut
+SYNC_SECONDS = 1.0  # between two flushes to disk: the work that a power failure can lose
 LINE = record(
     {
         "custom_id": string(minLength=1, maxLength=512),
@@ -56,7 +56,7 @@ class Line:
 class Progress:
     total: int
     done: int  # before this run
-    failed: int = 0  # refusals, those of earlier runs too
+    failed: int = 0  # refusals, including those of earlier runs
     tokens: int = 0
     started: float = field(default_factory=time.perf_counter)
     answered: int = 0  # in this run
@@ -94,26 +94,26 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 class Results:
-    """The output file: what it holds already, and a place to append."""
+    """The output file: the results that it already has, and appending new ones."""
 
     def __init__(self, path: Path) -> None:
         self.done: dict[str, bool] = {}  # the ids that have a result: whether it is an answer (else a refusal)
         try:
             whole = self._read(path) if path.exists() else 0
-            # Unbuffered: what was written survives a kill. Only the machine's own death can take the last second of it.
+            # Unbuffered: what was written survives a kill. Only a crash of the machine can lose the last second of it.
             self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b", buffering=0)
-            self._file.truncate(whole)  # a torn last line is forgotten, and its request done again
+            self._file.truncate(whole)  # an incomplete last line is dropped, and its request runs again
         except OSError as error:
             raise RequestError(f"{path} cannot be written: {error.strerror}", "output") from error
         self._file.seek(whole)
         self._synced = time.monotonic()
 
     def num_refused(self, lines: list[Line]) -> int:
-        """How many of these lines have a refusal for their result."""
+        """The number of these lines whose result is a refusal."""
         return sum(not self.done.get(line.custom_id, True) for line in lines)
 
     def _read(self, path: Path) -> int:
-        """Note the ids that have results; the length of the whole lines."""
+        """Note the ids that have results; returns the length of the complete lines in bytes."""
         whole = 0
         with path.open("rb") as file:
             for number, text in enumerate(file, 1):
@@ -176,9 +176,9 @@ async def run_batch(
 
 
 async def answer(service: Service, line: Line) -> Body:
-    """A line's result. What is wrong with a request is its result; what is wrong with the engine is raised."""
+    """A line's result. A request's own error becomes its result; an error of the engine is raised."""
     try:
-        copied = deepcopy(line.body)  # checking takes nulls out, and the caller's line stays whole
+        copied = deepcopy(line.body)  # checking removes nulls; the caller's line stays unchanged
         status, body = 200, await endpoints.answer(service, endpoints.ENDPOINTS[line.url], copied)
     except Exception as error:
         fault = fault_of(error)

@@ -189,7 +189,7 @@ class ChatWriter(Writer):
 
 
 def reasoning_fields(text: str) -> Body:
-    """What a model thought, under both names that clients look for."""
+    """A model's reasoning, under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -216,7 +216,7 @@ def prepare(service: Service, body: Body) -> Job:
 
 
 def count_tokens(service: Service, body: Body) -> Body:
-    """How long the prompt of a conversation is."""
+    """The number of tokens in a conversation's prompt."""
     [(ids, _)] = prepare(service, body).prompts
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
 

@@ -89,7 +89,7 @@ class CompletionWriter(Writer):
                 "index": choice.index,
                 "text": before + choice.message.content,
                 "logprobs": self._whole_logprobs(choice),
-                "prompt_logprobs": None,  # these three as vLLM has them: null unless they were asked for
+                "prompt_logprobs": None,  # these three as in vLLM: null unless requested
                 "prompt_token_ids": None,
                 "token_ids": None,
                 **ending(choice),
@@ -199,7 +199,7 @@ class CompletionWriter(Writer):
 
 
 def token_key(id: int, tokenizer: Tokenizer) -> str:
-    """A token's text, or its bytes if it holds part of a character, as OpenAI writes them: `bytes:\\xf0\\x9f`."""
+    """A token's text, or its bytes if it is part of a character, as OpenAI writes them: `bytes:\\xf0\\x9f`."""
     data = tokenizer.token_bytes(id)
     try:
         return data.decode()

@@ -1,4 +1,4 @@
-"""How a server runs: frozen, every limit a number with a name."""
+"""The configuration of a server: frozen, with a named field for every limit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    api_key_file: str | None = None  # of more of them, with limits: see keys
-    names: tuple[str, ...] = ()  # that the model answers to, besides its own
+    api_key_file: str | None = None  # a file with more keys and their limits: see keys.py
+    names: tuple[str, ...] = ()  # further names of the model
     cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()  # Host headers taken besides loopback's, where no key guards
+    allowed_hosts: tuple[str, ...] = ()  # Host headers accepted in addition to loopback's, without keys
     lenient: bool = False
     drain: float = 30.0  # seconds that running requests get after SIGTERM
     max_body: int = 8 * 1024 * 1024  # bytes of one request
@@ -34,9 +34,9 @@ class ServerConfig:
     header_timeout: float = 20.0  # seconds for them to arrive
     idle_timeout: float = 75.0  # seconds that a connection is kept after an answer
     read_timeout: float = 30.0  # seconds for a body to arrive
-    stall_timeout: float = 60.0  # seconds that a reader may take nothing
-    ping_interval: float = 15.0  # seconds of silence before a stream says that it lives
-    memory_wait: float = 60.0  # seconds that a model waits for memory that others are using
+    stall_timeout: float = 60.0  # seconds after which a connection is closed whose client reads nothing
+    ping_interval: float = 15.0  # seconds without output before a stream sends a comment
+    memory_wait: float = 60.0  # seconds that a model waits for memory in use by other models
     max_loading: int = 1024  # requests that wait for one model to be loaded
     log_format: str = "text"  # text | json | off
     metrics_prefix: str = "unspool:"

@@ -1,4 +1,4 @@
-"""One client's connection, held to limits before anything that it says is trusted.
+"""One client's connection, with limits that apply before anything from the client is trusted.
 
     connected ──first byte──► head ──complete──► body, answer ──► idle ──► head ──► …
         └──header_timeout──┴──header_timeout, max_header           └──idle_timeout
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_HEADERS = 128  # lines of one head: each costs more memory than its bytes
 MAX_PIPELINED = 16  # requests that wait behind one that is being answered
-LINGER = 2.0  # seconds in which a client may finish sending what nobody reads any more
+LINGER = 2.0  # seconds for a client to finish sending data that is discarded
 PROBES = (b"/health", b"/ready")  # answered on connections beyond the limit too
 
 
@@ -32,12 +32,12 @@ class Connection(HttpToolsProtocol):
     def __init__(self, gate: Gate, **given: Any) -> None:
         super().__init__(**given)
         self._gate, self._limits = gate, gate.config
-        self._is_surplus = False  # beyond the limit: probes are answered, all else is refused
+        self._is_surplus = False  # beyond the limit: probes are answered, other requests are refused
         self._is_reading_head = self._is_reading_body = False
         self._is_refused = False  # nothing more is read
-        self._refusal: HTTPFault | None = None  # why a callback of the parser stopped it
+        self._refusal: HTTPFault | None = None  # why a parser callback stopped the parser
         self._head_size = 0
-        self._num_unparsed = 0  # bytes since the last that completed a head or were a body's: a head, frames, trailers
+        self._num_unparsed = 0  # bytes of heads, frames and trailers since the last complete head or body data
         self._stalled_size = 0
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
 
     def _on_late_head(self) -> None:
         seconds = self._limits.header_timeout
-        if self._is_answering:  # what is late is a request behind the one under way
+        if self._is_answering:  # the late request is a pipelined one behind the current one
             self._start_timer("head", seconds, self._on_late_head)
         elif self._is_reading_head:
             message = f"the request's head did not arrive within {seconds:g} s"
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
             self._close()
 
     def _on_stall(self) -> None:
-        """Cut a reader that took nothing since the last look."""
+        """Close the connection if its client has read nothing since the last check."""
         size = self.transport.get_write_buffer_size()
         if size < self._stalled_size:
             self._stalled_size = size
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken here; the request was taken as HTTP
+            pass  # no other protocol is supported; the request was handled as HTTP
         except httptools.HttpParserError:
             if self._is_refused:
                 return
@@ -122,7 +122,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_reading_head:  # else it is a trailer, which nobody here reads
+        if self._is_reading_head:  # else it is a trailer, which is ignored
             self._count_head(len(name) + len(value) + len(": \r\n"))
             super().on_header(name, value)
 
@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
             self._stop_parsing(HTTPFault(503, message, code="too_many_connections", headers={"retry-after": "1"}))
         if len(self.pipeline) >= MAX_PIPELINED:
             self._is_refused = True
-            self.pipeline[0][0].keep_alive = False  # the newest: those that wait are answered, then it ends
+            self.pipeline[0][0].keep_alive = False  # waiting requests are answered, then it closes
             raise ValueError("too many requests wait on this connection")
         self._gate.set_busy(self)
         super().on_headers_complete()
@@ -160,7 +160,7 @@ class Connection(HttpToolsProtocol):
 
     def _stop_parsing(self, fault: HTTPFault) -> None:
         self._refusal = fault
-        raise fault  # the parser catches it, and raises an error of its own
+        raise fault  # the parser catches it and raises its own error
 
     # Ending ---------------------------------------------------------------------------------------------------------
     @property
@@ -173,7 +173,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._start_timer("end", self._limits.stall_timeout, self.transport.abort)
         elif not goes_on:
-            self._unset_keepalive_if_required()  # which uvicorn would start anew with every byte, whatever it is
+            self._unset_keepalive_if_required()  # uvicorn would restart it with every byte, whatever it is
             self._start_timer("idle", self._limits.idle_timeout, self._close)
             self._gate.set_idle(self)
             if self._is_reading_body and not self._is_reading_head:
@@ -185,12 +185,12 @@ class Connection(HttpToolsProtocol):
             self._start_timer("end", LINGER, self.transport.abort)
 
     def _close(self) -> None:
-        """Close when what was written has been read, or soon."""
+        """Close when the client has read all output, or after LINGER seconds."""
         self.transport.close()
         self._start_timer("end", LINGER, self.transport.abort)
 
     def _refuse(self, refusal: HTTPFault) -> None:
-        """Answer with an error and read no more. The connection closes when the client has seen it, or soon."""
+        """Answer with an error and stop reading. Closes when the client has read it, or after LINGER seconds."""
         self._is_refused = True
         self._gate.log_limit(f"connections were refused: {refusal}")
         self._stop_timer("head")

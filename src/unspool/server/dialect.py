@@ -1,4 +1,4 @@
-"""What the generating endpoints share: from a body to a job, and from what comes of it to an API's words."""
+"""Code that the generating endpoints share: from a body to a job, and from its result to an API's format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unspool.text.tokenizer import Tokenizer
 
 Body = dict[str, Any]
-CUT_SHORT = ("length", "deadline", "repetition", "abort")  # endings that are not the model's own
+CUT_SHORT = ("length", "deadline", "repetition", "abort")  # endings that the model did not choose
 NEVER = -9999.0  # JSON has no minus infinity; OpenAI writes this for the logprob of an impossible token
 
 
@@ -44,16 +44,16 @@ class WholeWriter:
 
     @classmethod
     def refuse(cls, fault: Fault) -> Iterable[bytes]:
-        """An error before the answer has begun, in a stream that has."""
+        """An error before the answer has begun, in a stream that has already started."""
         yield frame(fault.openai())
         yield DONE
 
     def prompt_of(self, choice: Choice) -> int:
-        """Which prompt a choice answers."""
+        """The index of the prompt that a choice answers."""
         return choice.index // self.run.params[0].n
 
     def scored(self, number: int) -> Sequence[Token | None]:
-        """The logprobs of a prompt's tokens, if they were asked for."""
+        """The logprobs of a prompt's tokens, if requested."""
         first = self.run.choices[number * self.run.params[0].n].end
         return first.prompt_logprobs if first is not None else ()
 
@@ -77,7 +77,7 @@ class Writer(WholeWriter):
 
 # From a body to a job -----------------------------------------------------------------------------------------------
 def sampling_params(body: Body, **more: Any) -> SamplingParams:
-    """Parameters from a checked body; `more` are those that an endpoint has under other names."""
+    """Parameters from a checked body; `more` are those that the endpoint has under other names."""
     values = {name: body[name] for name in (*SAMPLING, "prompt_logprobs") if name in body}
     if not 0 <= values.get("seed", 0) <= MAX_SEED:
         values["seed"] %= MAX_SEED + 1
@@ -94,7 +94,8 @@ def sampling_params(body: Body, **more: Any) -> SamplingParams:
 
 
 def check_strings(strings: str | Sequence[str], param: str) -> None:
-    """Strings to look for in an answer cost time and memory by their characters; the engine's thread pays."""
+    """Refuse too many characters of stop strings or bad words: matching them costs the engine thread time and
+    memory."""
     size = len(strings) if isinstance(strings, str) else sum(map(len, strings))
     if size > MAX_STRING_CHARS:
         raise RequestError(f"{param} has {size:,} characters together; at most {MAX_STRING_CHARS:,} are taken", param)
@@ -102,7 +103,7 @@ def check_strings(strings: str | Sequence[str], param: str) -> None:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What the APIs for conversations ask for, each in its own words."""
+    """A chat request in one form for all chat APIs."""
 
     messages: list[Body]  # as templates read them
     toolbox: Toolbox
@@ -110,9 +111,9 @@ class ChatRequest:
     logprobs: int | None = None
     stop: Any = None
     format: Constraint | None = None  # what the answer must look like
-    how: Mapping[str, Any] = field(default_factory=dict)  # the prompt is to end, and the model to think
+    how: Mapping[str, Any] = field(default_factory=dict)  # how the prompt ends and whether the model thinks: see how_of
     thinking_budget: int | None = None
-    format_field: str = "response_format"  # what the API calls that, the messages and the answer's length
+    format_field: str = "response_format"  # the API's names for the format, the messages and the answer's length
     prompt_field: str = "messages"
     length_field: str = "max_tokens"
 
@@ -121,7 +122,7 @@ HOW = ("add_generation_prompt", "continue_final_message", "reasoning_effort", "e
 
 
 def how_of(body: Mapping[str, Any], **more: Any) -> Body:
-    """How a body's prompt is to end and its model to think, for ModelChat.prompt; `more` wins."""
+    """A body's options for the end of the prompt and for thinking, for ModelChat.prompt; `more` overrides them."""
     return {name: body[name] for name in HOW if name in body} | {k: v for k, v in more.items() if v is not None}
 
 
@@ -159,7 +160,7 @@ def prepare_chat(service: Service, body: Body, request: ChatRequest) -> Job:
 
 # Words that several APIs share --------------------------------------------------------------------------------------
 def finish_reason(choice: Choice) -> str | None:
-    """In OpenAI's words. `length` means cut short: by its length or by what the `unspool` object says."""
+    """OpenAI's finish reason. `length` means cut short; the `unspool` object has the exact reason."""
     if choice.end is None:
         return None
     if choice.end.reason in CUT_SHORT:
@@ -168,8 +169,8 @@ def finish_reason(choice: Choice) -> str | None:
 
 
 def ending(choice: Choice) -> Body:
-    """How a choice ended: OpenAI's word, and the stop string or stop token that ended it, under vLLM's name and under
-    SGLang's, which is told of the model's own end token too."""
+    """How a choice ended: OpenAI's finish reason, and the stop string or stop token that ended it, under vLLM's name
+    and under SGLang's. SGLang's field also has the model's own end token."""
     end = choice.end
     stop = end.stop if end is not None and end.reason == "stop" else None
     matched = end.stop if end is not None and end.reason in ("stop", "eos") else None
@@ -177,7 +178,7 @@ def ending(choice: Choice) -> Body:
 
 
 def usage(run: Run) -> Body:
-    """What was computed; of a run that is under way, what came so far."""
+    """Token counts; for a run in progress, those so far."""
     prompt, completion, cached = run.usage
     if not run.is_whole:
         prompt = sum(len(ids) for ids, _ in run.job.prompts)
@@ -193,7 +194,7 @@ def usage(run: Run) -> Body:
 
 
 def timings(run: Run, choice: Choice | None = None) -> Body:
-    """llama.cpp's `timings`, of a choice, the first unless said; of a run that is under way, those so far."""
+    """llama.cpp's `timings` of a choice (default: the first); for a run in progress, those so far."""
     choice = choice or run.choices[0]
     prompt = len(run.job.prompts[choice.index // run.params[0].n][0])
     count = len(choice.tokens)
@@ -226,7 +227,7 @@ def prompt_ids(service: Service, body: Body, param: str) -> list[list[int]]:
 
 
 def truncated(service: Service, ids: list[int], body: Mapping[str, Any]) -> list[int]:
-    """As many of a prompt's tokens as the request wants to keep."""
+    """A prompt's tokens, truncated as the request asks."""
     most = body.get("truncate_prompt_tokens")
     if most is None:
         return ids
@@ -280,7 +281,7 @@ def logprob(value: float | None) -> float | None:
 
 
 def prompt_logprobs(ids: Sequence[int], scored: Sequence[Token | None], tokenizer: Tokenizer) -> list[Any]:
-    """A prompt's logprobs as vLLM writes them: for each token its own and the likeliest, by id; None for the first."""
+    """A prompt's logprobs as vLLM writes them: for each token its own and the likeliest, by id; the first is None."""
 
     def entry(id: int, value: float | None, rank: int | None) -> Body:
         return {"logprob": logprob(value), "rank": rank, "decoded_token": tokenizer.token_text(id)}

@@ -1,4 +1,4 @@
-"""Every endpoint, in one table: routes, /openapi.json, the documents' tables, the try-out page and batches read it."""
+"""Every endpoint, in one table. Routes, /openapi.json, the tables in the documents, /docs and batches come from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from unspool.server.service import Service
 
 @dataclass(frozen=True)
 class Generation:
-    """An endpoint that asks the engine: how a body becomes a job, and what writes the answer."""
+    """An endpoint that generates: how a body becomes a job, and what writes the answer."""
 
     prepare: Callable[[Service, Body], Job]
     writer: type[WholeWriter]
@@ -45,7 +45,7 @@ Direct = Callable[[Service, Body], Body]  # an endpoint that answers at once
 
 @dataclass(frozen=True)
 class OfHost:
-    """An endpoint that changes which models are loaded; it waits for none."""
+    """An endpoint that loads or unloads a model and returns without waiting."""
 
     answer: Callable[[ModelHost, Body], Body]
 
@@ -64,7 +64,7 @@ class Endpoint:
 
     @property
     def has_aliases(self) -> bool:
-        """Whether it takes other engines' fields."""
+        """Whether it accepts other engines' fields."""
         return "n_predict" in self.schema["properties"]
 
     @property
@@ -74,7 +74,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Page:
-    """A path that is read. `statuses`: what it can answer with besides 200."""
+    """A path for GET. `statuses`: its possible statuses in addition to 200."""
 
     path: str
     id: str
@@ -88,7 +88,7 @@ class Page:
 
 @dataclass(frozen=True)
 class EnginePage:
-    """A path that tells of an engine: of the loaded model that `?model=` names, asked of the process that has it."""
+    """A path that reports on an engine: that of the loaded model in `?model=`, in whichever process it runs."""
 
     path: str
     id: str
@@ -330,7 +330,7 @@ PAGES: dict[str, Page | EnginePage] = {
 
 @dataclass(frozen=True)
 class Checked:
-    """A body whose fields are right and have our names. `sent`: the other engines' names by which they came."""
+    """A body with valid fields under unspool's names. `sent`: the other engines' names that the client used."""
 
     endpoint: Endpoint
     body: Body
@@ -348,7 +348,7 @@ class Checked:
 
 
 def check(endpoint: Endpoint, body: Body, *, lenient: bool) -> Checked:
-    """What can be said of a request without its model; raises a RequestError for the first thing wrong."""
+    """Check everything that does not need the model; raises a RequestError for the first error."""
     checker = Checker(lenient=lenient)
     checker.check(endpoint.schema, body)
     sent = translate(body) if endpoint.has_aliases else {}
@@ -357,13 +357,13 @@ def check(endpoint: Endpoint, body: Body, *, lenient: bool) -> Checked:
     return Checked(endpoint, body, sent, checker.warnings)
 
 
-# What batches can ask for.
+# The endpoints that a batch may use.
 BATCHED = tuple(path for path, endpoint in ENDPOINTS.items() if not isinstance(endpoint.answers, OfHost))
 
 
 def prepare(service: Service, checked: Checked) -> Job | Body:
-    """All of a request that needs no engine: the job that it asks for, or the whole answer. It may take long, for
-    large bodies; raises a RequestError for the first thing wrong."""
+    """Do all work of a request that needs no engine; returns the job to run, or the whole answer. It may take long for
+    large bodies; raises a RequestError for the first error."""
     endpoint, body = checked.endpoint, checked.body
     assert not isinstance(endpoint.answers, OfHost), "it needs no model"
     if not isinstance(endpoint.answers, Generation):

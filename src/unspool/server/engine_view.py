@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from unspool.engine.steps import StepStats
     from unspool.models.costs import StepCosts
 
-POLL_SECONDS = 0.1  # between looks at the engine's history, while somebody follows it
+POLL_SECONDS = 0.1  # between two reads of the engine's history, while a client follows it
 MOST_STEPS = 2048  # in one event
 
 
 # Steps --------------------------------------------------------------------------------------------------------------
 async def steps(service: Service, request: Request) -> Any:
-    """The steps after number `since`, as one object; with `follow=1`, and those to come, as events."""
+    """The steps after number `since` as one object; with `follow=1`, these and all later steps as events."""
     since = _integer(request, "since", -1)
     if request.query_params.get("follow") not in ("1", "true"):
         return json_response(_steps_after(service, since))
@@ -70,7 +70,7 @@ def _integer(request: Request, name: str, default: int) -> int:
 
 
 def _steps_after(service: Service, since: int) -> dict[str, Any]:
-    """The oldest of the steps that are remembered first; `dropped` says how many after `since` are not any more."""
+    """The remembered steps, oldest first; `dropped` is the number of steps after `since` that are no longer kept."""
     engine = service.here[0].engine
     known = engine.steps.history.copy()
     news = [step for step in known if step.number > since]
@@ -98,8 +98,8 @@ async def cache(service: Service, request: Request) -> Response:
 
 
 def cache_map(engine: Engine) -> dict[str, Any]:
-    """What each block and each state of recurrent layers is used for, as runs of equal ones, and which of them each
-    request holds."""
+    """What each block and each state of recurrent layers is used for, as runs of equal uses, and which of them each
+    request has."""
     scheduler, blocks, recurrent = engine.scheduler, engine.scheduler.blocks, engine.scheduler.states
     slots = None if recurrent is None else recurrent.slots
     requests = [(one, "running") for one in scheduler.running] + [(one, "waiting") for one in scheduler.waiting]
@@ -137,7 +137,7 @@ def cache_map(engine: Engine) -> dict[str, Any]:
 
 
 def _uses(uses: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """How many there are of each use, and all in order, as runs."""
+    """The count of each use, and all uses in order, as runs."""
     runs = [[use, len(list(run))] for use, run in groupby(uses)]
     return {"counts": {name: uses.count(name) for name in names}, "map": runs}
 

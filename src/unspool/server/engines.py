@@ -1,7 +1,7 @@
-"""Fields that other engines have under other names: what each becomes here, or why it is refused.
+"""Other engines' fields: the field of unspool that each becomes, or why it is refused.
 
-A request is checked with these fields in its table like any other. Then `translate` puts ours in their place, so that
-everything behind it knows one name for each thing.
+A request is checked with these fields in its table like any other. Then `translate` replaces them by unspool's fields,
+so that later code knows only one name for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT_ONLY = "the models served here read text"
 
 @dataclass(frozen=True)
 class Alias:
-    """A field of another engine's, and the fields of ours that say the same."""
+    """Another engine's field, and unspool's fields with the same meaning."""
 
     engine: str
     schema: Schema
@@ -49,7 +49,7 @@ def _renamed(engine: str, field: str, schema: Schema, about: str = "") -> Alias:
 
 
 def _flag(engine: str, about: str, *, value: Any = None) -> Schema:
-    """A field with one harmless value: another asks for what is not done here."""
+    """A field with one harmless value: other values request something unsupported."""
     return {**inert(only(value)), "description": f"{engine}'s: {about}"}
 
 
@@ -86,7 +86,7 @@ def _as_object(schema: Any, param: str) -> Body:
 
 # Penalties, order, beams --------------------------------------------------------------------------------------------
 def _repeat_penalty(value: float, body: Body) -> Body:
-    """llama.cpp counts the prompt too, and looks back on 64 tokens unless repeat_last_n says otherwise."""
+    """llama.cpp counts the prompt too, and its window is 64 tokens unless repeat_last_n is set."""
     more = {} if "penalty_window" in body else {"penalty_window": 64}
     return {"repetition_penalty": value, **more, **({} if "penalty_scope" in body else {"penalty_scope": "all"})}
 
@@ -154,7 +154,7 @@ def _nothing(value: Any, body: Body) -> Body:
 
 COUNT = integer(-1)
 ALIASES: dict[str, Alias] = {
-    # vLLM. use_beam_search comes first: it takes length_penalty, which says nothing without it.
+    # vLLM. use_beam_search comes first: it consumes length_penalty, which has no meaning without it.
     "use_beam_search": Alias(
         VLLM, flag(description="our `beam` of width `n`, with `length_penalty`; lengths count the answer alone."), _beam
     ),
@@ -249,7 +249,7 @@ CHAT_REPORTS: dict[str, Schema] = {
     "include_reasoning": flag(description="vLLM's: false leaves the thinking out of the answer."),
     "prompt_logprobs": integer(0, f.MAX_TOP, description="vLLM's: the logprobs of the prompt's tokens."),
 }
-# What changes no answer here, and what is refused.
+# Fields that change no answer here, and refused fields.
 OTHERS: dict[str, Schema] = {
     "spaces_between_special_tokens": {**inert(flag()), "description": "vLLM's: no spaces are ever put."},
     "session_id": inert(string()),
@@ -319,8 +319,8 @@ FOR_COMPLETIONS: dict[str, Schema] = {
 
 
 def translate(body: Body) -> dict[str, str]:
-    """Put our fields in place of other engines'. Returns by which of them each of ours was given; raises a
-    RequestError where two fields say one thing."""
+    """Replace other engines' fields by unspool's. Returns the original name of each; raises a RequestError if two
+    fields set the same thing."""
     sent: dict[str, str] = {}
     if "documents" in body:
         _documents(body.pop("documents"), body)

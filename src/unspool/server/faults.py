@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: a status and a body, in OpenAI's shape or in Anthropic's."""
+"""Errors as HTTP responses: a status and a body, in OpenAI's format or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HTTPFault(UnspoolError):
         headers: dict[str, str] | None = None,
         type: str | None = None,
     ) -> None:
-        """`type`: OpenAI's word for the kind of error, where the status does not say it."""
+        """`type`: OpenAI's error type, where the status does not imply it."""
         super().__init__(message)
         self.status, self.code, self.headers, self.type = status, code, headers or {}, type
 

@@ -35,7 +35,7 @@ MAX_TRACED = 256
 TOKEN_ID = integer(0)
 STRING = string(minLength=1, maxLength=MAX_STRING_LENGTH)
 
-# What the server limits more than the library, since its callers are strangers; and what JSON cannot say.
+# Parameters with stricter limits than in the library, because clients are untrusted, or with values that JSON lacks.
 LIMITED: dict[str, Schema] = {
     "stop": any_of(STRING, array(STRING, most=MAX_STOPS)),
     "bad_words": any_of(STRING, array(STRING, most=1024)),
@@ -86,7 +86,7 @@ SAMPLING: dict[str, Schema] = {name: field(BY_NAME[name]) for name in OPENAI} | 
 MODEL: dict[str, Schema] = {
     "model": string(maxLength=512, description="The served model's name; without one, the model that is served.")
 }
-# Said about a caller, about bookkeeping or about a vendor's machines: none of it can change an answer here.
+# Fields about the caller, bookkeeping or a vendor's machines: none of them can change an answer here.
 INERT: dict[str, Schema] = {
     "user": inert(string()),
     "safety_identifier": inert(string()),

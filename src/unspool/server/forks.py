@@ -1,4 +1,4 @@
-"""Answers that begin as they are told: /v1/fork continues one, /v1/whatif explains a step, /v1/replay answers again."""
+"""Answers with a given beginning: /v1/fork continues one, /v1/whatif explains a step, /v1/replay answers again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from unspool.server.service import Service
 from unspool.server.sse import DONE, frame
 from unspool.text.detokenizer import Detokenizer
 
-TRACE_TOP = 64  # tokens that /v1/whatif follows when the request does not say
-CROWD = 16  # random requests that run beside a replayed one
+TRACE_TOP = 64  # tokens that /v1/whatif follows by default
+CROWD = 16  # random requests in the batch of a replayed one
 CROWD_PROMPT, CROWD_ANSWER = 64, 48  # tokens of each, at most
 
 
@@ -44,7 +44,7 @@ def prepare_whatif(service: Service, body: Body) -> Job:
         raise RequestError("a beam search makes no draw that could be explained", "beam")
     job = prepare_fork(service, {"trace_top": TRACE_TOP, **body})
     [(prompt, params)], [output] = job.prompts, job.outputs
-    # One more token, with everything told of it. What would end an answer is no reason to refuse its explanation.
+    # One more token, with a full report. A token that would end an answer can be explained too.
     params = replace(
         params, max_tokens=len(output) + 1, n=1, best_of=None, trace=True, logprobs=0, stop=(), bad_words=()
     )
@@ -52,7 +52,7 @@ def prepare_whatif(service: Service, body: Body) -> Job:
 
 
 def prepare_replay(service: Service, body: Body) -> Job:
-    """The request, and around it random ones that share its batch and nothing else."""
+    """The request, together with random ones that share only its batch."""
     job = prepare_fork(service, body)
     if job.prompts[0][1].seed is None and job.prompts[0][1].temperature != 0:
         raise RequestError("without its seed an answer cannot be given again", "seed")
@@ -70,7 +70,7 @@ def prepare_replay(service: Service, body: Body) -> Job:
             ignore_eos=True,
         )
         crowd.append((prompt, params))
-    before = rng.randint(0, len(crowd))  # it is not always the first of its batch
+    before = rng.randint(0, len(crowd))  # so that it is not always the first of its batch
     prompts = [*crowd[:before], job.prompts[0], *crowd[before:]]
     outputs = [*([[]] * before), job.outputs[0], *([[]] * (len(crowd) - before))]
     return replace(job, prompts=prompts, outputs=outputs, asked=before, stream=False)
@@ -132,7 +132,7 @@ class TokenTexts:
 
 
 def token_marks(id: int, tokenizer: Any) -> Body:
-    """What the text of a token does not show: that it is a control token, or holds part of a character."""
+    """Facts that a token's text does not show: it is a control token, or only part of a character."""
     if id in tokenizer.special_ids:
         return {"special": tokenizer.token_text(id)}
     data = tokenizer.token_bytes(id)
@@ -159,8 +159,8 @@ def _prompt_number(run: Run, choice: Choice) -> int:
 
 
 def _numbers(run: Run) -> list[int | None]:
-    """The numbers that /v1/engine/steps and /v1/engine/cache give the first answer to each prompt; None where the
-    engine is in another process, which has numbers of its own."""
+    """The numbers that /v1/engine/steps and /v1/engine/cache use for the first answer to each prompt; None if the
+    engine is in another process, which numbers its own requests."""
     ids = [one.id for one in run.submissions if one.id is not None]
     return [int(id[1:]) if id.startswith("r") else None for id in ids]
 

@@ -1,12 +1,12 @@
-"""The models of a server: loaded when they are asked for, unloaded for others within a budget of memory.
+"""The models of a server: loaded on demand, and unloaded to keep all of them within a memory budget.
 
 Invariants:
 
-- A model that somebody uses is not unloaded: a request holds a lease on its model until its response is written.
-- A request for a loaded model waits for nothing: loading happens in other threads and changes no loaded model.
-- `_held` is the planned memory of all models that are being loaded, are loaded or are being unloaded. It exceeds the
-  budget at no time.
-- Everything here runs in the event loop's thread, but for a model's `examine` and `build` and for `unload`.
+- A model in use is never unloaded: a request holds a lease on its model until its response is written.
+- A request for a loaded model never waits for a load: loading runs in other threads and changes no loaded model.
+- `_held` is the planned memory of all models that are being loaded, are loaded or are being unloaded. It never exceeds
+  the budget.
+- Everything here runs in the event loop's thread, except a model's `examine` and `build`, and `unload`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from unspool.server.service import Service, Workers, unknown_model
 
 log = logging.getLogger("unspool.server")
 RETRY_SECONDS = 10.0  # after which a model that could not be loaded is tried again
-END_SECONDS = 5.0  # that a load gets to notice that the server ends
+END_SECONDS = 5.0  # for a load to notice that the server ends
 T = TypeVar("T")
 
 
 class Lease:
-    """The use of a model by one request, from when it asks for it until it is released."""
+    """The use of a model by one request, from its arrival until `release`."""
 
     def __init__(self, host: ModelHost, model: HostedModel) -> None:
         host.check_open()
@@ -60,7 +60,7 @@ class Lease:
 
 
 class ModelHost:
-    """`budget`: bytes that all loaded models may take together; None: of models that are all loaded already."""
+    """`budget`: bytes that all loaded models may use together; None if all models are already loaded."""
 
     def __init__(self, models: Sequence[HostedModel], config: ServerConfig, budget: int | None = None) -> None:
         self.models, self.config, self.budget = list(models), config, budget
@@ -74,18 +74,18 @@ class ModelHost:
         self._held = 0
         self._is_draining = False
         self._changed = asyncio.Event()
-        self._room = asyncio.Lock()  # who waits for memory waits in order
+        self._room = asyncio.Lock()  # models wait for memory in order
         self._building = asyncio.Lock()  # one at a time: another would only make both slower
         self._tasks: dict[HostedModel, asyncio.Task[None]] = {}  # loading or unloading
 
     # What there is --------------------------------------------------------------------------------------------------
     @property
     def default(self) -> HostedModel:
-        """The model of requests that name none."""
+        """The model for requests that do not name one."""
         return self.models[0]
 
     def find(self, name: str | None) -> HostedModel:
-        """The model of a name or an alias; the fault for an unknown one names the nearest."""
+        """The model with this name or alias; the fault for an unknown name suggests the nearest."""
         if name is None:
             return self.default
         found = self._by_name.get(name) or next((model for model in self.models if model.root == name), None)
@@ -94,8 +94,8 @@ class ModelHost:
         return found
 
     def loaded(self, name: str | None) -> Service:
-        """A model that is loaded, for what tells of it and should not load it; without a name, the default one or
-        whichever was used last."""
+        """A loaded model, for reports that must not load it; without a name, the default one, else the most recently
+        used."""
         found = self.find(name)
         if found.service is None and name is None:
             found = max(self.models, key=lambda model: (model.service is not None, model.last_used))
@@ -109,7 +109,7 @@ class ModelHost:
 
     @property
     def failure(self) -> EngineDiedError | None:
-        """Why an engine died, if one did: only a new process can be trusted then."""
+        """The error of an engine that died, if any: the process must then be restarted."""
         return next((each.engine.failure for each in self.services if each.engine.failure is not None), None)
 
     @property
@@ -135,7 +135,7 @@ class ModelHost:
         self._tell()
 
     async def wait_for(self, model: HostedModel) -> None:
-        """One try to have it loaded."""
+        """Wait for one attempt to load it."""
         if model.num_waiting >= self.config.max_loading:
             raise QueueFullError(
                 f"{model.num_waiting:,} requests are waiting for the model {model.name!r} to be loaded; try again later"
@@ -153,7 +153,7 @@ class ModelHost:
 
     # Loading --------------------------------------------------------------------------------------------------------
     def load(self, model: HostedModel) -> None:
-        """Have a model loaded soon, though nobody waits for it."""
+        """Start to load a model, although no request waits for it."""
         self.check_open()
         if model.service is None:
             model.is_wished = True
@@ -167,7 +167,7 @@ class ModelHost:
         return task
 
     async def _load(self, model: HostedModel) -> None:
-        """Load a model. Whoever waits for this gets the reason if it fails."""
+        """Load a model. Waiting requests get the reason if it fails."""
         if model.fault is not None and time.monotonic() - model.failed_at < RETRY_SECONDS:
             del self._tasks[model]
             raise HTTPFault(model.fault.status, str(model.fault), code=model.fault.code, headers=model.fault.headers)
@@ -217,7 +217,7 @@ class ModelHost:
 
     # Memory ---------------------------------------------------------------------------------------------------------
     async def _reserve(self, model: HostedModel, size: int) -> None:
-        """Hold memory for a model; others that nobody uses are unloaded, the least recently used ones first."""
+        """Reserve memory for a model; unloads models that no request uses, least recently used first."""
         if self.budget is not None and size > self.budget:
             raise too_large(model, self.budget)
         try:
@@ -238,7 +238,7 @@ class ModelHost:
             raise HTTPFault(503, message, code="model_not_loaded", headers=again) from None
 
     def _make_room(self, size: int) -> None:
-        """Begin to unload as many models as it takes; none if all that nobody uses would not be enough."""
+        """Start to unload enough unused models; none if all unused ones together would not be enough."""
         assert self.budget is not None
         leaving = sum(_held_by(model) for model in self.models if model.state == "unloading")
         lacking = self._held - leaving + size - self.budget
@@ -255,7 +255,7 @@ class ModelHost:
         return model.state == "loaded" and not model.is_busy and model.needs is not None and model not in self._tasks
 
     def unload(self, model: HostedModel) -> None:
-        """Unload a model soon; a fault if somebody uses it."""
+        """Start to unload a model; a fault if a request uses it."""
         if model.service is None:
             raise HTTPFault(409, f"the model {model.name!r} is not loaded", code="model_not_loaded")
         if not self._may_leave(model):
@@ -289,7 +289,7 @@ class ModelHost:
 
     # Ending ---------------------------------------------------------------------------------------------------------
     async def shutdown(self, drain: float = 0.0) -> None:
-        """Take no new requests, end loads, let what runs finish within the drain, then end it."""
+        """Accept no new requests, end loads, let running requests finish within the drain, then abort the rest."""
         self._is_draining = True
         for model in self.models:
             model.is_stopped = True
@@ -303,13 +303,13 @@ class ModelHost:
 
     # Telling --------------------------------------------------------------------------------------------------------
     def retry_after(self, model: HostedModel | None = None) -> int:
-        """Seconds after which the queue of a model has likely moved on."""
+        """Seconds after which a model's queue probably has room."""
         return max(each.metrics.typical_wait() for each in ([model] if model is not None else self.models))
 
     async def metrics_page(self) -> bytes:
-        """What /metrics answers."""
+        """The body of /metrics."""
         if len(self.models) == 1 and self.budget is None:
-            return await self.services[0].metrics_page()  # which may ask others
+            return await self.services[0].metrics_page()  # which may query other processes
         return self.metrics.page()
 
     def _collectors(self) -> Iterator[Collector]:
@@ -320,7 +320,7 @@ class ModelHost:
 
 
 class HostCollector(Collector):
-    """What is true of all models together."""
+    """Metrics of all models together."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -340,7 +340,7 @@ class HostCollector(Collector):
 
 
 def host_of(served: Service | ModelHost) -> ModelHost:
-    """The host of a service, which is the one of its model alone; made once."""
+    """The host of a service: one with only its model, made once."""
     if isinstance(served, ModelHost):
         return served
     if served.host is None:
@@ -362,7 +362,7 @@ def too_large(model: HostedModel, budget: int) -> HTTPFault:
 
 
 def _unloader(service: Service) -> Callable[[], None]:
-    """What unloads a service, and holds the last reference to it."""
+    """A function that unloads a service and has the last reference to it."""
     kept = [service]
     return lambda: unload(kept.pop())
 
@@ -376,7 +376,7 @@ def _size(value: int) -> str:
 
 
 async def in_thread(act: Callable[[], T]) -> T:
-    """What a function returns that is run in a thread of its own, which does not keep the process alive."""
+    """Run a function in its own daemon thread; returns its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -397,6 +397,6 @@ async def in_thread(act: Callable[[], T]) -> T:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """If nobody waits for a load any more, its error is not reported as forgotten."""
+    """Retrieve a load's error, so that asyncio does not report it if no request waits any more."""
     if not task.cancelled():
         task.exception()

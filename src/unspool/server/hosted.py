@@ -1,4 +1,4 @@
-"""One model of a server: what it is, what loading it takes, and whether it is loaded."""
+"""One model of a server: its source, the memory that it needs, and whether it is loaded."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("unspool.server")
 State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
-CONTEXTS = 4  # whole ones that the KV cache of a model has room for, unless told
+CONTEXTS = 4  # whole contexts that fit in a model's KV cache by default
 LOG_SECONDS = 2.0  # between two lines of a load's progress
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that a server may be asked for. The first name is its own, the others are aliases."""
+    """A model that requests can name. The first name is its own, the others are aliases."""
 
     names: tuple[str, ...]
-    source: str | Path  # what LLM takes
+    source: str | Path  # as for LLM
     random: str | None = None  # a shape of random weights instead
     options: Mapping[str, Any] = field(default_factory=dict)  # EngineConfig's
 
     def open(self, on_fetch: Callable[[str, int, int | None], None] | None = None) -> Checkpoint:
-        """The model's headers. What is not here is fetched."""
+        """The model's headers. Files that are missing are downloaded."""
         if self.random is not None:
             from unspool.models.random import stand_in
 
@@ -53,11 +53,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model takes, from its headers. Sizes in bytes."""
+    """The memory that a model needs, from its headers. Sizes in bytes."""
 
     disk: int
     weights: int
-    cache: int  # of keys and values, when it is full
+    cache: int  # keys and values, when the cache is full
     states: int  # of recurrent layers and their snapshots
     kv_tokens: int
     context_length: int
@@ -68,13 +68,13 @@ class Needs:
 
     @property
     def options(self) -> dict[str, int]:
-        """EngineConfig's, with which it takes this much."""
+        """The options of EngineConfig that lead to these sizes."""
         return {"kv_tokens": self.kv_tokens, **({"state_bytes": self.states} if self.states else {})}
 
 
 def needs_of(checkpoint: Checkpoint, options: Mapping[str, Any], budget: int | None) -> Needs:
-    """What a model takes within a budget. Unless told, its KV cache has room for four whole contexts or a quarter of
-    the budget, whichever is less, but for one context where half of what the weights leave has room for it."""
+    """What a model needs within a budget. By default its KV cache has room for four whole contexts or a quarter of the
+    budget, whichever is less, but at least for one context if that fits in half of what the weights leave."""
     from unspool.ops import uses_cuda
     from unspool.planning import Planner, Target
 
@@ -103,14 +103,14 @@ class LoadingStoppedError(EngineClosedError):
 class HostedModel(Families):
     """A model that may be loaded and unloaded; only the event loop's thread changes it.
 
-    `num_users` counts requests that have it or wait for it: a model that somebody uses is never unloaded.
+    `num_users` counts requests that use it or wait for it: a model in use is never unloaded.
     """
 
     def __init__(self, spec: ModelSpec, config: ServerConfig) -> None:
         super().__init__(config.metrics_prefix, spec.names[0])
         self.spec, self.config = spec, replace(config, names=spec.names)
         self.name, self.names = spec.names[0], spec.names
-        self.root: str | None = None  # its files' own name, once they were looked at
+        self.root: str | None = None  # its files' own name, once they were read
         self.service: Service | None = None
         self.state: State = "unloaded"
         self.progress = 0.0  # the share of a load that is done
@@ -118,8 +118,8 @@ class HostedModel(Families):
         self.failed_at = 0.0
         self.needs: Needs | None = None  # None: its headers were not read yet
         self.num_users = self.num_waiting = 0
-        self.is_wished = False  # somebody wants it loaded, and does not wait
-        self.is_stopped = False  # its load is to end
+        self.is_wished = False  # a caller wants it loaded, without waiting
+        self.is_stopped = False  # its load must end
         self.last_used = 0.0
         self.created = int(time.time())
         self.metrics = Metrics()
@@ -130,7 +130,7 @@ class HostedModel(Families):
 
     @classmethod
     def fixed(cls, service: Service) -> HostedModel:
-        """One that is loaded, and stays."""
+        """A model that is loaded and is never unloaded."""
         model = cls(ModelSpec(service.names, service.name), service.config)
         model.service, model.state, model.progress, model.metrics = service, "loaded", 1.0, service.metrics
         model.created, model.num_loads, model.root = service.created, 1, service.llm.checkpoint.name
@@ -143,7 +143,7 @@ class HostedModel(Families):
 
     # Loading, in a thread of its own --------------------------------------------------------------------------------
     def examine(self, budget: int | None) -> Needs:
-        """Read the headers, once; what is not here is fetched."""
+        """Read the headers, once; missing files are downloaded."""
         if self.needs is None:
             checkpoint = overridden(self.spec.open(self._on_fetch), EngineConfig(**self.spec.options))
             self.root = checkpoint.name
@@ -215,7 +215,7 @@ class HostedModel(Families):
         return self.state
 
     def collect(self) -> Iterator[Metric]:
-        """Metrics of its being loaded; those of its answers and its engine are `metrics` and `statistics`."""
+        """Metrics of loading; those of its answers and its engine are `metrics` and `statistics`."""
         needs = self.needs
         held = needs.memory if needs is not None and self.state in ("loaded", "unloading") else 0
         yield self._gauge("model_loaded", "1 while the model is loaded.", float(self.state == "loaded"))
@@ -245,7 +245,7 @@ _STATUS: Mapping[str, str] = {
 
 
 def load_fault(name: str, error: BaseException) -> HTTPFault:
-    """What requests for a model are answered with that could not be loaded."""
+    """The error for requests to a model that could not be loaded."""
     if isinstance(error, HTTPFault):
         return error
     why = str(error) if isinstance(error, UnspoolError) else f"{type(error).__name__}: {error}"
@@ -253,7 +253,7 @@ def load_fault(name: str, error: BaseException) -> HTTPFault:
 
 
 def unload(service: Service) -> None:
-    """End a model's engine and give its memory back; in a thread, for the engine's last step may take a while."""
+    """End a model's engine and free its memory. Runs in a thread, because the engine's last step may take a while."""
     assert service.local is not None
     service.local.close()
     del service
@@ -261,7 +261,7 @@ def unload(service: Service) -> None:
 
 
 def give_back() -> None:
-    """Have Python and the C library return to the system what nobody uses."""
+    """Make Python and the C library return unused memory to the system."""
     import ctypes
 
     gc.collect()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 access = logging.getLogger("unspool.access")
 OPEN_ROUTES = frozenset({"/health", "/v1/health", "/ready", "/"})
-OPEN_FILES = "/assets/"  # of the page at /, which asks for a key and holds nothing secret
-# A parser holds up every other thread for 0.2 s for so many; a prompt of token ids has as many as the context.
+OPEN_FILES = "/assets/"  # of the page at /, which asks for a key and contains nothing secret
+# Parsing this many blocks every other thread for 0.2 s; a prompt of token ids has as many values as the context.
 MAX_VALUES = 1_000_000
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -46,7 +46,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class BodyReader:
-    """Reads JSON bodies: each within a size and a time, all together within a size."""
+    """Reads JSON bodies, with limits on the size and time of each and on the size of all together."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -54,7 +54,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """A request's body, which counts among those held until the context ends."""
+        """A request's body; its size counts against the total until the context ends."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise HTTPFault(
@@ -82,7 +82,7 @@ class BodyReader:
             message = f"the body did not arrive within {self._config.read_timeout:g} s"
             raise HTTPFault(408, message, code="request_timeout", headers={"connection": "close"}) from None
         data = b"".join(chunks)
-        num_values = data.count(b",")  # or fewer: a text may hold commas too
+        num_values = data.count(b",")  # or fewer: a text may contain commas too
         if num_values > MAX_VALUES:
             message = f"the body has {num_values:,} commas; at most {MAX_VALUES:,} are taken"
             raise HTTPFault(413, message, code="request_too_large")
@@ -104,7 +104,7 @@ class BodyReader:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """A body's JSON object; what is wrong with it is a RequestError."""
+    """A body's JSON object; raises a RequestError if it is not one."""
     try:
         value = strict_json.loads(data)
     except RecursionError:
@@ -123,14 +123,14 @@ async def respond(send: Send, status: int, body: bytes, headers: list[tuple[byte
 
 
 def fault_body(scope: Scope, fault: Fault) -> bytes:
-    """In the shape of whoever's API the path belongs to."""
+    """The fault in the format of the API that the path belongs to."""
     if scope["path"].startswith("/v1/messages"):
         return dumps(fault.anthropic() | {"request_id": scope.get("unspool.id")})
     return dumps(fault.openai())
 
 
 class Guard:
-    """The outermost layer: request ids, keys, hosts, the last net under every error, metrics and the access log."""
+    """The outermost layer: request ids, keys, hosts, handling of all remaining errors, metrics and the access log."""
 
     def __init__(self, app: Any, host: ModelHost) -> None:
         self._app, self._host, self._config = app, host, host.config
@@ -142,8 +142,8 @@ class Guard:
         started = time.perf_counter()
         id = self._request_id(scope)
         scope["unspool.id"] = id.decode()
-        scope["unspool.send"] = send  # for a stream's body, which nothing on the way has to see
-        scope["app"] = self  # so that the router raises what it cannot route, and does not answer by itself
+        scope["unspool.send"] = send  # for a stream's body, which skips the layers between
+        scope["app"] = self  # so that the router raises for unknown paths instead of answering itself
         status = 0
 
         async def send_on(message: Any) -> None:
@@ -204,7 +204,7 @@ class Guard:
             self._check_host(scope)
 
     def _check_host(self, scope: Scope) -> None:
-        """Without a key, a page in somebody's browser must not reach us under a name of its own choosing."""
+        """Without a key, refuse foreign host names: prevents DNS rebinding by a page in a browser."""
         if not self._config.is_loopback:
             return
         host = (header(scope, b"host") or b"").decode("latin-1").lower()
@@ -239,7 +239,7 @@ class Guard:
 
 
     def _who_and_what(self, scope: Scope) -> dict[str, Any]:
-        """The name of a request's key, the model that it used where there are several, and what came of it."""
+        """For the access log: the name of a request's key, its model if there are several, and its result."""
         told: dict[str, Any] = {}
         account: Account | None = scope.get("unspool.account")
         if account is not None and account.name != UNNAMED:
@@ -251,9 +251,9 @@ class Guard:
 
 
 def _offered(scope: Scope) -> list[str]:
-    """Keys that a request brings: Bearer, Anthropic's x-api-key, or a browser's password. Browsers add passwords to
-    requests of other sites' pages too, so one counts only where it reads, or where the browser says that the page is
-    ours (no page can say so itself)."""
+    """The keys in a request: Bearer, Anthropic's x-api-key, or a browser's password. Browsers also add passwords to
+    requests from other sites' pages, so a password counts only for GET, or if the browser reports the same origin (a
+    page cannot forge that)."""
     is_ours = scope["method"] == "GET" or header(scope, b"sec-fetch-site") == b"same-origin"
     keys = []
     for name, value in scope["headers"]:

@@ -1,4 +1,4 @@
-"""What an endpoint asks of the engine, and the answer while it grows."""
+"""What an endpoint requests from the engine, and the answer while it grows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from unspool.server.metrics import Metrics
 from unspool.server.model import Submitter
 from unspool.text.tokenizer import Tokenizer
 
-TOKEN_BYTES, LOGPROB_BYTES, TRACE_BYTES = 5, 120, 4000  # of a written answer, about
+TOKEN_BYTES, LOGPROB_BYTES, TRACE_BYTES = 5, 120, 4000  # approximate, in a written answer
 Listener = Callable[[Delta], None]
 
 
 @dataclass
 class Job:
-    """What an endpoint asks of the engine."""
+    """What an endpoint requests from the engine."""
 
     prompts: list[tuple[list[int], SamplingParams]]
     stream: bool = False
@@ -34,19 +34,19 @@ class Job:
     syntax: AnswerSyntax | None = None  # of reasoning and tool calls in the answers
     warnings: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)  # values that the API set, not the caller
-    sent: dict[str, str] = field(default_factory=dict)  # the other engines' names by which fields of ours came
-    echo: str = ""  # what an answer begins with before what is generated
-    prompt_field: str = "prompt"  # what the endpoint calls the prompt and the answer's length
+    sent: dict[str, str] = field(default_factory=dict)  # the other engines' names that the client used for fields
+    echo: str = ""  # text that an answer begins with before the generated text
+    prompt_field: str = "prompt"  # the endpoint's names for the prompt and the answer's length
     length_field: str = "max_tokens"
-    format_field: str = "constraint"  # what says how the answer must look
+    format_field: str = "constraint"  # the endpoint's name for the constraint
     toolbox: Toolbox = NO_TOOLS
-    outputs: list[list[int]] = field(default_factory=list)  # how the answers to each begin; empty: with nothing
-    asked: int = 0  # the prompt whose answer was asked for, where others run beside it
+    outputs: list[list[int]] = field(default_factory=list)  # given beginnings of the answers, by prompt
+    asked: int = 0  # the prompt whose answer was requested, if random ones run with it
     traceparent: str | None = None  # of the request's span
 
 
 class Run:
-    """A job under way: `choices` grow from its requests' events; `done` when they are whole, or the job has failed."""
+    """A running job: `choices` grow from its requests' events; `done` when they are complete or the job failed."""
 
     def __init__(self, job: Job, driver: Submitter, metrics: Metrics, tokenizer: Tokenizer) -> None:
         self.job = job
@@ -72,7 +72,7 @@ class Run:
         self._last_text: list[float | None] = [None] * len(self.choices)  # when the last text of each choice came
         self._num_left = len(self.choices)
         self._listener: Listener | None = None
-        self._early: list[tuple[int, Event]] | None = [] if job.stream else None  # came before somebody listened
+        self._early: list[tuple[int, Event]] | None = [] if job.stream else None  # events before `listen`
 
     @property
     def params(self) -> list[ResolvedParams]:
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def receipt(self) -> Receipt:
-        """Of what computed the first answer."""
+        """The receipt of the first answer."""
         receipt = self.submissions[0].receipt
         assert receipt is not None, "the job has not been taken yet"
         return receipt
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def size(self) -> int:
-        """About how many bytes the whole answer has."""
+        """The approximate size of the whole answer in bytes."""
         params = self.params[0]
         per_token = TOKEN_BYTES + (TRACE_BYTES if params.trace else 0)
         if params.logprobs is not None:
@@ -122,14 +122,14 @@ class Run:
             self._driver.abort(one, reason)
 
     def listen(self, listener: Listener) -> None:
-        """Pass every delta on: those of events that came already now, the others as they come."""
+        """Pass every delta to a listener: those of earlier events now, the others as they arrive."""
         self._listener = listener
         early, self._early = self._early or [], None
         for first, event in early:
             self.receive(first, event)
 
     def receive(self, first: int, event: Event) -> None:
-        """Take in an event of the request whose first choice is number `first`. An error fails this job alone."""
+        """Handle an event of the request whose first choice is number `first`. An error fails only this job."""
         if self._early is not None:
             self._early.append((first, event))
             return
@@ -162,6 +162,6 @@ class Run:
 
 
 def _retrieve(done: asyncio.Future[None]) -> None:
-    """If nobody waits for a run any more, its error is not reported as forgotten."""
+    """Retrieve a run's error, so that asyncio does not report it if no caller waits any more."""
     if not done.cancelled():
         done.exception()

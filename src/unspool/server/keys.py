@@ -1,10 +1,10 @@
 """API keys: a file of them that is read again while the server runs, names and limits, comparison in constant time.
 
-    # one key a line, and after it what it has
+    # one key per line, followed by its name and limits
     sk-alice-1  name=alice  requests_per_minute=60  tokens_per_minute=20000  concurrent_requests=4
     sk-bob-1
 
-No error and no log line holds any part of a key.
+No error and no log line contains any part of a key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}", re.ASCII)
 KEY = re.compile(r"[\x21-\x7e]+")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
 OPTIONS = ("name", *LIMITS)
-WATCH_SECONDS = 1.0  # between two looks at a file; a change is taken when two of them saw the same
+WATCH_SECONDS = 1.0  # between two checks of the file; a change is applied when two of them saw the same
 
 
 @record(frozen=True)
@@ -48,7 +48,7 @@ class Key:
 
     @property
     def account(self) -> str:
-        """Keys of one name share its limits, so that a key can be replaced by another one."""
+        """Keys with the same name share their limits, so that a key can be replaced by another one."""
         return self.name if self.name is not None else f"digest {self.digest.hex()}"
 
 
@@ -57,7 +57,7 @@ def digest_of(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. What is wrong with it is a RequestError that names the line."""
+    """The keys of a file; raises a RequestError that names the wrong line."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -93,7 +93,7 @@ def _read_line(words: list[str]) -> Key:
     values: dict[str, str] = {}
     for position, word in enumerate(words[1:], 2):
         name, equals, value = word.partition("=")
-        if not equals or name not in OPTIONS:  # which may be a part of a key, so it is not shown
+        if not equals or name not in OPTIONS:  # it may be part of a key, so it is not shown
             hint = nearest(name, OPTIONS, f"allowed: {', '.join(f'{one}=…' for one in OPTIONS)}")
             raise ValueError(f"word {position} is no option of a key{hint}")
         if name in values:
@@ -119,10 +119,10 @@ def _count(name: str, value: str) -> int:
 
 
 class KeyRing(Collector):
-    """The keys in force, those of the configuration and those of its file, and the account of each.
+    """The keys in force, from the configuration and from its file, and the account of each.
 
-    Everything but reading the file runs in the event loop's thread. What an account has used stays when the file is
-    read again, and so does what its metrics have counted.
+    Everything but reading the file runs in the event loop's thread. An account keeps its usage and its metrics when the
+    file is read again.
     """
 
     def __init__(self, config: ServerConfig, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -166,11 +166,11 @@ class KeyRing(Collector):
             before = seen
 
     def ask(self) -> None:
-        """Have the file read now."""
+        """Read the file as soon as possible."""
         self._wanted.set()
 
     def _look(self) -> tuple[int, ...] | None:
-        """What changes when the file does; None: there is no file."""
+        """Values that change when the file changes; None: there is no file."""
         try:
             found = os.stat(self._path) if self._path is not None else None
         except OSError:
@@ -190,8 +190,8 @@ class KeyRing(Collector):
         log.info("read %s again: %d keys", self._path, len(keys))
 
     def _put(self, keys: tuple[Key, ...]) -> None:
-        """Take these keys of the file in place of those before. Accounts that go on keep what they have used."""
-        unique = {key.digest: key for key in (*self._given, *keys)}  # the file's limits hold for a key in both
+        """Replace the file's previous keys by these. Accounts that still exist keep their usage."""
+        unique = {key.digest: key for key in (*self._given, *keys)}  # for a key in both, the file's limits apply
         accounts: dict[str, Account] = {}
         for key in unique.values():
             name = key.name or UNNAMED

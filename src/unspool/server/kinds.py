@@ -1,7 +1,7 @@
-"""What a request's fields may hold, as JSON Schema: one table refuses requests and is published in /openapi.json.
+"""The types of request fields as JSON Schema: one table checks requests and is published in /openapi.json.
 
-Only the words of JSON Schema that our tables use are known here, and an unknown one raises when a table is made: what
-is published is what is checked. Two words are our own and are taken out of what is published:
+Only the JSON Schema keywords that the tables use are supported, and an unknown one raises when a table is made, so that
+what is published is what is checked. Two keywords are unspool's own and are removed before publishing:
 
     x-treatment   "honoured" (the default) | "inert": cannot change an answer here | "refused": known, and why not
     x-tag         on anyOf: the property whose value chooses the alternative
@@ -75,7 +75,7 @@ def word(*words: str, **more: Any) -> Schema:
 
 
 def only(value: Any, **more: Any) -> Schema:
-    """A field that holds one value and no other."""
+    """A field with exactly one allowed value."""
     return {"const": value, **more}
 
 
@@ -105,17 +105,17 @@ def any_of(*alternatives: Schema, tag: str | None = None, **more: Any) -> Schema
 
 
 def inert(schema: Schema) -> Schema:
-    """Accepted, because nothing it says can change an answer here."""
+    """Accepted, because none of its values can change an answer here."""
     return {**schema, "x-treatment": "inert"}
 
 
 def refused(why: str) -> Schema:
-    """A field that callers may know from elsewhere; they are told why it is not here."""
+    """A field of other APIs that is refused with a reason."""
     return {"x-treatment": "refused", "description": why}
 
 
 def refused_types(*types: str, why: str) -> Schema:
-    """An alternative of a tagged `anyOf` that callers may know from elsewhere: objects of these types."""
+    """An alternative of a tagged `anyOf` that is refused with a reason: objects of these types."""
     return {"type": "object", "properties": {"type": word(*types)}, **refused(why)}
 
 
@@ -130,7 +130,7 @@ def treatment(schema: Schema) -> str:
 
 # Checking -----------------------------------------------------------------------------------------------------------
 class Checker:
-    """Checks one body. `warnings` gathers what a lenient server dropped instead of refusing."""
+    """Checks one body. `warnings` lists what a lenient server dropped instead of refusing."""
 
     def __init__(self, *, lenient: bool = False) -> None:
         self.lenient = lenient
@@ -138,7 +138,7 @@ class Checker:
         self._num_left = MAX_CHECKS
 
     def check(self, schema: Schema, value: Any, path: str = "") -> None:
-        """Raises a RequestError with the path of the first thing wrong."""
+        """Raises a RequestError with the path of the first error."""
         self._num_left -= 1
         if self._num_left < 0:
             raise RequestError(f"{path}: the body has more values than are checked ({MAX_CHECKS:,})", path)
@@ -225,7 +225,7 @@ class Checker:
                 if isinstance(extra, dict):
                     self.check(extra, value[name], where)
             elif value[name] is None and name not in schema.get("required", ()):
-                del value[name]  # null is how some clients say nothing
+                del value[name]  # some clients send null for an absent field
             elif treatment(field) == "refused":
                 why = f"{where} is not supported: {field['description']}"
                 self._drop(value, name, RequestError(why, where, "unsupported_parameter"))
@@ -282,7 +282,7 @@ def _wrong(path: str, value: Any, what: str, schema: Schema) -> RequestError:
 
 
 def _literal(value: Any) -> str:
-    """As JSON writes it, cut short."""
+    """The value as JSON, shortened."""
     words = {True: "true", False: "false", None: "null"}
     if value is None or isinstance(value, bool):
         return words[value]
@@ -299,7 +299,8 @@ def _article(type: str) -> str:
 
 # Publishing ---------------------------------------------------------------------------------------------------------
 def published(schema: Schema) -> Schema:
-    """The schema as /openapi.json shows it: refused fields gone, optional ones nullable, our own words taken out."""
+    """The schema as /openapi.json shows it: refused fields removed, optional ones nullable, unspool's own keywords
+    removed."""
     unknown = schema.keys() - KNOWN
     if unknown:
         raise ValueError(f"the checker does not know {', '.join(sorted(unknown))}")

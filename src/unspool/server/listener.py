@@ -1,4 +1,4 @@
-"""Taking connections: how many there may be, and what happens when there are more or descriptors run out."""
+"""Accepting connections: limits on their number, and what happens beyond them or when descriptors run out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from unspool.server.config import ServerConfig
 from unspool.server.connection import Connection
 
 log = logging.getLogger("unspool.server")
-BACKLOG = 512  # connections that the system keeps until they are taken
-BATCH = 32  # taken in one turn of the event loop
+BACKLOG = 512  # connections that the system queues until they are accepted
+BATCH = 32  # accepted in one turn of the event loop
 SURPLUS = 16  # connections beyond the limit, for probes
 SPARE_DESCRIPTORS = 32  # for everything else that the process opens
 RETRY_SECONDS = 0.5  # after descriptors ran out
@@ -27,7 +27,7 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class LimitLog:
-    """Warnings that strangers can cause: each kind is logged at once, then at most once a minute with their number."""
+    """Warnings that any client can cause: each kind is logged at once, then at most once a minute with a count."""
 
     EVERY = 60.0
 
@@ -47,7 +47,7 @@ class LimitLog:
 
 
 class Gate:
-    """All open connections. When there are too many, the one that has been idle for longest makes room."""
+    """All open connections. Beyond the limit, the longest idle one is closed."""
 
     def __init__(self, config: ServerConfig, most: int) -> None:
         self.config, self.most = config, most
@@ -111,7 +111,7 @@ class Listener:
     def _listen(self, one: socket.socket) -> None:
         try:
             one.listen(BACKLOG)
-        except OSError as error:  # another process bound the same port meanwhile, and listens already
+        except OSError as error:  # another process has bound the same port and listens on it
             host, port = one.getsockname()[:2]
             raise RequestError(_why_not_bound(f"{host} port {port}", error), "port") from error
         one.setblocking(False)
@@ -173,7 +173,8 @@ class Listener:
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """A socket for every address of a host, to which nobody can connect yet. Port 0: any, the same for all of them."""
+    """A bound socket for every address of a host, not listening yet. Port 0: any free port, the same for all of
+    them."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -204,14 +205,14 @@ def _why_not_bound(where: str, error: OSError) -> str:
 
 
 def fit_descriptors(wanted: int) -> int:
-    """How many connections the process may have descriptors for, at most `wanted`; its own limit is raised for them."""
+    """The number of connections, at most `wanted`, that the process has descriptors for; raises the process's limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SURPLUS + _num_descriptors() + SPARE_DESCRIPTORS
     if soft == resource.RLIM_INFINITY:
         return wanted
     if soft < needed and soft != hard:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        with suppress(ValueError, OSError):  # some systems allow less than they say
+        with suppress(ValueError, OSError):  # some systems allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             soft = raised
     fits = wanted - max(0, needed - soft)

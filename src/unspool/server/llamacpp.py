@@ -97,7 +97,7 @@ APPLY_TEMPLATE = record(
 
 # POST /completion ---------------------------------------------------------------------------------------------------
 class NativeWriter(Writer):
-    """An answer in llama.cpp's own words. Of several answers the body is a list."""
+    """An answer in llama.cpp's format. For several answers the body is a list."""
 
     def write(self, delta: Delta) -> Iterable[bytes]:
         if delta.tokens or delta.parts:
@@ -172,7 +172,7 @@ class NativeWriter(Writer):
 
 
 def _stop(reason: str, stop: str | int | None) -> tuple[str, str]:
-    """llama.cpp's word for how an answer ended, and the stop string."""
+    """llama.cpp's stop type of an answer, and the stop string."""
     if reason == "stop" and isinstance(stop, str):
         return "word", stop
     return ("eos" if reason in ("eos", "stop", "constraint") else "limit"), ""
@@ -188,7 +188,7 @@ def _as_prob(entry: Body) -> Body:
 
 
 def _only(whole: Body, names: Iterable[str]) -> Body:
-    """The fields of these names; those that there are not are left out."""
+    """The fields with these names; absent ones are skipped."""
     found: Body = {}
     for name in names:
         value: Any = whole
@@ -203,7 +203,7 @@ _MISSING = object()
 
 
 def settings(params: ResolvedParams, seed: int | None, *, is_stream: bool) -> Body:
-    """The parameters in force under llama.cpp's names; -1 is no limit, and a seed that is drawn."""
+    """The parameters in force under llama.cpp's names; -1 means no limit, or a seed that is drawn."""
     told = {theirs: jsonable(getattr(params, ours)) for theirs, ours in SETTINGS.items()}
     for name in ("n_predict", "max_tokens"):
         told[name] = -1 if told[name] is None else told[name]
@@ -258,7 +258,7 @@ def _encode(service: Service, parts: Sequence[str | int], special: bool) -> list
 
 
 def _biases(service: Service, given: Any) -> dict[str, float]:
-    """By token id, as text keys. A text's amount holds for each of its tokens."""
+    """Biases by token id, with text keys. The bias of a text applies to each of its tokens."""
     pairs = list(given.items()) if isinstance(given, dict) else given
     found: dict[str, float] = {}
     for index, (key, amount) in enumerate(pairs):
@@ -307,7 +307,7 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """A slot for each request that may run at once, with no request's text; the first ones are those that run."""
+    """One slot per possible concurrent request, without any text; the first slots are the running requests."""
     engine = service.llm.engine
     count, running = engine.config.max_running, int(engine.stats["running"])
     if running >= count and request.query_params.get("fail_on_no_slot"):

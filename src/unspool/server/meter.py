@@ -1,4 +1,4 @@
-"""How near the steps come to what the machine's memory can give."""
+"""The share of the machine's memory bandwidth that the steps reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Compares what an engine's steps read with the bandwidth that was measured."""
+    """Compares the bytes that an engine's steps read with the measured bandwidth."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._steps = engine, engine.steps
@@ -21,8 +21,8 @@ class Meter:
         self._seen = (0.0, 0)
 
     def measure(self, *, is_alone: bool = True) -> None:
-        """Learn the ceiling from the file. A processor's is measured if it is not there, which takes a second and all
-        of its threads; unless other engines use it too. A card's is not, for it has better to do."""
+        """Read the ceiling from the file. If it is missing, a CPU's is measured, which takes a second and all threads,
+        unless other engines use it too. A GPU's is not measured here, because that would delay requests."""
         from unspool.ceilings import ceilings, known_ceilings
 
         backend, threads = self._engine.ops.name, self._engine.config.threads
@@ -36,7 +36,8 @@ class Meter:
             self._limits = known if known.is_reliable else None
 
     def answer(self, end: Finished) -> Utilization | None:
-        """How near an answer came to the ceilings, as `LLM.utilization` tells it; None: they are unknown."""
+        """The shares of the ceilings that an answer reached, as `LLM.utilization` reports them; None: they are
+        unknown."""
         from unspool.ceilings import utilization
 
         if self._limits is None:
@@ -44,9 +45,9 @@ class Meter:
         return utilization(self._steps.costs, end.usage, end.timings, end.work, self._limits)
 
     def utilization(self) -> float | None:
-        """Of the steps since the last look, 0 to 1; None: the ceiling is unknown.
+        """The share for the steps since the last call, 0 to 1; None: the ceiling is unknown.
 
-        A ceiling that was measured among neighbours is too low: what a step has reached can be reached.
+        A ceiling measured while other programs ran is too low: a rate that a step reached raises it.
         """
         if self.ceiling is None:
             return None

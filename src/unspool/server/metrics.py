@@ -1,4 +1,4 @@
-"""What dashboards read. The names, after the prefix, and the label `model_name` are those that vLLM made common."""
+"""Prometheus metrics. The names, after the prefix, and the label `model_name` are vLLM's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REASONS = (*get_args(FinishReason), "error")
 
 
 class Tally:
-    """A histogram's counts. Adding to it is a search and a sum, for it is done for every token."""
+    """A histogram's counts. Adding is one search and one sum, because it happens for every token."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
@@ -45,7 +45,7 @@ class Tally:
 
 
 class Metrics:
-    """What the answers of one model came to."""
+    """Counts and times of the answers of one model."""
 
     def __init__(self) -> None:
         self.first_token, self.gap, self.total = Tally(LATENCIES), Tally(GAPS), Tally(LATENCIES)
@@ -55,7 +55,7 @@ class Metrics:
         self._wait = 1.0  # a moving mean of whole requests, for Retry-After
 
     def on_text(self, num_tokens: int, last: float | None) -> float:
-        """Text of so many tokens came; `last`: when text of the same choice came before. Returns the time."""
+        """Count text of `num_tokens` tokens; `last`: the time of the choice's previous text. Returns the time now."""
         now = time.perf_counter()
         self.num_tokens += num_tokens
         if last is not None and num_tokens:
@@ -81,7 +81,7 @@ class Metrics:
 
 
 class ServerMetrics:
-    """Everything that /metrics tells. `collectors` are asked for those of the models there are then."""
+    """Everything in /metrics. `collectors` returns the collectors of the current models."""
 
     def __init__(self, prefix: str, collectors: Callable[[], Iterable[Collector]]) -> None:
         self.registry = CollectorRegistry()
@@ -98,7 +98,7 @@ class ServerMetrics:
 
 
 class Joined(Collector):
-    """Collectors that have the same metrics with other labels, as Prometheus wants them: each name once."""
+    """Joins collectors that have the same metrics with other labels, because Prometheus requires each name once."""
 
     def __init__(self, collectors: Callable[[], Iterable[Collector]]) -> None:
         self._collectors = collectors
@@ -113,14 +113,14 @@ class Joined(Collector):
 
 
 class Continued(Collector):
-    """A collector whose source may go and come again: counters go on from where they were."""
+    """A collector whose source may disappear and return: counters continue from their last values."""
 
     def __init__(self) -> None:
         self._source: Collector | None = None
         self._past: dict[str, Metric] = {}  # counters when the last source went
 
     def attach(self, source: Collector | None) -> None:
-        """Take another source; None: there is none for now."""
+        """Set the source; None: there is none for now."""
         self._past = {metric.name: metric for metric in self.collect() if metric.type == "counter"}
         self._source = source
 
@@ -140,7 +140,7 @@ class Continued(Collector):
 
 
 class Families(Collector):
-    """Metrics that are put into Prometheus' shape when somebody looks, so that looking costs and counting does not."""
+    """Metrics that are converted to Prometheus's format when they are read, so that counting stays cheap."""
 
     def __init__(self, prefix: str, model: str) -> None:
         self._prefix, self._model = prefix, model
@@ -157,7 +157,7 @@ class Families(Collector):
 
 
 class AnswerCollector(Families):
-    """What answers came to."""
+    """Metrics of answers."""
 
     def __init__(self, prefix: str, model: str, metrics: Metrics) -> None:
         super().__init__(prefix, model)
@@ -181,7 +181,7 @@ class AnswerCollector(Families):
 
 
 def cache_config(prefix: str, model: str, block_size: int, num_blocks: int) -> Metric:
-    """What routers ask of a cache: the Gateway API Inference Extension's protocol names it so."""
+    """The cache's size for routers, with the name of the Gateway API Inference Extension's protocol."""
     labels = ("model_name", "block_size", "num_gpu_blocks")
     text = "The KV cache's block size in tokens and its number of blocks; the value is always 1."
     family = GaugeMetricFamily(prefix + "cache_config_info", text, labels=labels)
@@ -190,7 +190,7 @@ def cache_config(prefix: str, model: str, block_size: int, num_blocks: int) -> M
 
 
 def adapters(prefix: str, model: str) -> Metric:
-    """What the same protocol asks of adapters: at most none, so that a router need not look for any."""
+    """The adapters metric of the same protocol: no adapters."""
     labels = ("model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters")
     text = "LoRA adapters, of which there are none here; the value is always 1."
     family = GaugeMetricFamily(prefix + "lora_requests_info", text, labels=labels)
@@ -199,7 +199,7 @@ def adapters(prefix: str, model: str) -> Metric:
 
 
 class EngineCollector(Families):
-    """What the engine has counted itself."""
+    """Metrics that the engine counts itself."""
 
     def __init__(self, prefix: str, model: str, engine: Driver, meter: Meter) -> None:
         super().__init__(prefix, model)

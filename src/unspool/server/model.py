@@ -1,4 +1,4 @@
-"""What a server needs of a model: an LLM in this process is one, a pool of replicas in others can be another."""
+"""The interface that a server needs from a model: an LLM in this process, or a pool of replicas in others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Submitter(Protocol):
-    """Takes requests and passes their events on: see Driver."""
+    """Accepts requests and passes their events on: see Driver."""
 
     @property
     def failure(self) -> EngineDiedError | None: ...
@@ -27,7 +27,7 @@ class Submitter(Protocol):
     def is_ready(self) -> bool: ...
     @property
     def num_open(self) -> int:
-        """Requests that were taken and have not ended."""
+        """Requests that were accepted and have not ended."""
 
     async def start_async(self, submissions: Sequence[Submission]) -> None: ...
     def abort(self, submission: Submission, reason: FinishReason = "abort") -> None: ...
@@ -35,7 +35,7 @@ class Submitter(Protocol):
 
 
 class ServedEngine(Protocol):
-    """The numbers of what computes."""
+    """The figures of the engine that computes."""
 
     @property
     def context_length(self) -> int: ...

@@ -1,9 +1,10 @@
-"""sd_notify: what a service tells systemd, in datagrams to the socket that NOTIFY_SOCKET names.
+"""sd_notify: status messages to systemd, as datagrams to the socket that NOTIFY_SOCKET names.
 
-    EXTEND_TIMEOUT_USEC…  while a model loads      READY=1  once requests are taken
+    EXTEND_TIMEOUT_USEC…  while a model loads      READY=1  once requests are accepted
+
     WATCHDOG=1…           while the engines live    STOPPING=1  when a signal has come
 
-Where nobody listens, nothing is sent.
+Without NOTIFY_SOCKET nothing is sent.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 log = logging.getLogger("unspool.server")
-LOADING_SECONDS = 10.0  # between two signs of life of a load
-LOADING_EXTENSION = 60.0  # how much longer each of them lets it take
+LOADING_SECONDS = 10.0  # between two messages during a load
+LOADING_EXTENSION = 60.0  # the time that each of them adds to the timeout
 
 
 class Notifier:
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """What the environment of a service says. Wrong values turn off what they are about, with a warning."""
+        """Read the environment of a service. A wrong value turns its feature off, with a warning."""
         self._address = self._read_address(environment.get("NOTIFY_SOCKET", ""))
         self.watchdog_seconds = self._read_watchdog(environment)
         self._is_warned = False
@@ -41,7 +42,7 @@ class Notifier:
         return told or None
 
     def _read_watchdog(self, environment: Mapping[str, str]) -> float | None:
-        """How often the service manager wants to hear of this process; None: not at all."""
+        """The watchdog interval of the service manager; None: no watchdog."""
         pid, told = environment.get("WATCHDOG_PID"), environment.get("WATCHDOG_USEC", "")
         if self._address is None or not told or (pid is not None and pid != str(os.getpid())):
             return None
@@ -51,7 +52,7 @@ class Notifier:
         return int(told) / 1e6
 
     def send(self, **values: str | int) -> None:
-        """Send variables in one datagram. What cannot be sent is one warning: the service goes on without."""
+        """Send variables in one datagram. A failure gives one warning, and the service continues."""
         if self._address is None:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
@@ -73,8 +74,8 @@ class Notifier:
 
     @contextmanager
     def starting(self) -> Iterator[Callable[[str], None]]:
-        """Have the start take as long as it takes, until the function that this gives is called or the block ends. It
-        is called with the address that is served, and says that the service is ready."""
+        """Extend the start timeout until the yielded function is called or the block ends. Call the function with the
+        served address when the service is ready."""
         ended = threading.Event()
 
         def tell() -> None:
@@ -84,7 +85,7 @@ class Notifier:
 
         def ready(address: str) -> None:
             ended.set()
-            thread.join()  # nothing is said of loading after this
+            thread.join()  # no message about loading after this
             self.ready(f"serving at {address}")
 
         if not self.is_wanted:
@@ -98,7 +99,8 @@ class Notifier:
             ended.set()
 
     async def keep_alive(self, is_well: Callable[[], bool]) -> None:
-        """Send signs of life as long as all is well. The service manager restarts a service without them."""
+        """Send watchdog messages while `is_well` is true. The service manager restarts a service that stops sending
+        them."""
         if self.watchdog_seconds is None:
             return
         while is_well():

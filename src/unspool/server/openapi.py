@@ -1,4 +1,4 @@
-"""/openapi.json, made from the very tables that requests are checked with."""
+"""/openapi.json, generated from the same tables that requests are checked with."""
 
 from __future__ import annotations
 

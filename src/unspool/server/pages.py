@@ -1,4 +1,4 @@
-"""What is read and takes no body: models, health, metrics, the API's own description."""
+"""Paths for GET: models, health, metrics, the API's own description."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def asset(host: ModelHost, request: Request) -> Response:
     if found is None:
         raise HTTPFault(404, f"there is nothing at {request.url.path[:200]}")
     data, media_type, tag = found
-    # Asked for again each time, and sent only when it has changed: a page never mixes two versions.
+    # Revalidated each time, and sent only when it has changed, so that a page never mixes two versions.
     headers = {"etag": tag, "cache-control": "no-cache", "x-content-type-options": "nosniff"}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)

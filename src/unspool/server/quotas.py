@@ -1,8 +1,8 @@
-"""Limits of a key: requests and tokens a minute, and requests at once. What a request may use is reserved when it is
-admitted; what it did not use is given back when it ends.
+"""Limits of a key: requests and tokens per minute, and concurrent requests. The most that a request may use is reserved
+when it is admitted; the unused part is returned when it ends.
 
-A limit of N a minute is a bucket that holds N and is filled evenly, N in a minute. All arithmetic is on integers, so
-nothing is lost to rounding, and what is left depends on the times and amounts alone.
+A limit of N per minute is a token bucket that has room for N and refills evenly, N per minute. All arithmetic uses
+integers, so nothing is lost to rounding, and the remaining amount depends only on the times and amounts.
 
 Everything here runs in the event loop's thread.
 """
@@ -42,7 +42,7 @@ NO_LIMITS = Limits()
 
 
 class Bucket:
-    """Holds up to `limit`, and fills evenly within a minute. It may owe: then it fills from below zero."""
+    """A token bucket with room for `limit`, which refills evenly within a minute. Its level may be below zero."""
 
     def __init__(self, limit: int, now: int) -> None:
         self.limit = limit
@@ -57,24 +57,24 @@ class Bucket:
         return max(0, self._level // MINUTE)
 
     def wait(self, amount: int, now: int) -> int:
-        """Nanoseconds until so much is there."""
+        """Nanoseconds until the amount is available."""
         self._fill(now)
         return max(0, -(-(amount * MINUTE - self._level) // self.limit))
 
     def take(self, amount: int, now: int) -> None:
-        """Less than nothing is given back."""
+        """A negative amount is returned to the bucket."""
         self._fill(now)
         self._level = min(self.limit * MINUTE, self._level - amount * MINUTE)
 
     def resize(self, limit: int, now: int) -> None:
-        """Another limit; what was used of the old one is used of the new one."""
+        """Change the limit; usage of the old limit counts against the new one."""
         self._fill(now)
         self._level += (limit - self.limit) * MINUTE
         self.limit = limit
 
 
 class KeyCounts:
-    """What the requests of all keys of one name came to."""
+    """Counts of the requests of all keys with one name."""
 
     def __init__(self) -> None:
         self.num_requests = self.num_running = self.num_prompt_tokens = self.num_tokens = 0
@@ -105,8 +105,8 @@ class Account:
                 self._buckets[kind] = Bucket(limit, now)
 
     def admit(self, retry_after: int) -> Admission:
-        """Let a request in, or raise the fault that it is answered with. `retry_after`: seconds after which one of
-        those that run has likely ended."""
+        """Admit a request, or raise the fault for its answer. `retry_after`: seconds after which a running request has
+        probably ended."""
         self.counts.num_requests += 1
         most = self.limits.concurrent_requests
         if most is not None and self.num_running >= most:
@@ -118,7 +118,7 @@ class Account:
         return Admission(self, bucket)
 
     def take(self, kind: str, amount: int) -> Bucket | None:
-        """Reserve so much of a limit, if there is one; a fault if it is not there. Returns what it was taken from."""
+        """Reserve an amount of a limit, if there is one; a fault if it is not available. Returns the bucket."""
         bucket, now = self._buckets.get(kind), self._clock()
         if bucket is None:
             return None
@@ -133,20 +133,20 @@ class Account:
         return bucket
 
     def give_back(self, bucket: Bucket | None, amount: int) -> None:
-        """Return what was reserved and not used; below 0: take what was used beyond it."""
+        """Return the unused part of a reservation; a negative amount takes what was used beyond it."""
         if bucket is not None:
             bucket.take(-amount, self._clock())
 
     def _refusal(self, kind: str, message: str, wait: int | None) -> HTTPFault:
-        """`wait`: nanoseconds until it may be tried again; None: never, which OpenAI's and Anthropic's clients know by
-        a header."""
+        """`wait`: nanoseconds until a retry can succeed; None: never, which a header tells OpenAI's and Anthropic's
+        clients."""
         self.counts.num_refused[kind] += 1
         again = {"x-should-retry": "false"} if wait is None else {"retry-after": str(max(1, -(-wait // 10**9)))}
         type = "tokens" if kind == "tokens" else "requests"
         return HTTPFault(429, message, code=CODE, headers=again, type=type)
 
     def headers(self, path: str) -> Iterator[tuple[bytes, bytes]]:
-        """What every answer tells of the limits, in the words of whoever's API the path belongs to."""
+        """The rate limit headers of every answer, in the format of the API that the path belongs to."""
         now = self._clock()
         for kind, bucket in self._buckets.items():
             left, until = bucket.remaining(now), bucket.wait(bucket.limit, now)
@@ -174,16 +174,16 @@ class Admission:
     """One request's use of its account, until `end`."""
 
     def __init__(self, account: Account, requests: Bucket | None) -> None:
-        """`requests`: what this one was taken from."""
+        """`requests`: the bucket that this request was taken from."""
         self.account = account
         self._requests = requests
-        self._tokens: Bucket | None = None  # what the tokens were taken from
+        self._tokens: Bucket | None = None  # the bucket that the tokens were taken from
         self._reserved = 0  # tokens
         self._is_held = True
-        self.run: Run | None = None  # what was started; without it, nothing was used
+        self.run: Run | None = None  # the run, once started; without it, nothing was used
 
     def reserve(self, prompts: Sequence[tuple[Sequence[int], SamplingParams]], context: int) -> None:
-        """Take the most tokens that prompts and their answers may have; a fault if the limit has not as many left. A
+        """Reserve the most tokens that prompts and their answers may have; a fault if the limit has fewer left. A
         request that is refused for its tokens does not count as a request either."""
         limit = self.account.limits.tokens_per_minute
         most = sum(len(ids) + _width(params) * _longest(params, len(ids), context, limit) for ids, params in prompts)
@@ -195,7 +195,7 @@ class Admission:
         self._reserved = most
 
     def settle(self) -> None:
-        """Give back what was reserved and not used; only the first call counts."""
+        """Return the unused part of the reservation; only the first call counts."""
         reserved, self._reserved = self._reserved, 0
         if not reserved:
             return
@@ -214,7 +214,7 @@ class Admission:
 
 
 def _width(params: SamplingParams) -> int:
-    """How many answers are computed for a prompt, those that are not returned too."""
+    """The number of answers computed for a prompt, including those that are not returned."""
     return max(params.n, params.best_of or 1, params.beam.width if params.beam is not None else 1)
 
 
@@ -228,8 +228,8 @@ def _longest(params: SamplingParams, num_prompt: int, context: int, limit: int |
 
 
 def used(run: Run) -> tuple[int, int]:
-    """Tokens of a run's prompts and of its answers as far as they came. Answers that were computed and not returned
-    (best_of, beams) are taken to be as long as those that were."""
+    """Tokens of a run's prompts and of its answers so far. Answers that were computed but not returned (best_of, beams)
+    count with the length of those returned."""
     first, generated = 0, 0
     for _, params in run.job.prompts:
         choices = run.choices[first : first + params.n]

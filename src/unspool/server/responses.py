@@ -196,11 +196,11 @@ class ResponseWriter(Writer):
 
     # As a whole -----------------------------------------------------------------------------------------------------
     def body(self) -> Body:
-        """The fold of the stream: its items are those of the events."""
+        """The whole response, with the same items as the stream's events."""
         if not self._items:
             self._replay()
         response = self._response(self._item_status)
-        if response["status"] == "incomplete":  # what else cut it short is in the `unspool` object
+        if response["status"] == "incomplete":  # the `unspool` object has the exact reason
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         prompt, completion, cached = self.run.usage
         response["usage"] = {
@@ -216,7 +216,7 @@ class ResponseWriter(Writer):
         return response
 
     def _replay(self) -> None:
-        """Nobody read a stream: make the items as if somebody had."""
+        """The answer was not streamed: make the items as a stream would have."""
         choice = self.run.choices[0]
         parts: list[Part] = [Reasoning(choice.message.reasoning)] if choice.message.reasoning else []
         for piece in choice.message.pieces:
@@ -265,7 +265,7 @@ def _text_part(text: str, logprobs: list[Body]) -> Body:
 
 
 def count_tokens(service: Service, body: Body) -> Body:
-    """How long the prompt of a response is."""
+    """The number of tokens in a response's prompt."""
     [(ids, _)] = prepare(service, body).prompts
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
 

@@ -1,4 +1,4 @@
-"""From HTTP requests to endpoints and back: one handler for all paths that take a body, one for those that do not."""
+"""From HTTP requests to endpoints and back: one handler for all paths with a body, one for those without."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Routes:
             for endpoint in ENDPOINTS.values()
             for path in (endpoint.path, *endpoint.also)
         ]
-        # A model's name may hold slashes.
+        # A model's name may contain slashes.
         gets = [
             Route(path.replace("{name}", "{name:path}"), self._page(page), methods=["GET"])
             for page in PAGES.values()
@@ -86,7 +86,7 @@ class Routes:
         return handle
 
     def _admit(self, request: Request) -> None:
-        """Count the request among those of its key, if there are keys; a fault if it is over their limits."""
+        """Count the request against its key's limits, if there are keys; a fault if it exceeds them."""
         account: Account | None = request.scope.get("unspool.account")
         if account is not None:
             request.scope["unspool.admission"] = account.admit(self.host.retry_after())  # the guard ends it
@@ -96,7 +96,7 @@ class Routes:
         return check(endpoint, parse_object(data), lenient=self.host.config.lenient)
 
     async def _load(self, request: Request, lease: Lease, *, streams: bool) -> Service | None:
-        """The model once it is loaded, if the client stays. None: its stream has to show now that it lives."""
+        """Wait until the model is loaded or the client leaves. None: its stream must start now with comments."""
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(lease.wait()),
             asyncio.create_task(until_gone(request.receive)),
@@ -158,7 +158,7 @@ class Routes:
         return run, generation.writer(service, run, checked.body), span
 
     def _stream_late(self, request: Request, checked: Checked, lease: Lease, size: int) -> EventStream:
-        """A stream whose model is still being loaded: comments tell how far that is."""
+        """A stream whose model is still being loaded: comments report the progress."""
         generation, runs, model = checked.endpoint.answers, list[Run](), lease.model
         assert isinstance(generation, Generation)
         tasks: list[asyncio.Task[Service]] = []
@@ -192,7 +192,7 @@ class Routes:
     async def _feed(
         self, request: Request, service: Service, run: Run, writer: Writer, span: Span, write: Write
     ) -> None:
-        """Write an answer's events. What one of the engine's events gives goes out in one write."""
+        """Write an answer's events. The output of one engine event goes out in one write."""
         try:
             write(b"".join(writer.begin()))
             run.listen(lambda delta: write(b"".join(writer.write(delta))))
@@ -205,7 +205,7 @@ class Routes:
             span.end(run)
 
     async def _finish(self, request: Request, service: Service, run: Run) -> None:
-        """Run to the end, or until nobody waits for it."""
+        """Run to the end, or until the client disconnects."""
         watcher = asyncio.create_task(until_gone(request.receive))
         watcher.add_done_callback(lambda task: run.abort() if not task.cancelled() else None)
         try:
@@ -216,7 +216,7 @@ class Routes:
 
 
 def _settle(request: Request, run: Run) -> None:
-    """An answer has ended: note for the access log what came of it, and give back the tokens that it did not use."""
+    """After an answer has ended: note its result for the access log, and return unused tokens to its key."""
     request.scope["unspool.facts"] = _facts(run)
     admission: Admission | None = request.scope.get("unspool.admission")
     if admission is not None:
@@ -224,7 +224,7 @@ def _settle(request: Request, run: Run) -> None:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """What the access log says of an answer."""
+    """The access log's fields of an answer."""
     facts: dict[str, Any] = {"prompt_tokens": sum(len(ids) for ids, _ in run.job.prompts)}
     facts["completion_tokens"] = sum(len(choice.tokens) for choice in run.choices)
     facts["finish"] = ",".join(end.reason for end in run.ends)

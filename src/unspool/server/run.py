@@ -26,11 +26,11 @@ from unspool.server.notify import notifier
 from unspool.server.service import Service
 
 log = logging.getLogger("unspool.server")
-GRACE = 10.0  # seconds after the drain for endings to be written
+GRACE = 10.0  # seconds after the drain to write the ends of answers
 
 
 class Server(uvicorn.Server):
-    """Told to stop, it takes no more, lets what runs finish within the drain, then ends the rest honestly."""
+    """When stopped, it accepts no new requests, lets running ones finish within the drain, and aborts the rest."""
 
     servers: list[Any]  # uvicorn closes whatever is in it
 
@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn would raise the signal again at the end; a server that was told to stop and did has succeeded."""
+        """uvicorn would raise the signal again at the end; but a server that stops on request has succeeded."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -59,12 +59,12 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:
-        """Between two instructions of whatever runs: the event loop is to have the keys read again."""
+        """Schedule a reload of the keys in the event loop; a signal may arrive between any two instructions."""
         if self._loop is not None:
             call_soon(self._loop, self._host.keys.ask)
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        """Listen with limits of our own: asyncio's way of accepting loops when descriptors run out."""
+        """Listen with our own limits: asyncio's accept loop spins when descriptors run out."""
         await self.lifespan.startup()
         self._loop = asyncio.get_running_loop()
         config = self._host.config
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
             self._on_start(address_here(config.host, port))
         if len(self._host.models) == 1:
             self._host.load(self._host.default)
-        # Beside the first requests, so that starting stays quick.
+        # At the same time as the first requests, so that starting stays quick.
         self._tasks.append(asyncio.create_task(asyncio.to_thread(self._prepare)))
         self._tasks.append(asyncio.create_task(self._host.keys.watch()))
         self._tasks.append(asyncio.create_task(self._notifier.keep_alive(lambda: self._host.failure is None)))
@@ -94,7 +94,8 @@ class Server(uvicorn.Server):
             service.warm_up()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """Drain, then close. While answers finish, probes and new requests still connect and are told why not."""
+        """Drain, then close. During the drain, probes and new requests can still connect and get an answer or a
+        refusal."""
         host, drain = self._host, self._host.config.drain
         self._notifier.stopping()
         if host.num_open:
@@ -103,7 +104,7 @@ class Server(uvicorn.Server):
             log.info("stopping")
         drained = asyncio.create_task(host.shutdown(drain))
         while not drained.done():
-            if self.force_exit:  # told to stop a second time
+            if self.force_exit:  # a second signal
                 await host.shutdown()
             await asyncio.wait([drained], timeout=0.1)
         await super().shutdown(sockets)
@@ -116,7 +117,7 @@ class Server(uvicorn.Server):
 def serve(
     llm: LLM, config: ServerConfig, sockets: list[socket.socket], on_start: Callable[[str], None] | None = None
 ) -> None:
-    """Serve on bound sockets until SIGINT or SIGTERM. Raises at the end if the engine failed meanwhile."""
+    """Serve on bound sockets until SIGINT or SIGTERM. Raises at the end if the engine failed."""
     set_up_logging()
     run(Service(llm, config), sockets, on_start=on_start)
 
@@ -144,7 +145,7 @@ def uvicorn_config(app: Any, config: ServerConfig, **more: Any) -> uvicorn.Confi
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # a client's word for its own address is not to be logged as truth
+        proxy_headers=False,  # a client could forge its address in the log
         http="httptools",
         timeout_graceful_shutdown=int(GRACE),
         **more,
@@ -165,7 +166,7 @@ def set_up_logging(handler: logging.Handler | None = None) -> None:
 
 
 def address_here(host: str, port: int) -> str:
-    """Where a browser on this machine finds a server; one that listens on every address is on the loopback too."""
+    """The address for a browser on this machine; a server that listens on every address is on loopback too."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""The bodies that endpoints take: for every field of OpenAI's (and Anthropic's) schema, whether it is honoured here."""
+"""The bodies that endpoints accept: for every field of OpenAI's and Anthropic's schemas, whether it is honoured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model behind all endpoints: prompts and parameters in, answers out. Knows nothing of HTTP."""
+"""The model behind all endpoints: prompts and parameters in, answers out. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from unspool.server.model import ServedModel
 if TYPE_CHECKING:
     from unspool.ceilings import Utilization
 
-LARGE = 32 * 1024  # bytes of a body or an answer from which on it is handled apart from smaller ones
+LARGE = 32 * 1024  # bytes from which a body or an answer is handled by separate threads
 SMALL_WORKERS, LARGE_WORKERS = 8, 2  # threads that prepare requests and write long answers
 MOST_NAMES = 20  # of models in an error
 T = TypeVar("T")
 
 
 class Workers:
-    """Threads beside the event loop."""
+    """Threads for work outside the event loop."""
 
     def __init__(self) -> None:
         self._small = ThreadPoolExecutor(SMALL_WORKERS, "unspool-small")
         self._large = ThreadPoolExecutor(LARGE_WORKERS, "unspool-large")
 
     async def offload(self, size: int, act: Callable[[], T]) -> T:
-        """Run what takes time in another thread, so that the event loop goes on. What is large waits for what is
-        large, and leaves threads to the others."""
+        """Run a slow function in another thread, so that the event loop continues. Large jobs have their own threads
+        and do not delay small ones."""
         return await asyncio.get_running_loop().run_in_executor(self._large if size > LARGE else self._small, act)
 
 
 class Service:
-    """One model, which may be computed elsewhere: then `local` is None and `statistics` has what metrics tell of it."""
+    """One model, perhaps in another process: then `local` is None and `statistics` has its metrics."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Service:
         metrics: Metrics | None = None,
         workers: Workers | None = None,
     ) -> None:
-        """`metrics` and `workers` are those of a server that has had this model before, or has others beside it."""
+        """`metrics` and `workers`: those of a server that loads this model again, or that has several models."""
         self.llm, self.config, self.chat = llm, config, llm.model_chat
         self.local = llm if isinstance(llm, LLM) else None
-        self.chat.prepare()  # before anything is started: a template that goes over a limit ends the start
+        self.chat.prepare()  # before anything is started: a template that exceeds a limit fails the start
         self.meter = Meter(self.local.engine) if self.local is not None else None
         self.engine = llm.driver
         self.name = config.names[0] if config.names else llm.checkpoint.name
@@ -80,24 +80,24 @@ class Service:
             statistics = EngineCollector(config.metrics_prefix, self.name, self.local.driver, self.meter)
         self.statistics = statistics
         self.metrics = metrics or Metrics()
-        self.host: Any = None  # of a server with this one model: see host.host_of
+        self.host: Any = None  # the host of a server with only this model: see host.host_of
         receipt = llm.receipt(0)
         about = f"{receipt.model} {receipt.version} {receipt.kernels}"
         self.fingerprint = f"fp_{hashlib.sha256(about.encode()).hexdigest()[:12]}"
 
     @property
     def here(self) -> tuple[LLM, Meter]:
-        """The model of this process and what measures its steps."""
+        """The model in this process, and its meter."""
         if self.local is None or self.meter is None:
             raise HTTPFault(501, "the engine is in another process", code="not_here")
         return self.local, self.meter
 
     async def ask_engine(self, request: Request) -> Response:
-        """What the engine tells of itself, where it is in another process."""
+        """The engine's report on itself, if it is in another process."""
         raise HTTPFault(501, "the engine is in another process", code="not_here")
 
     async def metrics_page(self) -> bytes:
-        """What /metrics answers where this is the only model."""
+        """The body of /metrics if this is the only model."""
         from unspool.server.host import host_of
 
         return host_of(self).metrics.page()
@@ -125,7 +125,7 @@ class Service:
         return max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
 
     def check_length(self, texts: Iterable[str], param: str) -> None:
-        """Refuse texts that no number of tokens within the context could hold, before time is spent on them."""
+        """Refuse texts that cannot fit in the context, before they are tokenized."""
         context, texts = self.llm.engine.context_length, list(texts)
         if 4 * sum(map(len, texts)) <= context:  # no character has more than four bytes, and no token less than one
             return
@@ -181,7 +181,7 @@ class Service:
         return run
 
     async def finish(self, run: Run) -> None:
-        """Run to the end; the answer is then whole."""
+        """Run to the end; the answer is then complete."""
         try:
             await run.done
         except BaseException:
@@ -189,8 +189,8 @@ class Service:
             raise
 
     def warm_up(self) -> None:
-        """What the first requests would wait for otherwise: the vocabulary as constraints see it takes a second for
-        large ones."""
+        """Do work that the first requests would wait for otherwise: constraints need a second to prepare a large
+        vocabulary."""
         from unspool.sampling.constraint import compile_constraint
 
         compile_constraint(Constraint("json_object"), self.llm.tokenizer)
@@ -226,12 +226,12 @@ class Service:
         }
 
     def utilization(self, run: Run) -> Utilization | None:
-        """How near the first answer came to the machine's ceilings; None: they are unknown."""
+        """The shares of the machine's ceilings that the first answer reached; None: they are unknown."""
         return None if self.meter is None else self.meter.answer(run.ends[0])
 
 
 def unknown_model(name: str, known: Sequence[str]) -> HTTPFault:
-    """The refusal of a model that is not served; it names the nearest one."""
+    """The error for an unknown model; it suggests the nearest name."""
     from difflib import get_close_matches
 
     lowered = {each.lower(): each for each in known}

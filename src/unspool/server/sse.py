@@ -1,4 +1,4 @@
-"""Server-sent events: framing, and a response that ends its source when its reader goes away."""
+"""Server-sent events: framing, and a response that aborts its source when the client disconnects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def frame(data: Any, event: str | None = None) -> bytes:
 
 
 class ChunkTemplate:
-    """Renders events that differ in one text only: everything around the text is encoded once."""
+    """Renders events that differ only in one text: everything around the text is encoded once."""
 
     TEXT = "\0text\0"  # stands for the text in the event that the template is made from
 
@@ -53,9 +53,9 @@ async def until_gone(receive: Receive) -> None:
 class EventStream:
     """An ASGI response. `feed` writes framed events and returns when there are no more, soon after `abort`.
 
-    A write goes straight to the socket, from wherever the event loop stands: most streams are never behind, and to
-    wake a task for each token would cost more than all else. When the socket takes no more, a task waits for it, and
-    what is written meanwhile waits behind.
+    A write goes straight to the socket, whatever the event loop is running: most clients keep up, and waking a task for
+    each token would cost more than everything else. If the socket is full, a task waits for it, and later writes are
+    queued.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class EventStream:
     ) -> None:
         self._feed, self._abort, self._ping_interval = feed, abort, ping_interval
         self._pending: list[bytes] = []
-        self._flushing: asyncio.Task[None] | None = None  # waits for a reader that is behind
-        self._is_lost = False  # the reader left
+        self._flushing: asyncio.Task[None] | None = None  # waits for a slow client
+        self._is_lost = False  # the client disconnected
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +123,7 @@ class EventStream:
         self._abort()
 
     async def _ping(self) -> None:
-        """Fill a silence: proxies cut a connection that is silent for long."""
+        """Send comments while there is no output, because proxies close silent connections."""
         while True:
             await asyncio.sleep(self._ping_interval / 2)
             if self._flushing is None and self._now() - self._last_write >= self._ping_interval:
@@ -133,7 +133,7 @@ class EventStream:
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that gathers the stream would defeat it
+    (b"x-accel-buffering", b"no"),  # a proxy must not buffer the stream
 ]
 
 
@@ -142,7 +142,7 @@ def _body(data: bytes) -> dict[str, Any]:
 
 
 def begin(coroutine: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Run a coroutine until it waits. Returns the rest of it, to be awaited, or None if it has finished."""
+    """Run a coroutine until it first waits. Returns the rest as an awaitable, or None if it has finished."""
     try:
         return Rest(coroutine, coroutine.send(None))
     except StopIteration:

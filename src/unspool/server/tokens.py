@@ -49,12 +49,12 @@ def tokenize(service: Service, body: Body) -> Body:
 
 
 def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether a text is one control token's and nothing else: then that token's id is asked for."""
+    """Whether a text is exactly one control token: then the request wants that token's id."""
     first = next(tokenizer.control_marks.split(text), "")
     return isinstance(first, int) and tokenizer.control_marks.text_of(first) == text
 
 
-# What goes with each way to give a text.
+# The fields that are allowed with each form of input.
 _FIELDS = {
     "prompt": ("add_special_tokens", "parse_special", "return_token_strs"),
     "content": ("add_special", "parse_special", "with_pieces"),
@@ -66,7 +66,7 @@ _FIELDS = {
 
 
 def _tokenize_content(service: Service, body: Body) -> Body:
-    """As llama.cpp's server does it."""
+    """The same as llama.cpp's server does."""
     service.check_length([body["content"]], "content")
     tokenizer = service.llm.tokenizer
     ids = tokenizer.encode(
@@ -94,7 +94,7 @@ def detokenize(service: Service, body: Body) -> Body:
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
-    """What lm-eval and vLLM's own clients ask for instead of loading the tokenizer's files."""
+    """Information that lm-eval and vLLM's clients request instead of loading the tokenizer's files."""
     llm = service.llm
     named = llm.tokenizer.named_tokens
     known = {name: named.get(name) or None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}

@@ -1,7 +1,7 @@
 """OpenTelemetry spans, with the `otel` extra: one for each generating request, with the conventions' gen_ai names.
 
-Where the engine is in another process, the request's span travels with it, and each replica that computes the answer
-adds a span of its own below it.
+If the engine is in another process, the request carries its span context, and each replica that computes the answer
+adds a child span.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str | None:
-        """What tells other processes of this span."""
+        """The span context for other processes."""
 
     def start(self, run: Run) -> None:
-        """The engine has taken the request."""
+        """The engine has accepted the request."""
 
     def fail(self, error: BaseException) -> None:
         """The request was refused, and the span ends."""
 
     def end(self, run: Run) -> None:
-        """The answer is whole, or nobody waits for it."""
+        """The answer is complete, or the client has disconnected."""
 
 
 class ReplicaSpan(Protocol):
@@ -129,7 +129,7 @@ class OtelTracer(Tracer):
 
             processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(endpoint)))
         provider = TracerProvider(resource=Resource.create({"service.name": "unspool"}))
-        provider.add_span_processor(processor)  # which the provider flushes when the process ends
+        provider.add_span_processor(processor)  # the provider flushes it when the process ends
         self._tracer = provider.get_tracer("unspool")
         self._kinds, self._model = trace.SpanKind, model
 
@@ -161,6 +161,6 @@ def _context(headers: Mapping[str, str]) -> Any:
 
 
 def traces_url(endpoint: str) -> str:
-    """Where a collector takes spans: OTLP's path behind the given address, unless it is there already."""
+    """The collector's URL for spans: OTLP's path is appended to the address unless it already ends with it."""
     base = endpoint.rstrip("/")
     return base if base.endswith("/v1/traces") else f"{base}/v1/traces"
