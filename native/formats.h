@@ -1,11 +1,11 @@
-// What kernels, packing and programs agree on: plain data only, since kernels are compiled once per instruction set
+// Definitions that kernels, packing and programs share. Plain data only: kernels are compiled once per instruction set,
 // and an inline function shared between them could be linked with instructions that the processor lacks.
 #pragma once
 #include <cstdint>
 
 namespace unspool {
 
-// Files have all but the last two: what Q4_0 and Q4_1 are packed to for rows of 8 bits.
+// All but the last two occur in files; Q4_0 and Q4_1 are packed to those two for rows of 8 bits.
 // clang-format off
 enum Format : int {
     F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4, W4_0, W4_1, NUM_FORMATS
@@ -13,19 +13,18 @@ enum Format : int {
 // clang-format on
 
 constexpr int TILE = 16;   // output features in a tile: one per lane
-constexpr int BLOCK = 32;  // activations that share a scale
+constexpr int BLOCK = 32;  // activations that share one scale
 constexpr int SUPER = 256;
 
-// The values of MXFP4's codes are whole multiples of half its scale, from -12 to 12: tiles hold them as Q5_0's.
-//
+// The values of MXFP4's codes are integer multiples of half its scale, from -12 to 12, so tiles store them as Q5_0. //
 // How a format's codes lie in a tile. Codes are unsigned, `value = scale · (code - offset)`, or `scale · code + min`.
 struct Scheme {
     int bits;    // 2, 3, 4, 5, 6 or 8; 0: floats
-    int group;   // values that share a scale: 16 or 32
+    int group;   // values that share one scale: 16 or 32
     bool min;    // has a minimum
-    bool super;  // scales are 8-bit, times a float16 for each 256 values
+    bool super;  // scales are 8-bit integers, times a float16 per 256 values
     int offset;
-    bool whole = false;  // scales are whole numbers, see below
+    bool whole = false;  // scales are integers, see below
 };
 
 constexpr Scheme SCHEMES[NUM_FORMATS] = {
@@ -35,13 +34,13 @@ constexpr Scheme SCHEMES[NUM_FORMATS] = {
     {6, 16, false, true, 32}, {5, 32, false, false, 16}, {4, 32, false, false, 8, true}, {4, 32, true, false, 8, true},
 };
 
-// How many values a file's block of a format has: rows are whole blocks.
+// Values per block of a format in files: rows consist of whole blocks.
 constexpr int block_values(Format format) {
     return SCHEMES[format].bits == 0 ? 1 : SCHEMES[format].super ? SUPER : BLOCK;
 }
 
-// A tile of 16 output features by K is a row of units, read in a straight line: the scales of a few blocks of 32 values
-// of K, then their codes.
+// A tile of 16 output features by K is a sequence of units, read in order: the scales of a few blocks of 32 values of
+// K, then their codes.
 //   scales, plain, with minimum: d[16] m[16], float16, for one block; without: d[16] for each of two blocks
 //   scales, whole: for two blocks: d[16][2] (m[16][2]), 16-bit integers; before all units worth[16], float32
 //   scales, super: for eight blocks: d[16] dmin[16] (float16; dmin is zero where there is no minimum), then for each
@@ -50,7 +49,7 @@ constexpr int block_values(Format format) {
 //     4 bits: vector j holds quad j in its low nibbles and quad j + 4 in the high ones
 //     2 bits: vector j holds quads 4j to 4j + 3 from the lowest bits up;  1 bit: one vector, quad q in bit q
 //     8 bits: vector q holds quad q;  3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2
-constexpr int LAYOUT_VERSION = 2;  // raised with every change of it: packed tiles may be kept in files
+constexpr int LAYOUT_VERSION = 2;  // increased with every change of the layout, because files may hold packed tiles
 constexpr int blocks_per_unit(const Scheme& s) { return s.super ? SUPER / BLOCK : s.min && !s.whole ? 1 : 2; }
 constexpr int tile_head_bytes(const Scheme& s) { return s.whole ? TILE * 4 : 0; }
 constexpr int scale_bytes_per_block(const Scheme& s) {
@@ -69,8 +68,8 @@ constexpr int64_t scales_offset(const Scheme& s, int64_t b) {
     return unit_offset(s, b) + (s.super ? 64 : 0) + b % blocks_per_unit(s) * scale_bytes_per_block(s);
 }
 
-// 32 activations in 8 bits. Rows go in panels of R, as many as a kernel takes at once; a panel holds block b of its row
-// r at [b · R + r]. After all panels come the rows' lists of outliers.
+// 32 activations in 8 bits. Rows are grouped in panels of R, as many as a kernel processes at once; a panel holds block
+// b of its row r at [b · R + r]. The rows' lists of outliers follow after all panels.
 struct QBlock {
     int8_t q[32];
     float d;       // value = d · q
@@ -80,9 +79,9 @@ struct QBlock {
 };
 static_assert(sizeof(QBlock) == 48);
 
-// 32 activations in 16 bits, for the head and the product before it: they read many weights for few rows, and their
-// rounding would go straight into the logits. Rows go in panels likewise. Of each four values the second and the third
-// have changed places: kernels multiply by pairs, and get the even and the odd bytes of four codes together.
+// 32 activations in 16 bits, for the head and the product before it: these read many weights for few rows, and their
+// rounding errors would directly reach the logits. Rows are grouped in panels likewise. Of every four values, the
+// second and the third are swapped: kernels multiply pairs, and get the even and the odd bytes of four codes together.
 struct FineBlock {
     int16_t q[32];
     float d, ds;
@@ -91,48 +90,48 @@ struct FineBlock {
 };
 static_assert(sizeof(FineBlock) == 2 * sizeof(QBlock));
 
-// Whole numbers for scales. Of a tile's row and of a row of activations the largest scale is a float; a block's is a
-// share of it in 16384ths and in 2048ths. Their product, in 1024ths, is rounded to 16 bits, and so are a block's
-// products, counted from the middle code: two blocks go side by side, and are scaled and added up by one instruction.
+// Integer scales. The largest scale of a tile's row, and of a row of activations, is a float; a block's scale is a
+// fraction of it, in 16384ths and in 2048ths. The product of both, in 1024ths, is rounded to 16 bits, and so are a
+// block's products, counted from the middle code: one instruction scales and adds up two adjacent blocks.
 //   weight = worth · (d / 16 · (code - 8) + m), with d and m rounded; |d| <= 16384, |m| <= 8191
 //   activation = scale · share / 2048 · q
 //   sum += ((d · share + 2¹⁴) >> 15) · Σ (code - 8) · q + m · ((share · Σq + 1024) >> 11), in units of worth · scale
 constexpr int WHOLE_SCALE = 16384, WHOLE_MIN = 8191, WHOLE_UNIT = 1024, MIDDLE_CODE = 8;
 constexpr int WHOLE_SHARE_BITS = 11, WHOLE_SHARE = 1 << WHOLE_SHARE_BITS;
-constexpr int WHOLE_BLOCKS = 32;  // so many blocks' sums fit 32 bits
+constexpr int WHOLE_BLOCKS = 32;  // the sums of this many blocks fit in 32 bits
 static_assert(int64_t{WHOLE_BLOCKS} *
                   (int64_t{WHOLE_UNIT} * MIDDLE_CODE * 127 * BLOCK + int64_t{WHOLE_MIN} * 127 * BLOCK) <=
               INT32_MAX);
 
-// 32 activations for such weights. Panels have an even number of blocks; the scale of a row is beside its outliers.
+// 32 activations for such weights. Panels have an even number of blocks; a row's scale is stored with its outliers.
 struct WholeBlock {
     int8_t q[32];
-    int32_t start;  // what a kernel's sum begins with, so that codes count from the middle one: -8 · Σq in its own way
-    int16_t pair[2];  // in an even block its share and the next one's, in an odd block the sums (share · Σq …) of both
+    int32_t start;  // initial value of a kernel's sum, so that codes count from the middle one: -8 · Σq
+    int16_t pair[2];  // even block: its fraction and the next block's; odd block: the sums (share · Σq …) of both
 };
 static_assert(sizeof(WholeBlock) == 40);
 
-// Activations far larger than the others would take the precision of their whole block: they are set apart, a zero
-// stands in their place, and their products are added one by one after the blocks, in order. With whole scales they are
-// integers too, in units of their row's own:
+// An activation that is far larger than the others would reduce the precision of its whole block. Such outliers are
+// stored separately with a zero in their place, and their products are added one by one after the blocks, in order.
+// With integer scales the outliers are integers too, in units of their row's own:
 //   weight = worth · 2 · v, with v = (d · (code - 8) + 16 · m + 2⁴) >> 5
-//   sum += v · o; a row's |o| add up to less than 2¹⁸, so that its sum fits 32 bits
+//   sum += v · o; the sum of a row's |o| is below 2¹⁸, so that the total fits in 32 bits
 struct Outlier {
     int32_t k;
     float value;
 };
 struct Outliers {
-    int32_t count;  // at most one a block, on average: a block for which there is no room keeps its own
-    float scale;    // of whole blocks
+    int32_t count;  // on average at most one per block: a block without room for its outlier keeps it
+    float scale;    // for blocks with integer scales
     Outlier list[1];
 };
 constexpr int OUTLIER_SHIFT = 5, OUTLIER_MOST = 8191, OUTLIER_SUM = 1 << 18;
 static_assert(int64_t{OUTLIER_SUM} * ((WHOLE_SCALE * MIDDLE_CODE + 16 * WHOLE_MIN) >> OUTLIER_SHIFT) <= INT32_MAX);
-constexpr float OUTLYING = 2.2f;  // how many times the mean of the blocks' largest magnitudes
+constexpr float OUTLYING = 2.2f;  // relative to the mean of the blocks' largest magnitudes
 
 constexpr int64_t outliers_bytes(int64_t blocks) { return 8 + 8 * blocks; }
 
-// How the rows lie that a product reads instead of float32.
+// The format of the rounded rows that a product reads instead of float32.
 enum Rows : int { COARSE, FINE, WHOLE };
 constexpr int64_t blocks_of(Rows rows, int64_t width) {
     return rows == WHOLE ? (width / BLOCK + 1) / 2 * 2 : width / BLOCK;

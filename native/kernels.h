@@ -1,4 +1,4 @@
-// The kernels that are compiled for each instruction set, behind one table of pointers.
+// The kernels, compiled for each instruction set, behind one table of pointers.
 #pragma once
 #include "formats.h"
 
@@ -9,18 +9,18 @@ enum KvType : int { KV_Q8, KV_F16, KV_F32 };
 enum Activation : int { NO_ACTIVATION, SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID, CLAMPED_SWIGLU };
 
 constexpr int SPLIT =
-    256;  // keys whose softmax is computed from a fresh state; splits begin at position 0 and merge in order
+    256;  // keys per split: each split's softmax has its own state; splits begin at position 0 and are merged in order
 
-// Keys that are integers have most channels in 8 bits (narrow), and those that matter most to scores in 16 (wide).
+// Integer keys have most channels in 8 bits (narrow), and those that affect scores most in 16 (wide).
 constexpr int narrow_channels(int head_dim) { return head_dim * 3 / 16 * 4; }
 constexpr int key_words(int head_dim) {
     return narrow_channels(head_dim) / 4 + (head_dim - narrow_channels(head_dim) + 1) / 2;
 }
 
-// Where one layer's keys and values of one kv head lie. Keys: [channel][token]; values: [token][padded channel].
-// Integers lie in words that are multiplied together, followed by a float32 scale for each token: keys
-// [quad of narrow channels][token][4], then [pair of wide channels][token][2], values [quad of tokens][padded
-// channel][4]; where blocks hold no whole sixteens, both are [token][channel], and are gathered.
+// The address of one layer's keys and values of one KV head. Keys: [channel][token]; values: [token][padded channel].
+// Integers lie in words that are multiplied together, followed by a float32 scale per token: keys [quad of narrow
+// channels][token][4], then [pair of wide channels][token][2]; values [quad of tokens][padded channel][4]. If the block
+// size is not a multiple of sixteen, both are [token][channel] and are gathered.
 struct KvView {
     const uint8_t* base;  // of this layer and head in block 0
     int64_t block_stride;
@@ -28,55 +28,55 @@ struct KvView {
     int block_size;
     int head_dim;    // channels of a key
     int value_dim;   // channels of a value
-    int padded_dim;  // of a value: a multiple of 16
+    int padded_dim;  // channels of a value, rounded up to a multiple of 16
     KvType type;
-    // Of keys that are integers: a narrow channel's unit is 2^finer of a wide one's; wide integers are up to the limit.
+    // For integer keys: the unit of narrow channels is 2^finer of the wide ones'; wide integers are at most the limit.
     int finer;
     float limit;
 };
 
-// Queries that look at one kv head of one sequence through one pass over its keys.
+// Queries that read one KV head of one sequence in the same pass over its keys.
 struct Queries {
-    const float* q;        // [count][head_dim], rotated; for integers in the order of the keys' channels
+    const float* q;        // [count][head_dim], rotated; for integer keys in the order of the keys' channels
     int count;             // at most Kernels::max_queries
-    const int32_t* first;  // first key each may see
-    const int32_t* last;   // last key each may see: its position
+    const int32_t* first;  // first key that each query may see
+    const int32_t* last;   // last key that each query may see: its position
     const int32_t* table;  // the sequence's blocks
     float scale;
     float softcap;  // 0: none
-    bool base2;     // maxima and weights are powers of 2, not of e
-    // For integers, by Kernels::prepare: [words of channels][max_queries], what sums begin with, a product's worth.
+    bool base2;     // maxima and weights are powers of 2 instead of e
+    // For integer keys, from Kernels::prepare: [words of channels][max_queries], initial sums, the scale of a product.
     const int32_t* words;
     const int32_t* starts;
     const float* factors;
 };
 
-// The first two halves of a head's channels are rotated, by pairs; the others stay as they are.
+// The first two halves of a head's channels are rotated in pairs; the other channels are unchanged.
 struct Rotation {
     const float *cos, *sin;
     int half;
     bool interleaved;
 };
 
-// Channel i comes from order[i], times times[i]; where order is null they stay where and what they are.
+// Channel i comes from order[i], multiplied by times[i]; if order is null, channels stay unchanged.
 struct Arrangement {
     const int32_t* order;
     const float* times;
 };
 
-constexpr int MOST_ROWS = 16;  // of any kernel's row_counts
+constexpr int MOST_ROWS = 16;  // the largest of any kernel's row_counts
 
-// The places where some row of a panel has an outlier, in order, and what each has there: zero where it has none.
+// The places where some row of a panel has an outlier, in order, and each row's value there: zero if it has none.
 struct OutlierColumns {
     int count = 0;
     const int32_t* places = nullptr;
     const float* values = nullptr;  // [place][rows]
-    // Of whole rows, which have an even number of places: [pair of places][rows][2], in units of each row's.
+    // For rows with integer scales, whose number of places is even: [pair of places][rows][2], in units of each row.
     const int16_t* pairs = nullptr;
     const float* units = nullptr;  // [rows]
 };
 
-// A few rows side by side.
+// A panel: a few rows that a kernel processes together.
 struct Panel {
     int rows = 0;
     const float* f32 = nullptr;  // [k][rows]
@@ -84,13 +84,13 @@ struct Panel {
     const QBlock* q8 = nullptr;
     const FineBlock* fine = nullptr;
     const WholeBlock* whole = nullptr;
-    float scales[MOST_ROWS] = {};  // of whole rows
+    float scales[MOST_ROWS] = {};  // of rows with integer scales
     OutlierColumns outliers;
 };
 
-// One token and one head of a recurrent layer, or some of its columns.
+// One token and one head of a recurrent layer, or some of the head's columns.
 struct Recurrence {
-    float* state;  // [rows][stride], of which these columns
+    float* state;  // [rows][stride], of which this call updates some columns
     int64_t stride;
     int rows, columns;
     const float *q, *k;  // [rows]
@@ -102,11 +102,11 @@ struct Recurrence {
 
 struct Kernels {
     const char* name;
-    // Numbers of rows that the tile kernels take at once, largest first, ending in 1.
+    // Numbers of rows that the tile kernels process at once, largest first, ending in 1.
     const int* row_counts;
     int max_queries;
 
-    // out[r][16] = a tile of weights times each row of a panel.
+    // out[r][16] = a tile of weights times each row r of a panel.
     using Tile = void (*)(const uint8_t* tile, int64_t k, const Panel& panel, float* out);
     Tile tiles[NUM_FORMATS];
 
@@ -114,46 +114,47 @@ struct Kernels {
     // (x - mean) / deviation · weight + bias (or null), plus residual (or null).
     void (*layer_norm)(const float* x, const float* weight, const float* bias, const float* residual, int n, float eps,
                        float* out);
-    // Blocks go to out[0], out[stride], …; where outliers is null nothing is set apart.
+    // Blocks are written to out[0], out[stride], …; if outliers is null, none are stored separately.
     void (*quantize)(const float* x, int blocks, QBlock* out, int stride, Outliers* outliers);
     void (*quantize_fine)(const float* x, int blocks, FineBlock* out, int stride);
-    // Rows of one panel that lie one after another, at most ROWS_TOGETHER; `room` has room for their magnitudes.
+    // Consecutive rows of one panel, at most ROWS_TOGETHER; `room` has space for their magnitudes.
     void (*quantize_whole)(const float* x, int rows, int blocks, WholeBlock* out, int stride, Outliers* outliers,
                            float* room);
-    // Rows of n (at most 16) values, 16 apart, to rows that lie a stride apart.
+    // Copies rows of n (at most 16) values, 16 apart, to rows with the given stride.
     void (*gate)(const float* gate, const float* up, int rows, int n, Activation activation, float* out,
                  int64_t stride);
-    // out = add (or null) + bias (or null) + part, likewise; add lies as out does.
+    // out = add (or null) + bias (or null) + part, in the same layout; add has the strides of out.
     void (*put)(const float* part, int rows, int n, const float* bias, const float* add, float* out, int64_t stride);
     void (*softcap)(float* x, int n, float cap);
     void (*activate)(float* x, int n, Activation activation);
     // out = x · activation(gate)
     void (*multiply)(const float* x, const float* gate, int n, Activation activation, float* out);
 
-    // state = decay · state + k · (beta · (v - what the decayed state has for k, in a delta rule)); out = stateᵀq + skip · v.
-    // The sums over rows have one order.
+    // state = decay · state + k · (beta · (v - the decayed state's value for k, in a delta rule)); out = stateᵀq + skip
+    // · v. The sums over rows have one fixed order.
     void (*recur)(const Recurrence& of);
 
-    // A head of n channels, rotated and arranged; there is room behind for as many.
+    // A head of n channels, rotated and reordered; the buffer has room for as many channels after it.
     void (*turn)(const float* x, const Rotation& by, const Arrangement& as, int n, float* out);
     void (*store_kv)(const KvView& kv, int64_t block, int offset, const float* key, const float* value);
     void (*prepare)(const KvView& kv, Queries& queries, int32_t* room);
-    // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, of the keys in one split.
+    // parts[count][padded_dim + 16]: Σ weight · value, then maximum and Σ weight, for the keys of one split.
     void (*attend)(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
     void (*merge)(const Queries& queries, int split, int padded_dim, const float* parts, float* state);
-    // Divides the sums by the weights' sum, to which the weight of `sink` (a score without a key, or null) belongs too.
+    // Divides by the sum of weights, including the weight of `sink` (a score without a key, or null).
     void (*finish)(const float* state, int head_dim, int padded_dim, const float* sink, bool base2, float* out);
 
-    // Multiply-adds of float32, and products of 8-bit integers that are summed up, without memory; how many operations.
+    // Multiply-adds of float32, and sums of products of 8-bit integers, without memory access; returns the operation
+    // count.
     double (*spin_floats)(int64_t rounds);
     double (*spin_integers)(int64_t rounds);
 };
 
-// Of Kernels::quantize_whole: a number for each block of a row, up to whole sixteens.
+// For Kernels::quantize_whole: one number per block of a row, rounded up to a multiple of sixteen.
 constexpr int ROWS_TOGETHER = 4;
 constexpr int magnitudes_room(int blocks) { return (blocks + TILE - 1) / TILE * TILE; }
 
-// Of Kernels::prepare: words of two channels at least, and two numbers for each query.
+// For Kernels::prepare: words of at least two channels, and two numbers per query.
 inline constexpr int prepare_room(int head_dim, int max_queries) { return max_queries * ((head_dim + TILE) / 2 + 2); }
 
 // Weights in float32 and in at most 16 bits; then sixteen keys, or a split's keys and values as integers, with scales.

@@ -1,4 +1,4 @@
-// Keys and values in blocks. A block holds every layer and head of its tokens in one piece, so that a copy is one copy.
+// Keys and values in blocks. A block holds all layers and heads of its tokens contiguously, so one memcpy copies it.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,20 +8,20 @@
 
 namespace unspool {
 
-// How a layer's keys become integers. Those of channels that matter most to scores come last, where they are finer; and
-// what is large in keys alone is made smaller there and larger in queries, which leaves their products as they are. The
-// channels of all heads, one after the other, in the order in which they are kept.
+// How a layer's keys become integers. Channels that affect scores most come last, and have a finer unit. A channel that
+// is large only in keys is scaled down in keys and up in queries, which leaves the products unchanged. The vectors hold
+// the channels of all heads, one head after the other, in the order in which they are stored.
 struct KeyChannels {
-    std::vector<int32_t> order;              // which of the head's own channels
-    std::vector<float> of_keys, of_queries;  // what they are multiplied with
+    std::vector<int32_t> order;              // index of the channel within its head
+    std::vector<float> of_keys, of_queries;  // the factors for keys and for queries
     bool known = false;
 
-    // By the squares of a head's channels in queries and in keys.
+    // Computed from the squares of a head's channels in queries and in keys.
     void add_head(const std::vector<double>& queries, const std::vector<double>& keys);
 };
 
-// What a layer keeps: so many KV heads, with keys and values of so many channels; no heads where it keeps none. And of
-// each sequence a state of so many bytes.
+// What a layer stores: its number of KV heads (0: no keys and values), the channels of a key and of a value, and the
+// bytes of each sequence's state.
 struct LayerKv {
     int heads, key_dim, value_dim;
     int64_t state_bytes;
@@ -43,9 +43,9 @@ public:
     int num_layers() const { return static_cast<int>(layers_.size()); }
     std::vector<LayerKv> shapes() const;
     int64_t block_bytes() const { return block_bytes_; }
-    int64_t head_bytes(int layer) const { return layers_[static_cast<size_t>(layer)].head_bytes; }  // in a block
+    int64_t head_bytes(int layer) const { return layers_[static_cast<size_t>(layer)].head_bytes; }  // within a block
 
-    // The states of a sequence lie in one piece, layer after layer, so that a copy is one copy, too.
+    // The states of a sequence are contiguous, layer after layer, so one memcpy copies them too.
     uint8_t* state(int64_t slot) const { return states_.data() + slot * state_bytes_; }
     uint8_t* state(int64_t slot, int layer) const { return state(slot) + layers_[static_cast<size_t>(layer)].state; }
     int64_t state_bytes() const { return state_bytes_; }
@@ -53,9 +53,9 @@ public:
 private:
     struct Layer {
         LayerKv shape;
-        int64_t offset;              // in a block
-        int64_t head_bytes, values;  // of a head in a block, and where its values begin there
-        int64_t state;               // in a sequence's states
+        int64_t offset;              // within a block
+        int64_t head_bytes, values;  // of a head in a block, and the offset of its values
+        int64_t state;               // within a sequence's states
         int padded_dim, finer;
         float limit;
     };

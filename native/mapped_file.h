@@ -1,5 +1,5 @@
-// Files mapped into memory. When one is cut shorter, the system answers a read of what is gone with SIGBUS, at any
-// instruction of any thread: no error can be raised from there, but the process can say which file it was.
+// Files mapped into memory. If a file is truncated, reading the missing part raises SIGBUS, at any instruction of any
+// thread. No error can be returned from there, but the process can report which file it was.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace unspool {
 
-// While it lives, a fatal fault at an address of this mapping prints one line with the file's path on stderr, before
-// the process ends by the signal as it would have without it. Faults elsewhere go to whoever handled them before.
+// While this object lives, a fatal fault at an address of the mapping prints one line with the file's path on stderr;
+// the process then ends by the signal as usual. Faults at other addresses are passed to the previous handler.
 class MappedFile {
 public:
     MappedFile(const uint8_t* data, size_t bytes, const std::string& path);

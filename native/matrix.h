@@ -1,5 +1,5 @@
-// A weight matrix: parts that share their input, stacked by output features. It is read as its file stores it, for
-// looking up rows, and packed into tiles (formats.h), for products.
+// A weight matrix: parts that share their input, stacked by output features. Row lookup reads the bytes of the file;
+// products read tiles that are packed from them (formats.h).
 #pragma once
 #include <memory>
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace unspool {
 
-// Packed weights of a model lie together, so that huge pages are shared by many small matrices.
+// The packed weights of a model are contiguous, so that many small matrices share huge pages.
 class Arena {
 public:
     Arena() = default;
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    void reserve(size_t bytes);  // what will be taken next, in all: nothing is then left over
+    void reserve(size_t bytes);  // the total that will be allocated next, so that no memory is left over
     uint8_t* take(size_t bytes);
     size_t bytes() const { return taken_; }
 
@@ -35,7 +35,7 @@ struct Part {
 struct TileRef {
     const uint8_t* data;
     Format format;
-    int32_t count;   // output features, fewer than 16 in a part's last tile
+    int32_t count;   // output features; fewer than 16 in a part's last tile
     int64_t column;  // the first of them
 };
 
@@ -45,24 +45,24 @@ public:
 
     int64_t rows() const { return rows_; }
     int64_t columns() const { return columns_; }
-    bool packed() const { return !tiles_.empty(); }  // or about to be
-    bool wants_q8() const { return wants_q8_; }    // some part takes 8-bit activations
-    // Tiles keep the file's own values, for looking up rows and for a head.
+    bool packed() const { return !tiles_.empty(); }  // or will be soon
+    bool wants_q8() const { return wants_q8_; }    // some part reads 8-bit activations
+    // Tiles keep the file's exact values, for row lookup and for a head.
     void keep_exact() { whole_ = false; }
-    // Its 8-bit rows are whole ones (formats.h).
+    // Its 8-bit rows have integer scales (formats.h).
     bool whole() const { return whole_; }
     Format tile_format(Format format) const {
         return !whole_ ? format : format == Q4_0 ? W4_0 : format == Q4_1 ? W4_1 : format;
     }
-    bool wants_f32() const { return wants_f32_; }  // some part takes float32 ones
-    int64_t packed_bytes() const;  // of its tiles, when it has them
+    bool wants_f32() const { return wants_f32_; }  // some part reads float32 activations
+    int64_t packed_bytes() const;  // size of its tiles, once they are packed
     const std::vector<TileRef>& tiles() const { return tiles_; }
     const std::vector<Part>& parts() const { return parts_; }
 
-    // Takes places for the tiles, which are then filled by whoever packs (packing.h).
+    // Allocates the tiles; the caller fills them (packing.h).
     void lay_out(std::shared_ptr<Arena> arena);
 
-    // Row `row` in float32: from the tiles where they exist.
+    // Row `row` in float32: from the tiles if they exist.
     void read_row(int64_t row, float* out) const;
 
 private:
@@ -73,7 +73,7 @@ private:
     std::shared_ptr<Arena> arena_;
 };
 
-// `count` rows of `columns` values, as their file stores them, become a tile.
+// Packs `count` rows of `columns` values, in the file's format, into a tile.
 void pack_tile(Format format, const uint8_t* source, int count, int64_t columns, uint8_t* tile);
 
 int64_t row_bytes(Format format, int64_t columns);

@@ -1,4 +1,4 @@
-// Memory straight from the system, zeroed, aligned, taken page by page as it is touched.
+// Memory directly from the system: zeroed, aligned, and allocated page by page on first access.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Outliers of 8-bit rows (formats.h), gathered for the panels that kernels multiply. For files that are compiled once,
-// not once per instruction set.
+// Gathers the outliers of 8-bit rows (formats.h) for the panels that kernels multiply. For files that are compiled
+// once, not once per instruction set.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,10 +13,10 @@ inline const Outliers* list_of(const Outliers* first, int64_t width, int64_t row
                                              row * outliers_bytes(width / BLOCK));
 }
 
-// What is needed to gather outliers: a bit for each place, and its column's number.
+// The buffers for gathering outliers: one bit per place, and the number of its column.
 constexpr int64_t gathering_bytes(int64_t width) { return ((width + 63) / 64 * 8 + width * 4 + 63) / 64 * 64; }
 
-// Outliers of a whole row become integers, as many as their sum leaves room for. What one of them is worth.
+// Converts outliers of a row with integer scales to integers, as large as their sum allows. Returns the unit.
 inline float outlier_unit(const Outliers& of_row) {
     float most = 0.0f, sum = 0.0f;
     for (int i = 0; i < of_row.count; i++) {
@@ -34,7 +34,7 @@ template <class Act> void each_outlier(const Outliers* first, int64_t width, int
     }
 }
 
-// The rows' lists of outliers become one. Returns what comes after it in the room.
+// Merges the rows' lists of outliers into one. Returns the end of the used part of the buffer.
 inline uint8_t* gather_outliers(const Outliers* first, int64_t width, int rows, bool whole, uint8_t* scratch, uint8_t* room,
                          OutlierColumns& out) {
     const int64_t words = (width + 63) / 64;
@@ -49,7 +49,7 @@ inline uint8_t* gather_outliers(const Outliers* first, int64_t width, int rows, 
             number[k] = out.count;
             places[out.count++] = k;
         }
-    if (whole && out.count % 2) places[out.count++] = 0;  // a place where nobody has any, for this column
+    if (whole && out.count % 2) places[out.count++] = 0;  // a place where no row has an outlier, for this column
     out.places = places;
     if (whole) {
         auto* units = reinterpret_cast<float*>(places + out.count);
@@ -71,7 +71,7 @@ inline uint8_t* gather_outliers(const Outliers* first, int64_t width, int rows, 
     return room + (bytes + 63) / 64 * 64;
 }
 
-// Of one row, where so many are gathered together: places and floats, or less and units.
+// Buffer size per row if so many rows are gathered together: places and floats, or fewer places and units.
 constexpr int64_t outlier_columns_bytes(int64_t width, int rows) {
     return width / BLOCK * 4 * (1 + rows) + 8 + 4 * rows;
 }

@@ -1,11 +1,11 @@
-// Prefetcher for memory before it is read.
+// Prefetches memory before it is read.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 namespace unspool {
 
-// Memory that will be read, or written, within a microsecond or so.
+// Memory that will be read or written within about a microsecond.
 inline void prefetch_for_read(const void* data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(data) + at, 0, 3);
 }
@@ -13,7 +13,7 @@ inline void prefetch_for_write(const void* data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(data) + at, 1, 3);
 }
 
-// Memory that a thread will soon read, prefetched a few cache lines at a time between pieces of other work: all
+// Memory that a thread will soon read, prefetched a few cache lines at a time between other work, because all
 // prefetches at once would compete for the same buffers.
 class alignas(64) Prefetcher {
 public:
@@ -23,7 +23,7 @@ public:
         stretches_.push_back({data, bytes < left_ ? bytes : left_});
         left_ -= bytes;
     }
-    // So that `times` calls of prefetch_next cover everything.
+    // After it, `times` calls of prefetch_next cover everything.
     void pace(int64_t times) { lines_ = times > 0 ? (MOST - (left_ > 0 ? left_ : 0)) / 64 / times + 1 : 0; }
 
     void prefetch_next() {
@@ -35,7 +35,7 @@ public:
     }
 
 private:
-    static constexpr int64_t MOST = 128 << 10;  // bytes: they have to stay in a core's own cache beside the weights
+    static constexpr int64_t MOST = 128 << 10;  // bytes; they must stay in the core's own cache with the weights
     struct Stretch {
         const uint8_t* data;
         int64_t bytes;

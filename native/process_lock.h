@@ -1,5 +1,5 @@
-// A lock that a forked child can tell from its own: threads do not survive a fork, and so one that held a mutex in the
-// parent would hold it in the child for ever.
+// A lock that works across fork. A child process has no other threads, so a mutex that another thread of the parent
+// held at the fork would stay locked forever in the child.
 #pragma once
 #include <sys/types.h>
 #include <unistd.h>
@@ -10,14 +10,14 @@ namespace unspool {
 
 class ProcessLock {
 public:
-    // Held while this object lives.
+    // Holds the lock while this object lives.
     class Hold {
     public:
         explicit Hold(ProcessLock& lock) : lock_(lock), was_abandoned_(lock.take()) {}
         ~Hold() { lock_.give(); }
         Hold(const Hold&) = delete;
         Hold& operator=(const Hold&) = delete;
-        // A thread of the parent process held it at the fork: what it guards may be half changed.
+        // A thread of the parent process held the lock at the fork: the data that it protects may be inconsistent.
         bool was_abandoned() const { return was_abandoned_; }
 
     private:
@@ -40,7 +40,7 @@ private:
         holder_.notify_one();
     }
 
-    std::atomic<pid_t> holder_{0};  // the process whose thread holds it; 0: nobody
+    std::atomic<pid_t> holder_{0};  // the process whose thread holds it; 0: unlocked
 };
 
 }  // namespace unspool

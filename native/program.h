@@ -15,9 +15,9 @@
 
 namespace unspool {
 
-// An activation: rows in a slot of the program's memory. Slots are shared by activations whose lives do not overlap.
-// `narrow` ones have a row for each wanted row of logits, others one for each token. `copied` ones are computed by
-// every thread for itself when rows are few, which is cheaper than meeting at a barrier.
+// An activation: rows in a slot of the program's memory. Activations whose lifetimes do not overlap share slots.
+// `narrow` ones have one row per logit row, others one per token. If rows are few, every thread computes its own copy
+// of `copied` ones, which is cheaper than a barrier.
 struct Operand {
     int slot = -1;
     bool narrow = false;
@@ -26,10 +26,10 @@ struct Operand {
     explicit operator bool() const { return slot >= 0; }
 };
 
-// Both forms of an activation; either may be absent.
+// The two forms of an activation; either may be absent.
 struct Forms {
     Operand f32, q8;
-    Rows rows = COARSE;  // of the second
+    Rows rows = COARSE;  // of the second form
 };
 
 struct Step {
@@ -45,20 +45,20 @@ struct Step {
     const int32_t* logit_rows;
     int64_t num_states, num_saves;
     const int32_t* states;  // of recurrent layers: the slot of each sequence
-    const int32_t* saves;   // by row: the slot that states are also written to after it, or below 0; null: none
+    const int32_t* saves;   // per row: the slot that states are also written to after this row, or negative; null: none
     int64_t given_values = 0;
-    const float* given = nullptr;  // rows of float32 that the caller brings; null: none
+    const float* given = nullptr;  // rows of float32 that the caller provides; null: none
 };
 
 // A causal convolution over the last tokens of each sequence (ops/recurrence.py).
 struct ConvShape {
     int layer;
-    int64_t offset;  // of its state among those of the layer, in bytes
+    int64_t offset;  // of its state within the states of the layer, in bytes
     int channels, taps;
     const float* weight;  // [channels][taps]
     const float* bias;    // or null
     Activation activation;
-    int start, before, after;  // columns of a row: of the input, and of factors before and after, or -1
+    int start, before, after;  // columns of a row: of the input, and of the factors before and after, or -1
 };
 
 // A delta rule or a scan.
@@ -67,7 +67,7 @@ struct RecurrenceShape {
     int layer;
     int64_t offset;
     int heads, key_heads, key_dim, value_dim;
-    int q, k, v;  // where they begin in a row
+    int q, k, v;  // their first columns in a row
     bool tiled;
     const float* rate;
     const float* bias;
@@ -76,8 +76,8 @@ struct RecurrenceShape {
 };
 
 struct AttentionShape {
-    int layer;    // whose keys and values it reads
-    bool stores;  // and whether it stores them itself
+    int layer;    // the layer whose keys and values it reads
+    bool stores;  // whether it stores keys and values itself
     int num_heads, num_kv_heads, head_dim, value_dim;
     float scale;
     int rope;    // index from Program::add_rope, or -1: no rotation
@@ -86,13 +86,13 @@ struct AttentionShape {
     const float* q_norm;  // or null
     const float* k_norm;
     float norm_eps;
-    const float* sinks;  // a score of each head that belongs to no key, or null
-    // Queries grow with their position: times 1 + growth · log(1 + ⌊position / period⌋).
+    const float* sinks;  // one score per head that belongs to no key, or null
+    // Queries are multiplied by 1 + growth · log(1 + ⌊position / period⌋).
     float growth;
     int period;
 };
 
-// A norm by the root of the mean square; or, centered, by the deviation from the mean, with a bias or null.
+// A norm by the root mean square; or, if centered, by the standard deviation, with a bias or null.
 struct NormOf {
     const float* weight;
     const float* bias;
@@ -107,23 +107,23 @@ struct AfterLinear {
     float scale = 1.0f;
 };
 
-// What a row is put together of: columns of another row, normed with the next weights or as they are.
+// The parts of an assembled row: columns of another row, normed with the next weights or unchanged.
 struct RowPart {
     enum Kind : int { COPY, RMS, CENTERED, SCALED };
     int start, width;
     Kind kind;
 };
 
-// Sums of a row's parts, each times a number that its logits determine (ops/__init__.py). The table lives as long as the
+// Weighted sums of a row's parts, with coefficients from its logits (ops/__init__.py). The table must outlive the
 // program.
 struct MixShape {
-    int part;  // values in each
+    int part;  // values per part
     int inputs, outputs, num_logits;
     const float* table;  // [outputs][inputs][num_logits]
     float bias;
 };
 
-// What a routing is a function of (ops/routing.py). The vectors live as long as the program.
+// The parameters of a routing (ops/routing.py). The vectors must outlive the program.
 struct RoutingShape {
     int experts, used;
     bool sigmoid, normalized;
@@ -134,25 +134,25 @@ struct RoutingShape {
 };
 struct Routed;
 
-// Rows of 8-bit activations in panels of as many as a kernel takes at once: row r is in the panel of `size[r]` rows
+// Rows of 8-bit activations in panels, as large as a kernel processes at once: row r is in the panel of `size[r]` rows
 // that begins at `first[r]`.
 struct Panels {
     std::vector<int32_t> first, size;
 };
 
-// Many rows go in parts that stay with their threads from one instruction to the next: what one core has written,
-// another may fetch slowly. Stretches of rows go forth and back, so that each part has late ones, which attend to more
-// keys.
+// Many rows are divided into parts that stay with their threads from one instruction to the next, because reading what
+// another core has written may be slow. Stretches of rows are assigned back and forth, so that each part gets some late
+// rows, which attend to more keys.
 struct Parts {
     int count = 1;
-    std::vector<int32_t> rows;         // all rows of the step, part after part; empty where there is one
-    std::vector<int32_t> of;           // the part of each row, likewise
-    std::vector<int64_t> begin;        // of each part in `rows`, and the end
+    std::vector<int32_t> rows;         // all rows of the step, part after part; empty if there is only one part
+    std::vector<int32_t> of;           // the part of each row; empty likewise
+    std::vector<int64_t> begin;        // index of each part in `rows`, and the end
     std::vector<int32_t> panels;       // the first rows of all panels, part after part
-    std::vector<int64_t> first_panel;  // of each part in `panels`, and the end
+    std::vector<int64_t> first_panel;  // index of each part in `panels`, and the end
 };
 
-// One such row: its blocks lie `stride` apart.
+// One such row; its blocks are `stride` apart.
 struct BlockRow {
     uint8_t* blocks;
     int stride;
@@ -165,35 +165,35 @@ struct BlockRow {
 
 class Program;
 
-// Work in units that any thread may do. Each thread has a share of its own, so that it reads memory in a straight line,
-// and takes over from others when it is done: nobody waits for a thread that the system has put aside, only for units
-// that are under way.
+// Work is divided into units that any thread may process. Each thread first processes its own share, to read memory in
+// order, and then takes units from other shares. So no thread waits for one that the system has suspended, except for
+// units that are already in progress.
 struct Instruction {
     virtual ~Instruction() = default;
-    // Whether its units depend on more of a step than its numbers of rows. Such a one is prepared before every step, by
-    // one thread.
+    // Whether its units depend on more than the numbers of rows of a step. Such an instruction is prepared before every
+    // step, by one thread.
     virtual bool varies() const { return false; }
     virtual void prepare(Program&, const Step&) {}
     virtual int64_t units(const Program&, const Step&) const = 0;
-    virtual int64_t grain(const Program&, const Step&) const { return 1; }       // units taken at once, at least
-    virtual bool by_halves(const Program&, const Step&) const { return false; }  // of what is left of one's own share
-    // At most, of one's own share, while there is much left of it; 0: the grain.
+    virtual int64_t grain(const Program&, const Step&) const { return 1; }       // fewest units taken at once
+    virtual bool by_halves(const Program&, const Step&) const { return false; }  // takes half of the own share's rest
+    // Largest number of units taken at once from the own share while much is left of it; 0: the grain.
     virtual int64_t most(const Program&, const Step&) const { return 0; }
-    virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // where a thread's share begins
-    // Every thread does all units for itself, into copies of its own, and goes on at once.
+    virtual int64_t cut(const Program& program, int64_t units, int thread) const;  // the first unit of a thread's share
+    // Every thread computes all units into its own copy, and continues without a barrier.
     virtual bool copied(const Program&, const Step&) const { return false; }
     virtual void run(Program&, const Step&, int thread, int64_t begin, int64_t end) = 0;
-    // Memory that a thread will likely read here and that no earlier instruction of this step writes. It is prefetched
-    // during the product before.
+    // Memory that this thread will probably read in the instruction, and that no earlier instruction of this step
+    // writes. It is prefetched during the product before.
     virtual void prefetch_hint(const Program&, const Step&, int /*thread*/, Prefetcher&) const {}
 };
 
-// Chooses how threads split a product of few rows: each takes its whole share at once, or halves of what is left. Each
-// take is a barrier for earlier writes, so whole shares are faster on equal cores; halves balance cores of different
-// speed. Both are timed in turn now and then, and the faster one is kept. The results are the same.
+// Chooses how threads divide a product of few rows: a thread takes its whole share at once, or half of the rest each
+// time. Taking units is a barrier for earlier writes, so whole shares are faster on equal cores; halves balance cores
+// of different speed. From time to time both are measured, and the faster one is kept. The results are identical.
 class WorkSplitTuner {
 public:
-    bool by_halves(int64_t rows);  // for a step of so many
+    bool by_halves(int64_t rows);  // for a step with this many rows
     void record(int64_t nanoseconds);
 
 private:
@@ -208,7 +208,7 @@ public:
     Program(std::shared_ptr<Pool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv);
     ~Program();
 
-    // Building: each call appends.
+    // Recording: each call appends an instruction.
     int add_slot(int64_t bytes_per_row);
     int add_rope(std::vector<float> inv_freq, bool interleaved, float scale);
     void embed(const Matrix* table, float scale, const Matrix* positions, Operand out);
@@ -227,9 +227,9 @@ public:
     void short_conv(Operand x, int width, ConvShape shape, Operand out);
     void recurrence(Operand x, Operand gates, RecurrenceShape shape, Operand out);
     void take(Operand x, int width, Forms out);
-    void given(int width, Operand out);  // rows that a step brings
+    void given(int width, Operand out);  // rows that the caller of a step provides
     void quantize(Operand x, int width, Forms out);
-    // Experts. `route` returns a number for the others; what they read and write has `used` places for each row.
+    // Experts. `route` returns a number for the other calls; their rows have `used` places per row of the step.
     int route(Operand scores, RoutingShape shape);
     void spread(int routed, Operand x, bool from_places, int width, Forms out);
     void expert_gate(int routed, Forms x, std::vector<const Matrix*> experts, const float* bias, Activation activation,
@@ -240,22 +240,22 @@ public:
     void gather_experts(int routed, Operand x, Operand residual, int width, Operand out);
     void scale_rows(Operand x, Operand logit, Operand residual, int width, Operand out);
     void set_output(Operand output, int64_t width);
-    void set_kept(Operand kept, int64_t width);  // rows that can be read beside the output
+    void set_kept(Operand kept, int64_t width);  // rows that can be read in addition to the output
 
-    // Runs a step whose inputs have been checked by check(). The result stays until the next run.
+    // Runs a step whose inputs check() has accepted. The result is valid until the next run.
     const float* run(const Step& step);
-    // What is wrong with a step; empty when nothing is.
+    // Describes what is wrong with a step; empty if it is valid.
     std::string check(const Step& step) const;
 
     int64_t output_rows(const Step& step) const { return output_.narrow ? step.num_logits : step.rows; }
     int64_t output_width() const { return output_width_; }
-    // The rows that the last step kept, which stay until the next one.
+    // The rows that the last step kept; valid until the next step.
     const float* kept() const;
     int64_t kept_values() const { return kept_rows_ * kept_width_; }
-    int64_t num_steps() const { return num_steps_; }  // with the one under way
+    int64_t num_steps() const { return num_steps_; }  // including the one in progress
 
     // For instructions ------------------------------------------------------------------------------------------------
-    static constexpr int64_t FEW = 4;  // rows that each thread norms for itself
+    static constexpr int64_t FEW = 4;  // up to this many rows, each thread computes norms for itself
 
     int64_t rows_of(Operand o, const Step& step) const { return o.narrow ? step.num_logits : step.rows; }
     const Panels& panels(const Forms& forms) const {
@@ -264,9 +264,9 @@ public:
     const Parts& parts() const { return parts_; }
     bool parted(Operand o) const { return parts_.count > 1 && !o.narrow; }
     int part_of(int64_t row) const { return parts_.count > 1 ? parts_.of[static_cast<size_t>(row)] : 0; }
-    // Where units are rows: which one.
+    // For instructions whose units are rows: the row of a unit.
     int64_t row_at(Operand o, int64_t unit) const { return parted(o) ? parts_.rows[static_cast<size_t>(unit)] : unit; }
-    // Where a thread's share begins of units that lie part after part, `begin(part)` being a part's first.
+    // The beginning of a thread's share of units that are ordered by part; `begin(part)` is a part's first unit.
     template <class Begin> int64_t cut_parts(int thread, Begin begin) const {
         const int of_part = pool_->threads() / parts_.count, part = thread / of_part;
         return begin(part) + (begin(part + 1) - begin(part)) * (thread % of_part) / of_part;
@@ -283,14 +283,14 @@ public:
     }
     uint8_t* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
     void want_scratch(int64_t bytes);
-    // The panel that a thread has made in its scratch, for all pieces that it takes of one instruction.
+    // The panel in this thread's scratch memory, shared by all units that it takes of one instruction.
     struct alignas(64) Made {
         const Instruction* by = nullptr;
         Panel panel{};
     };
     Made& made(int thread) { return made_[static_cast<size_t>(thread)]; }
     Prefetcher& prefetcher(int thread) { return prefetchers_[static_cast<size_t>(thread)]; }
-    // Room for what a step with many rows gathers of a panel that begins at this row.
+    // The buffer for the gathered outliers of a panel that begins at this row, in steps with many rows.
     uint8_t* gathered(int64_t row) const { return gathered_.data() + row * gathered_bytes_; }
     void want_gathered(int64_t bytes) { gathered_bytes_ = bytes > gathered_bytes_ ? bytes : gathered_bytes_; }
 
@@ -307,7 +307,7 @@ public:
     bool measures() const { return measures_; }
     const Rope& rope(int index) const { return ropes_[static_cast<size_t>(index)]; }
     int32_t sequence_of(int64_t row) const { return row_sequence_[static_cast<size_t>(row)]; }
-    // Another sequence reads a block that is written in this step: keys are stored before anyone looks.
+    // Another sequence reads a block that this step writes, so all keys are stored before any query reads them.
     bool shares_fresh_blocks() const { return shares_fresh_blocks_; }
 
 private:
@@ -321,17 +321,17 @@ private:
     void work(int thread);
     void gather_for(const Instruction* product);
 
-    // All that a thread needs to know of one instruction of a step: its own share, and how much of anyone's it has
-    // done. A cache line of its own: threads that write to one line wait for each other at every piece.
+    // What a thread needs for one instruction of a step: its own share, and the number of units that it has done of any
+    // share. It has its own cache line, because threads that write to the same line would slow each other down.
     struct alignas(64) Share {
         Instruction* instruction;
         int32_t units, grain, most;
         int32_t begin, end;
         bool is_copied, is_halved;
-        std::atomic<int32_t> next;  // the first unit that nobody has taken
+        std::atomic<int32_t> next;  // the first unit that no thread has taken
         std::atomic<int32_t> done;
 
-        // As a share of the same that is begun or done.
+        // Reset as a share like another one that may be in progress or done.
         void renew(const Share& like) {
             instruction = like.instruction, units = like.units, grain = like.grain, most = like.most;
             begin = like.begin, end = like.end;
@@ -339,18 +339,18 @@ private:
             next.store(begin, std::memory_order_relaxed), done.store(0, std::memory_order_relaxed);
         }
     };
-    // Steps use two sets of shares in turn: each thread makes its shares of the next step ready as it goes.
+    // Steps alternate between two sets of shares: during a step, each thread resets its shares for the next one.
     Share& share(size_t set, size_t index, int thread) const {
         const auto threads = static_cast<size_t>(pool_->threads());
         return shares_[(set * instructions_.size() + index) * threads + static_cast<size_t>(thread)];
     }
     Share& share(size_t index, int thread) const { return share(set_, index, thread); }
     bool is_over(size_t index) const;
-    // Units of an instruction that one thread has taken, and will do.
+    // Units of an instruction that one thread has taken.
     struct Claim {
-        Share* owner = nullptr;  // of the share that they are from; null: none are taken
+        Share* owner = nullptr;  // the share that they belong to; null: none are taken
         int32_t begin = 0, end = 0;
-        int turn = 0;  // whose shares to look at next: 0 one's own
+        int turn = 0;  // index of the share to take from next: 0 the own share
     };
     bool claim(size_t index, int thread, Claim& claim) const;
     int32_t take_part(size_t index, int thread, Claim first);
@@ -364,7 +364,7 @@ private:
     std::vector<const Matrix*> tables_;     // by token
     std::vector<const Matrix*> positions_;  // by position
     std::vector<int> layers_;               // with attention
-    bool measures_ = false;                 // the step under way is measure()'s
+    bool measures_ = false;                 // the current step was started by measure()
     Operand output_;
     int64_t output_width_ = 0;
     Operand kept_;
@@ -384,16 +384,16 @@ private:
     bool shares_fresh_blocks_ = false;
     const Step* step_ = nullptr;
     ProcessLock turn_;
-    bool is_broken_ = false;  // forked in the middle of a step
+    bool is_broken_ = false;  // the process was forked during a step
     std::vector<Made> made_;
     std::vector<Prefetcher> prefetchers_;
     int64_t num_steps_ = 0;
     WorkSplitTuner work_split_;
-    bool by_halves_ = false;  // in the step under way
+    bool by_halves_ = false;  // in the current step
     std::vector<Instruction*> varying_;
-    std::vector<int64_t> dealt_for_, now_;  // rows, wanted rows, units of what varies: of the shares, of this step
+    std::vector<int64_t> dealt_for_, now_;  // rows, logit rows, units that vary: of the shares, of this step
     std::unique_ptr<Share[]> shares_;
-    size_t num_shares_ = 0, set_ = 0;  // of a thread in a set: instructions that have something to do
+    size_t num_shares_ = 0, set_ = 0;  // per thread and set: instructions that have work
 };
 
 }  // namespace unspool

@@ -1,4 +1,4 @@
-// What the kernels of attention share: which keys a query sees, and in how many pieces queries are taken.
+// Shared by the attention kernels: which keys a query sees, and how queries are divided into pieces.
 #pragma once
 #include "kernels/simd.h"
 #include "kernels/table.h"
@@ -29,7 +29,7 @@ INLINE Range seen(const Queries& queries, int n, int split) {
     return {higher(start, queries.first[n]), lower(start + SPLIT, static_cast<int64_t>(queries.last[n]) + 1)};
 }
 
-// Calls f(std::integral constant n, done) for pieces of count, of at most LARGEST, that kernels are made for.
+// Calls f(std::integral constant n, done) for pieces of `count`; n is at most LARGEST and one that kernels exist for.
 template <int N> struct Count {
     static constexpr int value = N;
 };
@@ -57,7 +57,7 @@ template <int LARGEST = MOST, class Each> INLINE void in_pieces(int count, Each 
             take_piece<2, LARGEST>(count, done, each) || take_piece<1, LARGEST>(count, done, each);
 }
 
-// With keys and values that are integers (attention_integers.cpp).
+// For integer keys and values (attention_integers.cpp).
 void prepare_integers(const KvView& kv, Queries& queries, int32_t* room);
 void attend_integers(const KvView& kv, const Queries& queries, int split, float* scratch, float* parts);
 void store_integers(const KvView& kv, int64_t block, int offset, const float* key, const float* value);

@@ -1,4 +1,4 @@
-// Codes of weights as kernels take them from a tile, and what else all products share.
+// Reads the codes of weights from a tile, and other helpers that all products share.
 #pragma once
 #include "kernels/simd.h"
 #include "kernels/table.h"
@@ -70,7 +70,7 @@ template <int N> INLINE VI vshift(VI a) {
 }
 #endif
 
-// Shifts are of 16-bit words: what they carry over from the byte beside falls to the mask.
+// Shifts operate on 16-bit words: the mask removes the bits that come from the neighbouring byte.
 template <int Q> INLINE VI nibble(const uint8_t* c) {
     return vand(vshift<(Q < 4 ? 0 : -4)>(vbytes(c + 64 * (Q % 4))), 15);
 }
@@ -90,7 +90,7 @@ template <int BITS, int Q> INLINE VI quad(const uint8_t* c) {
 
 #else
 
-// Eight bytes of a vector, two lanes, widened.
+// Eight bytes of a vector (two lanes), widened.
 typedef uint8_t Bytes __attribute__((vector_size(8)));
 typedef int16_t Words __attribute__((vector_size(16)));
 
@@ -119,7 +119,7 @@ template <int R> struct RowCount {
     static constexpr int value = R;
 };
 
-// Calls each(the number of rows as a constant) for one of these.
+// Calls each(the number of rows as a constant) with one of these numbers.
 #if defined(KERNEL_ISA_AVX512)
 constexpr int ROW_COUNTS[] = {12, 8, 6, 4, 3, 2, 1};
 #elif defined(KERNEL_ISA_AVX2)
@@ -146,7 +146,7 @@ template <class Each> INLINE void with_rows(int rows, Each each) {
     }
 }
 
-// Rows whose outliers are multiplied at once: as many as the registers hold sums of.
+// Rows whose outliers are multiplied at once: as many as the registers can hold sums for.
 #if defined(KERNEL_ISA_AVX512)
 constexpr int OUTLYING_ROWS = 12;
 #else

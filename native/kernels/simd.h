@@ -1,4 +1,4 @@
-// Sixteen floats or integers as one value, in each instruction set. Everything here lives in the set's own namespace.
+// Sixteen floats or integers as one value, for each instruction set. All code here is in the set's own namespace.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace unspool::KERNEL_ISA {
 typedef int32_t __attribute__((may_alias)) pair_t;  // two 16-bit integers
 typedef int32_t __attribute__((may_alias)) quad_t;  // four 8-bit integers, or half of them as a pair
 
-// Integers of rows that are not finite, or whose values are extreme, are anything: their sums wrap round and are not
-// used, for the row's scale says so.
+// Rows that are not finite, or have extreme values, may have arbitrary integers: their sums wrap around and are not
+// used, because the row's scale marks the row.
 INLINE int wrapping_add(int a, int b) { return static_cast<int>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
 INLINE int wrapping_mul(int a, int b) { return static_cast<int>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b)); }
 
@@ -35,7 +35,7 @@ INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
 INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-// A NaN in b comes through.
+// If b is NaN, the result is NaN.
 INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 INLINE F abs(F a) { return _mm512_abs_ps(a); }
@@ -60,13 +60,13 @@ INLINE I izero() { return _mm512_setzero_si512(); }
 INLINE I iset1(int a) { return _mm512_set1_epi32(a); }
 INLINE I iload(const void* p) { return _mm512_loadu_si512(p); }
 INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
-// c += the products of the pairs of 16-bit integers in each lane of a with the pair at b. Given the intrinsic, the
-// compiler moves every sum to another register and back.
+// c += the products of the pairs of 16-bit integers in each lane of a with the pair at b. In assembly, because with the
+// intrinsic the compiler moves every sum to another register and back.
 INLINE void dot_pairs(I& c, I a, const pair_t* b) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
 }
-// Sixteen quads of bytes are multiplied with one quad in QUAD_PARTS steps: part P of them with what lies at b[P], as
-// store_quads has put it there. Either the sixteen are unsigned (keys) and the one is signed, or the other way
+// Sixteen quads of bytes are multiplied by one quad in QUAD_PARTS steps: part P of them by the bytes at b[P], as
+// store_quads stores them. Either the sixteen are unsigned (keys) and the one is signed, or the other way around
 // (values).
 constexpr int QUAD_PARTS = 1;
 template <int P> INLINE I key_part(I a) { return a; }
@@ -81,28 +81,29 @@ INLINE void store_quads(quad_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
 }
 INLINE void istore(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
-// The lowest bytes of the lanes, side by side; and as one byte of each of sixteen quads, no other being written.
+// The lowest bytes of the lanes, contiguous; or as one byte of each of sixteen quads, leaving the other bytes
+// unchanged.
 INLINE void store_bytes(uint8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 INLINE void store_of_quads(uint8_t* p, int which, I a) {
     _mm512_mask_storeu_epi8(p, 0x1111111111111111u << which, _mm512_sll_epi32(a, _mm_cvtsi32_si128(8 * which)));
 }
-// Lanes change places with those LEN away (1, 2, 4 or 8).
+// Swap lanes with those at distance LEN (1, 2, 4 or 8).
 template <int LEN> INLINE F swap(F a) {
     if constexpr (LEN <= 2) return _mm512_permute_ps(a, LEN == 1 ? 0xB1 : 0x4E);
     else return _mm512_shuffle_f32x4(a, a, LEN == 4 ? 0xB1 : 0x4E);
 }
-// b where a lane's number has the bit LEN, else a.
+// b in lanes whose number has the bit LEN, else a.
 template <int LEN> INLINE F mixed(F a, F b) {
     constexpr int bits = LEN == 1 ? 0xAAAA : LEN == 2 ? 0xCCCC : LEN == 4 ? 0xF0F0 : 0xFF00;
     return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), a, b);
 }
 INLINE float first(F a) { return _mm512_cvtss_f32(a); }
-// The larger of numbers that are not below zero; a NaN comes through, wherever it is.
+// The larger of two non-negative numbers; NaN if either is NaN.
 INLINE F larger(F a, F b) { return as_float(_mm512_max_epu32(as_int(a), as_int(b))); }
-// Towards zero; whatever is too low, and NaN, becomes the lowest of all.
+// Rounds towards zero; numbers that are too low, and NaN, become the lowest integer.
 INLINE I truncated(F a) { return _mm512_cvttps_epi32(a); }
 INLINE I imax(I a, int b) { return _mm512_max_epi32(a, _mm512_set1_epi32(b)); }
-// Bits of a that are in the mask, others from b.
+// Bits of a where the mask is set, else bits of b.
 INLINE I masked_or(I a, int mask, int b) {
     return _mm512_ternarylogic_epi32(a, _mm512_set1_epi32(mask), _mm512_set1_epi32(b), 0xEA);
 }
@@ -110,7 +111,7 @@ INLINE void store_i16(int16_t* p, I a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a));
 }
 INLINE void store_i8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a)); }
-// The sum of sixteen 8-bit integers, given both ways: in memory and wide.
+// The sum of sixteen 8-bit integers, given both in memory and widened.
 INLINE int sum16(const int8_t* p, I) {
     const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
     const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
@@ -133,7 +134,7 @@ INLINE F load_bf16(const uint16_t* p) {
     I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return as_float(_mm512_slli_epi32(wide, 16));
 }
-// Lanes [low, high) of a, other elsewhere.
+// Lanes [low, high) of a, the others from `other`.
 INLINE F keep(F a, int low, int high, float other) {
     auto bits = [](int n) { return n <= 0 ? 0u : n >= 16 ? 0xFFFFu : (1u << n) - 1; };
     return _mm512_mask_blend_ps(static_cast<__mmask16>(bits(high) & ~bits(low)), set1(other), a);
@@ -141,11 +142,11 @@ INLINE F keep(F a, int low, int high, float other) {
 INLINE F where_below(F a, float limit, F below, F otherwise) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, set1(limit), _CMP_LT_OQ), otherwise, below);
 }
-// A bit for each lane above the limit.
+// One bit per lane, set if the lane is above the limit.
 INLINE uint32_t above(F a, float limit) { return _mm512_cmp_ps_mask(a, set1(limit), _CMP_GT_OQ); }
-// Zero where the magnitude is above the limit, or none.
+// Zero if the magnitude is above the limit, or if there is none.
 INLINE F at_most(F a, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(a), limit, _CMP_LE_OQ), a); }
-// Of all numbers, those at sixteen places.
+// The numbers at sixteen places of an array.
 template <int N> INLINE F pick(const F (&x)[N], I at) {
     F found = _mm512_permutex2var_ps(x[0], at, x[1]);
     UNROLL for (int i = 2; i < N; i += 2)
@@ -213,14 +214,14 @@ INLINE I iload(const void* p) {
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
 INLINE I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-// Written down so that the compiler, which would rather have many products wait in memory, adds each up at once.
+// In assembly, so that each product is added up at once; the compiler would store many products in memory first.
 INLINE void dot_pairs(I& z, I x, const pair_t* y) {
     const __m256i pair = _mm256_set1_epi32(*y);
     z.a = _mm256_add_epi32(z.a, _mm256_madd_epi16(x.a, pair));
     z.b = _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, pair));
     asm volatile("" : "+x"(z.a), "+x"(z.b));
 }
-// Bytes are widened to pairs of 16 bits first, the even ones and the odd ones: products of bytes would not fit.
+// Bytes are widened to pairs of 16 bits first, even ones and odd ones, because products of bytes would not fit.
 constexpr int QUAD_PARTS = 2;
 template <int P> INLINE __m256i key_part(__m256i x) {
     return P ? _mm256_srli_epi16(x, 8) : _mm256_and_si256(x, _mm256_set1_epi16(255));
@@ -282,7 +283,7 @@ INLINE void store_i8(int8_t* p, I x) {
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-// The sum of sixteen 8-bit integers, given both ways: in memory and wide.
+// The sum of sixteen 8-bit integers, given both in memory and widened.
 INLINE int sum16(const int8_t* p, I) {
     const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
     const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
@@ -351,7 +352,7 @@ INLINE float hmax(F x) {
 
 typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
-typedef uint32_t U __attribute__((vector_size(64)));  // for sums that may wrap round, as in the other instruction sets
+typedef uint32_t U __attribute__((vector_size(64)));  // for sums that may wrap around, as in the other instruction sets
 INLINE U as_unsigned(I a) { return reinterpret_cast<U>(a); }
 INLINE I as_signed(U a) { return reinterpret_cast<I>(a); }
 
@@ -377,8 +378,8 @@ INLINE I iadd(I a, int b) { return as_signed(as_unsigned(a) + static_cast<uint32
 template <int N> INLINE I ishl(I a) { return a << N; }
 INLINE I ishl(I a, int n) { return a << n; }
 INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
-// To nearest, ties to even, for |a| < 2²²: adding 1.5 · 2²³ leaves the integer in the low bits. Others become
-// something.
+// Rounds to nearest, ties to even, for |a| < 2²²: adding 1.5 · 2²³ leaves the integer in the low bits. Other numbers
+// give an arbitrary integer.
 INLINE I round_int(F a) { return iadd(as_int(a + 12582912.0f), -0x4B400000); }
 INLINE int isum(I a) {
     uint32_t s = 0;
@@ -527,7 +528,7 @@ INLINE void store_n(float* p, F a, int n) {
     for (int i = 0; i < n; i++) p[i] = part[i];
 }
 
-// eˣ to about one unit in the last place; 0 below -87, 2¹²⁷ or so above 88. NaN stays NaN.
+// eˣ to about one unit in the last place; 0 below -87, about 2¹²⁷ above 88. NaN stays NaN.
 INLINE F exp(F x) {
     F y = min(set1(88.0f), max(set1(-87.0f), x));
     F shifted = fma(y, set1(1.44269504088896341f), set1(12582912.0f));
@@ -559,8 +560,8 @@ INLINE F exp2(F x) {
     return as_float(iadd(as_int(p), ishl<23>(as_int(shifted))));
 }
 
-// 2 to the power of x / 2²³, for x of about 0 or below, to one part in ten thousand; 2⁻¹⁰⁰ where that is less, and for
-// NaN. An integer of such units has a float's exponent and, but for a polynomial, its mantissa.
+// 2 to the power of x / 2²³, for x of about 0 or below, to one part in ten thousand; 2⁻¹⁰⁰ if that is less, and for
+// NaN. In these units the integer part of x is a float's exponent, and a polynomial of the rest is its mantissa.
 INLINE F exp2_of_units(F x) {
     const I units = imax(truncated(x), -100 * (1 << 23));
     const F m = as_float(masked_or(units, 0x007FFFFF, 0x3F800000));
@@ -571,13 +572,13 @@ INLINE F exp2_of_units(F x) {
     return as_float(iadd(as_int(p), masked_or(units, -(1 << 23), 0)));
 }
 
-// Products of 0 to 255, rounded. Added to 1.5 · 2²³ they are in the lowest bits.
+// Products of 0 to 255, rounded. After adding 1.5 · 2²³ they are in the lowest bits.
 INLINE void store_products(quad_t* p, F x, F y) {
     const I sum = as_int(fma(x, y, set1(12582912.0f)));
     store_quads(p, QUAD_PARTS == 1 ? sum : masked_or(sum, 255, 0));
 }
 
-// Lane i is the largest of the sixteen numbers, none below zero, of row i.
+// Lane i is the largest of the sixteen non-negative numbers of row i.
 template <int LEN = 1> INLINE F largest_of_rows(const float (*rows)[16]) {
     if constexpr (LEN == 16) return load(rows[0]);
     else {

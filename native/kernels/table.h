@@ -1,4 +1,4 @@
-// The parts of a kernel table, each filled in by the file that has the kernels.
+// The parts of a kernel table; each is filled in by the file that defines the kernels.
 #pragma once
 #include "kernels.h"
 

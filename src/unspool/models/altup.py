@@ -73,7 +73,7 @@ class Laurel:
 
 @record(frozen=True)
 class CutGlu:
-    """A gated feed-forward with a threshold: only gates that are `cutoff` deviations above the mean remain."""
+    """A gated feed-forward with a threshold: only gates `deviations` standard deviations above the mean remain."""
 
     width: int
     activation: Activation
