@@ -1,4 +1,4 @@
-// Attention in a program: which rows and kv heads are looked after together, and in how many pieces.
+// Attention in a program: which rows and KV heads are processed together, and how the work is divided.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,7 +11,7 @@ namespace unspool {
 namespace {
 
 constexpr int MOST_QUERIES = 16;  // of any kernel's max_queries
-constexpr int64_t FEW_ROWS = 8;   // taken at once to store
+constexpr int64_t FEW_ROWS = 8;   // rows that are stored at once
 
 struct Attention : Instruction {
     Operand qkv;
@@ -21,17 +21,17 @@ struct Attention : Instruction {
     struct Item {
         int32_t sequence, first, count;  // rows of the output
         int32_t splits;                  // of the last row
-        int64_t part;                    // where its splits' parts lie when they are computed apart
+        int64_t part;                    // offset of its splits' results, if they are computed separately
     };
-    // A kv head of an item, or some of its queries alone; one split of the keys, or all (-1).
+    // A KV head of an item, or only some of its queries; one split of the keys, or all (-1).
     struct Piece {
         int32_t item, head, split, from, count;
     };
     std::vector<Item> items;
     std::vector<Piece> work;
-    std::vector<int64_t> by_part;     // where the pieces of each part of the rows begin, and their end
-    int32_t num_whole = 0;            // pieces of all queries; those that follow share their head with others
-    std::atomic<int64_t> stored{-1};  // the step whose keys of shared heads are in their place
+    std::vector<int64_t> by_part;     // index of each part's first piece, and the end
+    int32_t num_whole = 0;            // pieces with all queries; the pieces after them share their head with others
+    std::atomic<int64_t> stored{-1};  // the step whose keys of shared heads are stored
     std::unique_ptr<std::atomic<int>[]> arrived;
     size_t num_arrived = 0;
     std::vector<float> parts;
@@ -52,11 +52,11 @@ struct Attention : Instruction {
     int64_t row_at(const Step& step, int64_t out_row) const { return narrow() ? step.logit_rows[out_row] : out_row; }
     bool narrow() const { return (out.f32 ? out.f32 : out.q8).narrow; }
 
-    // Work is rows of a sequence times kv heads. Where that is too little to go round, splits of the keys go apart and
-    // the last to finish merges them, in order.
+    // Work is rows of a sequence times KV heads. If that is too little for all threads, splits of the keys are computed
+    // separately, and the last thread to finish merges them in order.
     void plan(const Program& program, const Step& step) {
         const int64_t rows = narrow() ? step.num_logits : step.rows;
-        // As many rows as fill whole passes of queries.
+        // The number of rows that fills whole passes of queries.
         const int most = program.kernels().max_queries / std::gcd(program.kernels().max_queries, group());
         items.clear();
         for (int64_t r = 0; r < rows;) {
@@ -97,7 +97,7 @@ struct Attention : Instruction {
         for (size_t i = 0; i < counters; i++) arrived[i].store(0, std::memory_order_relaxed);
     }
 
-    // One sequence's: a head's keys and values stay in the cache while all rows look at them, the longest first.
+    // One sequence's: its keys and values stay in the cache while all rows read them, the longest rows first.
     template <class Wanted> void add_pieces(size_t begin, size_t end, Wanted wanted) {
         for (int head = 0; head < shape.num_kv_heads; head++)
             for (size_t i = end; i-- > begin;) {
@@ -109,7 +109,7 @@ struct Attention : Instruction {
             }
     }
 
-    // Three heads for two threads would be two for one of them: what does not go round is shared out by queries.
+    // With three heads and two threads, one thread would get two heads. The remainder is divided by queries instead.
     void share_last(int threads) {
         const auto rest = static_cast<int32_t>(work.size() % static_cast<size_t>(threads));
         const std::vector<Piece> last(work.end() - rest, work.end());
@@ -126,8 +126,8 @@ struct Attention : Instruction {
 
     bool varies() const override { return true; }
     int64_t units(const Program&, const Step&) const override { return static_cast<int64_t>(work.size()); }
-    // Pieces differ too much in size for equal shares: everyone takes from one pile, or one of each part's, the largest
-    // first.
+    // Pieces differ too much in size for equal shares. All threads take from one list, or from one list per part, the
+    // largest pieces first.
     int64_t cut(const Program& program, int64_t units, int thread) const override {
         const auto piles = static_cast<int>(by_part.size()) - 1, of_pile = program.pool().threads() / piles;
         const auto pile = static_cast<size_t>((thread + of_pile - 1) / of_pile);
@@ -155,7 +155,7 @@ struct Attention : Instruction {
                           shape.num_kv_heads * (shape.head_dim + shape.value_dim) * 4);
     }
 
-    // Whoever comes first stores the keys of heads that are shared; the others come later than that.
+    // The thread that takes the first piece stores the keys of shared heads; the other pieces wait for that.
     void store_shared(const Program& program, const Step& step, int thread) {
         if (store_first || num_whole == static_cast<int32_t>(work.size())) return;
         for (auto piece = work.begin() + num_whole; piece != work.end(); piece++)
@@ -164,8 +164,8 @@ struct Attention : Instruction {
         stored.store(program.num_steps(), std::memory_order_release);
     }
 
-    // Keys and values of the pieces that a thread will take, if all take theirs in turn. Where rows are many, they are
-    // read again and again anyway.
+    // Keys and values of the pieces that a thread will take, if threads take pieces in turn. With many rows they are
+    // read repeatedly, so that prefetching does not help.
     void prefetch_hint(const Program& program, const Step& step, int thread, Prefetcher& ahead) const override {
         if (step.rows > Program::FEW) return;
         const KvCache& kv = program.kv();
@@ -190,7 +190,7 @@ struct Attention : Instruction {
         return to;
     }
 
-    // Where the cache has integers, in the order of its channels.
+    // If the cache stores integers, in the order of its channels.
     void turn(const Program& program, int64_t row, const float* head, const float* norm, int kv_head,
               const std::vector<float> KeyChannels::* times, float* to) const {
         Rotation by = {nullptr, nullptr, 0, false};
@@ -341,7 +341,7 @@ struct Attention : Instruction {
             program.kernels().finish(sums, shape.value_dim, padded(), sink, is_integer(program), values);
             if (!out.q8) continue;
             const BlockRow to = program.block_row(out, step, thread, width(), place.row);
-            // Weighted means of values: none stands out.
+            // Weighted means of values: there are no outliers.
             program.kernels().quantize(values, shape.value_dim / BLOCK, to.coarse() + place.column / BLOCK * to.stride,
                                        to.stride, nullptr);
             if (place.column == 0) to.outliers->count = 0;
@@ -349,7 +349,7 @@ struct Attention : Instruction {
     }
 };
 
-// How large the channels of queries and keys are, and so how keys are to be kept (KeyChannels), by a few rows.
+// Measures, on a few rows, the magnitude of the channels of queries and keys, and so how to store keys (KeyChannels).
 struct Measure : Instruction {
     Attention* attention;
 
@@ -384,7 +384,7 @@ struct Measure : Instruction {
         for (size_t c = 0; c < squares.size(); c++) squares[c] += double{head[c]} * double{head[c]};
     }
 
-    // Channels that are rotated into each other are one.
+    // Channels that are rotated into each other get the same magnitude.
     void pool_pairs(const Program& program, std::vector<double>& squares) const {
         if (attention->shape.rope < 0) return;
         const Program::Rope& rope = program.rope(attention->shape.rope);
@@ -396,7 +396,7 @@ struct Measure : Instruction {
     }
 };
 
-// Keys and values of all rows, where queries of other rows will look for them.
+// Stores keys and values of all rows before queries of other rows read them.
 struct Store : Instruction {
     Attention* attention;
 

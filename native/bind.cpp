@@ -1,4 +1,5 @@
-// How Python sees matrices, caches and programs. Arrays are checked here; what a step names is checked before it runs.
+// Python bindings of matrices, caches and programs. Arrays are checked here; a step's indices are checked before it
+// runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -98,7 +99,7 @@ void check_tiles(const Matrix& matrix, const std::string& rows) {
         throw nb::value_error("a matrix is not packed for such rows");
 }
 
-// Row after row, as plain memory: to make it an array of numpy's would import numpy.
+// Rows as ordinary memory, one after the other; a numpy array would need an import of numpy.
 nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
                                                  Array<int64_t, 1> slots, Array<int32_t, 1> starts,
                                                  Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows,
@@ -179,8 +180,8 @@ void bind_kv(nb::module_& m) {
              })
         .def_prop_ro("block_bytes", &KvCache::block_bytes)
         .def_prop_ro("state_bytes", &KvCache::state_bytes)
-        // How the keys of a layer are kept as integers: for each place, head after head, its channel and what keys are
-        // multiplied with there; None until a program has measured it.
+        // How a layer's keys are stored as integers: for each place, head after head, the channel and the factor of
+        // keys; None until a program has measured it.
         .def("channels",
              [](KvCache& self, int layer) -> nb::object {
                  const KeyChannels& found = channels_of(self, layer);
@@ -241,7 +242,7 @@ Activation activation_of(const std::string& name) {
     throw nb::value_error("an unknown activation");
 }
 
-// The parts of a row, and how many of its values are normed.
+// The parts of a row, and the number of its normed values.
 RowPart::Kind part_kind_of(const std::string& name) {
     if (name == "copy") return RowPart::COPY;
     if (name == "rms") return RowPart::RMS;
@@ -261,7 +262,7 @@ std::pair<std::vector<RowPart>, int64_t> parts_of(const std::vector<std::tuple<i
     return {parts, normed};
 }
 
-// Matrices of one shape, packed alike.
+// Matrices of one shape, packed in the same way.
 std::vector<const Matrix*> checked_experts(const std::vector<const Matrix*>& experts, const std::string& rows) {
     if (experts.empty()) throw nb::value_error("a mixture needs experts");
     for (const Matrix* expert : experts) {
@@ -392,7 +393,7 @@ void bind_experts(nb::class_<Program>& program) {
             "x"_a, "logit"_a, "residual"_a.none(), "width"_a, "out"_a);
 }
 
-// Where a state of so many floats lies in the cache.
+// The offset of a state with this many floats within the cache.
 void check_state(const Program& program, int layer, int64_t offset, int64_t floats) {
     const KvCache& kv = program.kv();
     if (layer < 0 || layer >= kv.num_layers() || offset < 0 || offset + 4 * floats > kv.shape(layer).state_bytes)
@@ -544,7 +545,7 @@ void bind_program(nb::module_& m) {
                 new (self) MappedFile(data.data(), data.size(), path.c_str());
             },
             "data"_a, "path"_a);
-    // Of packed tiles; the same for every instruction set so far.
+    // Version of packed tiles; the same for every instruction set so far.
     m.def("layout_version", [](const std::string& isa) { return (void)kernels_of(isa), LAYOUT_VERSION; }, "isa"_a);
     m.def(
         "spin",

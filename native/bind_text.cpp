@@ -1,4 +1,4 @@
-// How Python sees vocabularies (text.h).
+// Python bindings of vocabularies (text.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

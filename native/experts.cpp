@@ -1,13 +1,12 @@
-// Mixtures of experts. Rows are routed first; then what experts read and write has a place for each use of an expert by
-// a row, expert after expert, so that each expert's weights are read once a step, however many rows use it.
+// Mixtures of experts. Rows are routed first. Then the inputs and outputs of experts have one place per use of an
+// expert by a row, expert after expert, so that each expert's weights are read once per step, however many rows use it.
 //
 //   route              which experts each row uses, and its places; one thread
-//   spread             each place's row, rounded as experts want it
-//   gate, up           for each expert its gate and up projections, or the latter alone, over the expert's places
-//   spread, project    the same for its down projection
-//   gather             each row's places, weighted and added up in the order of its choice
+//   spread             each place's row, in the format that experts read   gate, up           for each expert its gate
+// and up projections, or only the latter, over the expert's places   spread, project    the same for its down
+// projection   gather             each row's places, weighted and added up in the order of the router's choice
 //
-// A place's bits depend on its row and its expert alone: kernels give the same bits for panels of any size.
+// A place's bits depend only on its row and its expert: kernels give the same bits for panels of any size.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,14 +17,14 @@
 
 namespace unspool {
 
-// Which rows each expert has in the step under way.
+// The rows of each expert in the current step.
 struct Routed {
     RoutingShape shape;
     std::vector<int32_t> begin;     // each expert's first place, and the end
     std::vector<int32_t> row;       // of each place
-    std::vector<int32_t> place;     // [row][use]: in the order of the choice
+    std::vector<int32_t> place;     // [row][use], in the order of the router's choice
     std::vector<float> weight;      // [row][use]
-    std::vector<int32_t> first, size;  // of the panel that a place is in
+    std::vector<int32_t> first, size;  // of the panel that contains a place
     std::vector<int32_t> active;    // experts that have a row
 };
 
@@ -64,7 +63,7 @@ void close_groups(const RoutingShape& shape, float* choice) {
         std::fill_n(choice + order[i] * size, size, -std::numeric_limits<float>::infinity());
 }
 
-// The experts of one row, best first, of equal ones the lower number first; a NaN is never better than a number.
+// The experts of one row, best first; of equal ones the lower number first; a NaN is never better than a number.
 void choose(const RoutingShape& shape, const float* logits, float* scores, float* choice, int32_t* experts,
             float* weights) {
     score(shape, logits, scores);
@@ -75,7 +74,7 @@ void choose(const RoutingShape& shape, const float* logits, float* scores, float
         int best = -1;
         for (int i = 0; i < shape.experts; i++)
             if (!std::isnan(choice[i]) && (best < 0 || choice[i] > choice[best])) best = i;
-        if (best < 0)  // only NaN is left: any expert that is not yet used
+        if (best < 0)  // only NaN is left: take any expert that is not used yet
             for (int i = 0; best < 0; i++)
                 if (std::find(experts, experts + use, i) == experts + use) best = i;
         experts[use] = best;
@@ -111,7 +110,7 @@ struct Route : Instruction {
         place(experts, program.kernels().row_counts);
     }
 
-    // Places go expert after expert, and among those of one expert in the order of rows.
+    // Places are ordered by expert, and within one expert by row.
     void place(const std::vector<int32_t>& experts, const int* counts) {
         Routed& to = *routed;
         const size_t uses = experts.size();
@@ -133,7 +132,7 @@ struct Route : Instruction {
                                                     to.begin[static_cast<size_t>(expert) + 1]);
     }
 
-    // Places [from, to), the largest panels first.
+    // Places [from, to) in panels, the largest first.
     void cut_panels(const int* counts, int32_t from, int32_t to) {
         for (int32_t at = from; at < to; counts++)
             for (; to - at >= *counts; at += *counts)
@@ -156,7 +155,7 @@ BlockRow blocks_at(const Program& program, const Step& step, int thread, const R
             reinterpret_cast<Outliers*>(outliers)};
 }
 
-// Rows for experts to read: places in 8 bits, from rows of the step or from places in float32.
+// The experts' input rows: places in 8 bits, from rows of the step or from places in float32.
 struct Spread : Instruction {
     const Routed* routed;
     Operand x;
@@ -184,12 +183,12 @@ struct Spread : Instruction {
     }
 };
 
-// Each expert's places times its weights. Units are tiles, the same of every expert: a thread reads the same part of
-// each expert that has a row, in a straight line, whichever experts those are.
+// Each expert's places times its weights. Units are tiles, with the same indices for every expert: a thread reads the
+// same range of tiles of each active expert, in order.
 struct ExpertProduct : Instruction {
     const Routed* routed;
     Forms x;
-    bool from_places;  // rows in float32 lie place after place, not row after row
+    bool from_places;  // rows in float32 are ordered by place, not by row
     std::vector<const Matrix*> experts;
     const float* bias;  // [expert][output feature], or null
     Operand out;        // [place][output feature]
@@ -213,7 +212,7 @@ struct ExpertProduct : Instruction {
         return gathering_bytes(width()) + most * outlier_columns_bytes(width(), most) + most * width() * 4 + 128;
     }
 
-    // The places [first, first + count), which are one panel, as kernels want them.
+    // The places [first, first + count), which are one panel, in the kernels' format.
     Panel panel(const Program& program, const Step& step, int thread, int64_t first, int count) const {
         Panel result;
         result.rows = count;
@@ -292,7 +291,7 @@ struct ExpertGate : ExpertProduct {
     }
 };
 
-// activation(up · x), of experts without gates.
+// activation(up · x), for experts without gates.
 struct ExpertUp : ExpertProduct {
     Activation activation;
 
@@ -353,7 +352,7 @@ struct Gather : Instruction {
     }
 };
 
-// residual + sigmoid(logit) · x, with one logit a row.
+// residual + sigmoid(logit) · x, with one logit per row.
 struct ScaleRows : Instruction {
     Operand x, logit, residual, out;
     int width;

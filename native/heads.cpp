@@ -1,8 +1,8 @@
-// Heads side by side in a row, each multiplied by a matrix of its own: what latent attention does with its queries and
-// with its results.
+// Heads that are concatenated in a row, each multiplied by its own matrix. Latent attention uses this for its queries
+// and for its results.
 //
-// Units are heads. A thread rounds the part of a few rows that belongs to its head, and multiplies it by the head's
-// tiles. A row's bits depend on that row and the matrix alone: kernels give the same bits for panels of any size.
+// Units are heads. A thread rounds its head's part of a few rows, and multiplies it by the head's tiles. A row's bits
+// depend only on that row and the matrix: kernels give the same bits for panels of any size.
 #include "outliers.h"
 #include "program.h"
 
@@ -33,7 +33,7 @@ struct LinearHeads : Instruction {
                most * in_width() * 4 + magnitudes_room(static_cast<int>(in_width() / BLOCK)) * 4 + 256;
     }
 
-    // The rows [first, first + count) of one head, as kernels want them.
+    // The rows [first, first + count) of one head, in the kernels' format.
     Panel panel(const Program& program, const float* rows, int64_t stride, int count, uint8_t* scratch) const {
         Panel result;
         result.rows = count;

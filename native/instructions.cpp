@@ -1,5 +1,5 @@
-// What each instruction of a program does, and the units that threads share it by: output features of linear layers,
-// rows of everything else. Attention has a file of its own.
+// The instructions of a program, and their units: output features for linear layers, rows for everything else.
+// Attention is in attention.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,14 +13,14 @@ namespace unspool {
 
 namespace {
 
-// Where the forms of an activation's rows go: some at a time, where they lie one after another.
+// The buffers for the forms of an activation's rows. Consecutive rows are written together.
 struct Sink {
     const Program& program;
     const Step& step;
     const int thread;
     const Forms& forms;
     const int64_t width;
-    float *f32, *spare;  // spare: scratch for ROWS_TOGETHER rows, and behind them for their blocks' magnitudes
+    float *f32, *spare;  // spare: scratch for ROWS_TOGETHER rows, followed by the magnitudes of their blocks
 
     static int64_t scratch_bytes(int64_t width) {
         return ROWS_TOGETHER * 4 * (width + magnitudes_room(static_cast<int>(width / BLOCK))) + 64;
@@ -35,7 +35,7 @@ struct Sink {
           f32(forms.f32 ? program.floats(forms.f32, step, thread) : nullptr),
           spare(reinterpret_cast<float*>(program.scratch(thread))) {}
 
-    // How many rows from a unit on, of those before `end`, lie one after another in one panel.
+    // The number of rows from a unit on, and before `end`, that are consecutive in one panel.
     int together(Operand of, int64_t unit, int64_t end) const {
         const auto& panels = program.panels(forms).first;
         const int64_t first = program.row_at(of, unit);
@@ -66,12 +66,12 @@ struct Sink {
     }
 };
 
-constexpr int64_t FEW_ROWS = 8;  // taken at once where work goes by rows
+constexpr int64_t FEW_ROWS = 8;  // rows taken at once, for instructions whose units are rows
 
 struct Embed : Instruction {
     const Matrix* table;
     float scale;
-    const Matrix* positions;  // or null: rows that are added
+    const Matrix* positions;  // or null: rows that are added by position
     Operand out;
 
     int64_t units(const Program&, const Step& step) const override { return step.rows; }
@@ -175,9 +175,9 @@ struct Quantize : Instruction {
 
 // --- Products --------------------------------------------------------------------------------------------------------
 
-constexpr int64_t GROUP_BYTES = 256 << 10;  // of weights that stay in the cache while rows pass by
+constexpr int64_t GROUP_BYTES = 256 << 10;  // of weights that stay in the cache while all rows are multiplied by them
 
-// Where rows are many, each panel is made once, not by every group of weights that it is multiplied with.
+// With many rows, each panel is made once, and not for every group of weights that it is multiplied by.
 constexpr int64_t gathered_bytes(int64_t width, int rows) {
     return (static_cast<int64_t>(sizeof(Panel)) + outlier_columns_bytes(width, rows) + 63) / 64 * 64;
 }
@@ -185,7 +185,7 @@ constexpr int64_t gathered_bytes(int64_t width, int rows) {
 struct Product : Instruction {
     Forms x;
     const Matrix* weight;
-    std::vector<int64_t> bytes_before;  // of all units before each: tiles, or a gate's with its up projection's
+    std::vector<int64_t> bytes_before;  // sum over all units before each: tiles, or pairs of gate and up projection
 
     void measure(int64_t count) {
         const auto& tiles = weight->tiles();
@@ -202,8 +202,9 @@ struct Product : Instruction {
     int64_t num_units() const { return static_cast<int64_t>(bytes_before.size()) - 1; }
     Operand input() const { return x.q8 ? x.q8 : x.f32; }
 
-    // Where rows go in parts, a unit of the program is a group of these times a panel of rows, group after group of a
-    // part: whoever takes one over from another core reads few of its rows, and weights that it has just used itself.
+    // If rows are divided into parts, a unit of the program is a group of these units times a panel of rows, ordered by
+    // part and group. A thread that takes units from another core then reads few of its rows, and weights that it has
+    // just used.
     int64_t num_groups() const { return std::min(num_units(), (bytes_before.back() + GROUP_BYTES - 1) / GROUP_BYTES); }
     int64_t group_at(int64_t group) const { return num_units() * group / num_groups(); }
 
@@ -213,7 +214,7 @@ struct Product : Instruction {
     }
     virtual int64_t rows(const Program& program, const Step& step) const = 0;
 
-    // Shares of equal bytes.
+    // Shares with equal numbers of bytes.
     int64_t cut(const Program& program, int64_t units, int thread) const override {
         if (units == 0) return 0;
         if (program.parted(input()))
@@ -225,8 +226,8 @@ struct Product : Instruction {
         return std::min<int64_t>(at - bytes_before.begin(), units);
     }
 
-    // Few rows: a share goes whole, or by halves down to an eighth. Many: as much as stays in the cache while rows pass
-    // by; in parts less and less in the end, so that nobody waits for long, nor takes over more than it must.
+    // Few rows: a thread takes its whole share, or halves of the rest down to an eighth. Many rows: as much as stays in
+    // the cache while all rows are multiplied; with parts, less and less towards the end, so that waits are short.
     bool by_halves(const Program& program, const Step& step) const override { return rows(program, step) <= FEW_ROWS; }
     int64_t grain(const Program& program, const Step& step) const override {
         if (program.parted(input())) return 1;
@@ -254,7 +255,7 @@ struct Product : Instruction {
         return (weight->wants_f32() ? most * k * 4 + 64 : 0) + (weight->wants_q8() ? gathering : 0);
     }
 
-    // Rows [first, first + count) in 8 bits, with their outliers in a room. Returns what comes after them there.
+    // Rows [first, first + count) in 8 bits, with their outliers in `room`. Returns the end of the used part.
     uint8_t* add_blocks(const Program& program, const Step& step, int thread, int64_t first, int count, uint8_t* room,
                         Panel& out) const {
         const int64_t k = weight->columns();
@@ -269,7 +270,7 @@ struct Product : Instruction {
         return gather_outliers(row.outliers, k, count, x.rows == WHOLE, program.scratch(thread), room, out.outliers);
     }
 
-    // Rows [first, first + count) as the kernels want them, in scratch unless they lie so already.
+    // Rows [first, first + count) in the kernels' format; in scratch memory unless they have that format already.
     Panel panel(const Program& program, const Step& step, int thread, int64_t first, int count) const {
         Panel result;
         result.rows = count;
@@ -296,7 +297,7 @@ struct Product : Instruction {
         program.kernels().tiles[tile.format](tile.data, weight->columns(), panel, out);
     }
 
-    // Calls each(tile or pair of tiles, first row, panel) for all that some units are.
+    // Calls each(tile or pair of tiles, first row, panel) for all work of some units.
     template <class Each>
     void sweep(Program& program, const Step& step, int thread, int64_t begin, int64_t end, Each each) const {
         if (program.parted(input())) return sweep_part(program, step, thread, begin, end, each);
@@ -338,8 +339,8 @@ struct Product : Instruction {
         }
     }
 
-    // The next group's weights come while this one's are used, some with each of `count` panels: every part's threads
-    // read all of them, from far away.
+    // Prefetches the next group's weights while this one is used, a share with each of `count` panels: the threads of
+    // every part read all weights from memory.
     void prefetch_group(Program& program, int thread, int64_t group, int64_t from, int64_t to, int64_t count) const {
         Prefetcher& ahead = program.prefetcher(thread);
         ahead.clear();
@@ -418,7 +419,7 @@ struct Gated : Product {
     const float* bias;  // of the gate, then of the up projection; or null
     Activation activation;
     Operand out;
-    int64_t half_tiles;  // tiles of the gate; the up projection's follow
+    int64_t half_tiles;  // tiles of the gate; those of the up projection follow
 
     int64_t rows(const Program& program, const Step& step) const override { return program.rows_of(out, step); }
 
@@ -445,7 +446,7 @@ struct Gated : Product {
 
 }  // namespace
 
-// Defined here, where products are known.
+// Defined here because products are known here.
 void Program::gather_for(const Instruction* product) {
     auto gather = std::make_unique<Gather>();
     gather->product = static_cast<const Product*>(product);

@@ -10,12 +10,12 @@ namespace {
 
 int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-constexpr double MOST_SUM = 1.9e9;  // of a head's products, in 32 bits
-constexpr int FINER = 4;            // bits that wide channels are finer by, in queries and in keys
+constexpr double MOST_SUM = 1.9e9;  // limit for the sum of a head's products, which must fit in 32 bits
+constexpr int FINER = 4;            // bits by which the unit of wide channels is finer, in queries and in keys
 
 double narrow_sum(int head_dim, int finer) { return narrow_channels(head_dim) * 127.0 * 128.0 * std::exp2(2 * finer); }
 
-constexpr double MOST_TIMES = 1024.0;  // that a channel is made larger or smaller
+constexpr double MOST_TIMES = 1024.0;  // the most by which a channel is scaled up or down
 
 }  // namespace
 
@@ -67,7 +67,7 @@ KvCache::KvCache(const std::vector<LayerKv>& layers, int block_size, int64_t blo
         plain.of_keys.assign(plain.order.size(), 1.0f), plain.of_queries = plain.of_keys;
         channels_.push_back(std::move(plain));
     }
-    // Sixteen keys are read at once, and with small blocks the last of them may lie past the end.
+    // Sixteen keys are read at once, so with small blocks the last read may go past the end.
     memory_ = Memory(static_cast<size_t>(block_bytes_ * blocks) + 4096, true);
     if (state_bytes_ * states > 0) states_ = Memory(static_cast<size_t>(state_bytes_ * states), true);
 }

@@ -10,7 +10,7 @@
 
 namespace unspool {
 
-// Entries are reused and never freed: a fault may look at them at any time.
+// Entries are reused and never freed, because a signal handler may read them at any time.
 struct MappedFile::Entry {
     std::atomic<uintptr_t> begin{0}, end{0};  // both 0: unused
     char path[1024];
@@ -19,7 +19,7 @@ struct MappedFile::Entry {
 
 namespace {
 
-std::mutex guard;  // of changes
+std::mutex guard;  // protects changes
 std::atomic<void*> entries{nullptr};
 
 constexpr int SIGNALS[] = {SIGBUS, SIGSEGV};
@@ -49,12 +49,12 @@ namespace {
 
 void on_fault(int number, siginfo_t* info, void* context) {
     const struct sigaction& before = handled_before[number == SIGBUS ? 0 : 1];
-    const bool has_address = info->si_code > 0;  // else another process or thread sent the signal
+    const bool has_address = info->si_code > 0;  // otherwise another process or thread sent the signal
     if (has_address) report_fault(reinterpret_cast<uintptr_t>(info->si_addr));
     if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(number, info, context);
     if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(number);
     sigaction(number, &before, nullptr);
-    if (!has_address) raise(number);  // else the instruction runs again, and the signal comes again
+    if (!has_address) raise(number);  // otherwise the instruction runs again and raises the signal again
 }
 
 void install() {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-// Packing is a good part of a cold start: nothing in it is worth a call.
+// Packing takes a large part of a cold start, so its helpers are inlined.
 #define ALWAYS inline __attribute__((always_inline))
 
 namespace unspool {
@@ -29,9 +29,9 @@ float half_to_float(const uint8_t* p) {
     return f;
 }
 
-// Thirty-two values of one row, taken apart.
+// Thirty-two values of one row, unpacked.
 struct Codes {
-    alignas(16) uint32_t quads[8];  // a byte a code
+    alignas(16) uint32_t quads[8];  // one byte per code
     uint16_t d = 0, dmin = 0;       // float16; minima of super formats are subtracted
     int8_t scales[2] = {0, 0};      // of super formats
     uint8_t mins[2] = {0, 0};
@@ -78,7 +78,7 @@ ALWAYS void six_bit_scales(const uint8_t* packed, int sub, Codes& out) {
     }
 }
 
-// Block `b` of 32 values of a row that begins at `row`.
+// Block `b` of 32 values, in a row that begins at `row`.
 template <Format format> ALWAYS void take_apart(const uint8_t* row, int64_t b, Codes& out) {
     const int sub = static_cast<int>(b % 8), shift = 2 * (sub % 4);
     switch (format) {
@@ -160,7 +160,7 @@ template <Format format> ALWAYS void take_apart(const uint8_t* row, int64_t b, C
     }
 }
 
-// Calls what it is given with the format as a constant.
+// Calls a function with the format as a constant.
 template <class F> auto with_format(Format format, F f) {
     switch (format) {
         case Q8_0: return f(std::integral_constant<Format, Q8_0>());
@@ -193,7 +193,7 @@ template <Format format> ALWAYS void values_of(Codes& codes, float* out) {
 
 // --- Tiles -----------------------------------------------------------------------------------------------------------
 
-// The 32-bit words that a lane adds to the vectors of a block's codes, one to each.
+// The 32-bit words that each lane contributes to the vectors of a block's codes, one word per vector.
 template <int bits> ALWAYS void code_words(const uint32_t* quads, uint32_t* words) {
     if constexpr (bits == 8)
         for (int q = 0; q < 8; q++) words[q] = quads[q];
@@ -214,7 +214,7 @@ template <int bits> ALWAYS void code_words(const uint32_t* quads, uint32_t* word
     }
 }
 
-// Bit i of quad q, at 4q + i, goes to bit q of byte i: eight bits at a time.
+// Bit i of quad q, at 4q + i, moves to bit q of byte i: eight bits at a time.
 constexpr auto SINGLE_BITS = [] {
     std::array<uint32_t, 256> table{};
     for (uint32_t bits = 0; bits < 256; bits++)
@@ -223,7 +223,7 @@ constexpr auto SINGLE_BITS = [] {
     return table;
 }();
 
-// Formats without super-blocks have their codes in the order of the words already. What is left of `c` are its scales.
+// Formats without super-blocks already have their codes in the order of the words. Only the scales of `c` are set.
 template <Format format> ALWAYS void plain_words(const uint8_t* row, int64_t b, Codes& c, uint32_t* words) {
     constexpr Scheme s = SCHEMES[format];
     constexpr int head = s.min ? 4 : 2, fifth = s.bits == 5 ? 4 : 0;
@@ -240,7 +240,7 @@ template <Format format> ALWAYS void plain_words(const uint8_t* row, int64_t b, 
     }
 }
 
-// Lanes become columns: word w of lane l goes to vector w, place l.
+// Transpose: word w of lane l moves to vector w, place l.
 template <int bits> ALWAYS void put_words(const uint32_t (*words)[8], uint8_t* codes) {
     typedef uint32_t Four __attribute__((vector_size(16)));
     constexpr int whole = bits / 4 * 4;
@@ -290,7 +290,7 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
         uint8_t* scales = tile + scales_offset(s, b);
         for (int lane = 0; lane < count; lane++) {
             const uint8_t* row = source + lane * source_stride;
-            // Sixteen rows at once are too many for the processor to foresee: it is told where the next ones lie.
+            // The hardware prefetcher does not follow sixteen rows at once, so the next ones are prefetched here.
             __builtin_prefetch(row + TILE * source_stride + b * step);
             Codes c;
             if constexpr (s.super) {
@@ -317,13 +317,13 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
     }
 }
 
-// Scales become whole numbers: shares of the largest of their row.
+// Scales become integers: fractions of the largest scale of their row.
 template <Format from, Format to>
 void pack_whole_tile(const uint8_t* source, int64_t source_stride, int count, int64_t columns, uint8_t* tile) {
     constexpr Scheme s = SCHEMES[to];
     const int64_t blocks = columns / BLOCK, step = source_stride / blocks;
     struct Scales {
-        float d[TILE], m[TILE];  // of codes that count from the middle one
+        float d[TILE], m[TILE];  // for codes that count from the middle one
     };
     std::vector<Scales> scales(static_cast<size_t>(blocks + blocks % 2), Scales{});
     alignas(16) uint32_t words[TILE][8] = {};
@@ -344,7 +344,7 @@ void pack_whole_tile(const uint8_t* source, int64_t source_stride, int count, in
         for (int lane = 0; lane < TILE; lane++) {
             const float d = std::fabs(at.d[lane]), m = std::fabs(at.m[lane]) * (float{WHOLE_UNIT} / WHOLE_MIN);
             most[lane] = std::max(most[lane], std::max(d, m));
-            strange[lane] += 0.0f * at.d[lane] + 0.0f * at.m[lane];  // not a number where one is not
+            strange[lane] += 0.0f * at.d[lane] + 0.0f * at.m[lane];  // NaN if a scale is not finite
         }
     for (int lane = 0; lane < TILE; lane++) {
         const bool usable = most[lane] > 0.0f && strange[lane] == 0.0f;
@@ -358,7 +358,7 @@ void pack_whole_tile(const uint8_t* source, int64_t source_stride, int count, in
             reinterpret_cast<int16_t*>(tile + tile_head_bytes(s) + unit_offset(s, static_cast<int64_t>(b)));
         for (int lane = 0; lane < TILE; lane++) {
             const Scales& at = scales[b];
-            const float by = scale[lane];  // zero where numbers are strange, which are then left out
+            const float by = scale[lane];  // zero if a scale is not finite; the integers are then zero
             to_scales[2 * lane + b % 2] = rounded(by == 0.0f ? 0.0f : at.d[lane] * by * WHOLE_SCALE);
             if (s.min) to_scales[2 * (TILE + lane) + b % 2] = rounded(by == 0.0f ? 0.0f : at.m[lane] * by * WHOLE_UNIT);
         }
@@ -457,8 +457,8 @@ int64_t Matrix::packed_bytes() const {
 
 namespace {
 
-// A block of MXFP4 (an exponent, then nibbles as Q4_0 has them) becomes one of Q5_0 with the same values. Scales that
-// float16 does not have are beyond those of any model: smaller ones become zero, larger ones infinite.
+// A block of MXFP4 (an exponent, then nibbles in Q4_0's order) becomes a block of Q5_0 with the same values. Scales
+// that float16 cannot represent do not occur in models: smaller ones become zero, larger ones infinite.
 void widen_mxfp4(const uint8_t* from, uint8_t* to) {
     constexpr int8_t TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     const int exponent = from[0] - 128;  // of half the scale

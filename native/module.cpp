@@ -10,7 +10,7 @@ void bind_text(nb::module_& m);
 }  // namespace unspool
 
 NB_MODULE(_native, m) {
-    // Kernels chosen once live as long as the process; telling of them at its end would only alarm people.
+    // kernels are never freed, and reports of that at exit would only confuse users
     nb::set_leak_warnings(false);
     m.doc() = "unspool's native kernels; use them through unspool.ops.cpu and unspool.sampling";
     unspool::bind_program(m);

@@ -14,11 +14,12 @@ namespace unspool {
 
 namespace {
 
-constexpr int64_t PIECE_BYTES = 1 << 20;  // of the file, held by a thread at a time
-constexpr int PIECES = 8;  // that each thread packs before another model may compute a step: some 20 ms
+constexpr int64_t PIECE_BYTES = 1 << 20;  // of the file, that a thread packs at a time
+constexpr int PIECES = 8;  // pieces that each thread packs before another model may compute a step: about 20 ms
 
-// Brings all of a piece's pages at once: one by one, as they are read, they take a fifth of the packing. Where the
-// system knows no such call they still come. False: some do not exist any more, and reading them would be fatal.
+// Loads all of a piece's pages at once; loading them one by one on access takes a fifth of the packing time. Without
+// this system call they are loaded on access. Returns false if some pages no longer exist, so that reading them would
+// be fatal.
 bool populate([[maybe_unused]] const uint8_t* data, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_POPULATE_READ
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), start = reinterpret_cast<uintptr_t>(data);
@@ -28,8 +29,8 @@ bool populate([[maybe_unused]] const uint8_t* data, [[maybe_unused]] int64_t byt
     return true;
 }
 
-// The pages stay in the system's cache; they are only no longer this process's. Looking at one brings those around it,
-// so what is given back goes as far: a neighbour's that another thread still reads come again.
+// Releases this process's pages; they stay in the system's page cache. Access to a page also maps the pages around it,
+// so these are released too; pages that another thread still reads are mapped again.
 void give_back(const uint8_t* data, int64_t bytes, const Span& file) {
     constexpr uintptr_t AROUND = 64 << 10;  // a multiple of any page's size
     const auto start = reinterpret_cast<uintptr_t>(data), stop = start + static_cast<uintptr_t>(bytes);
@@ -48,7 +49,7 @@ Packing::~Packing() {
 void Packing::join() {
     if (!thread_) return;
     if (pid_ == getpid()) thread_->join();
-    else (void)thread_.release();  // it stayed with the parent process
+    else (void)thread_.release();  // it stayed in the parent process
     thread_.reset();
 }
 
@@ -90,19 +91,19 @@ void Packing::start() {
     pid_ = getpid();
     try {
         thread_ = std::make_unique<std::thread>([this] { while (!leave_.load() && pack_one()) {} });
-    } catch (const std::system_error&) {}  // no more threads: finish() does it all
+    } catch (const std::system_error&) {}  // the system has no more threads: finish() packs everything
 }
 
 double Packing::advance(Pool& pool) {
     if (pieces_.empty()) return 1.0;
-    if (pid_ != 0 && pid_ != getpid()) {  // a forked child: what the parent's threads were at is not done
+    if (pid_ != 0 && pid_ != getpid()) {  // a forked child: pieces that the parent had started are incomplete
         next_.store(0);
         (void)thread_.release();
     }
     pid_ = getpid();
     if (!leave_.load()) {
 #ifdef __GLIBC__
-        malloc_trim(0);  // a start leaves holes, a megabyte or two: they are given back before memory is at its fullest
+        malloc_trim(0);  // releases a megabyte or two of free memory before memory use is highest
 #endif
         leave_.store(true);  // the pool has a thread for every core
     } else {

@@ -25,11 +25,11 @@ void pause() {
 #endif
 }
 
-// Whoever else wants this core has it now, when nobody waits for what this thread is at: in a server, the event loop
-// with what the last step brought. Stopped later, amid a piece, a thread stops all others too.
+// Yields the core when no thread waits for this one, so that other work can run: in a server, the event loop with the
+// tokens of the last step. If this thread were suspended later, within a unit, all other threads would wait for it.
 void make_way() { sched_yield(); }
 
-constexpr int SPINS = 128;  // pauses before giving the core away: some 2 µs
+constexpr int SPINS = 128;  // pauses before yielding the core: about 2 µs
 constexpr auto AWAKE =
     std::chrono::microseconds(500);  // how long an idle thread waits for the next step before it sleeps
 
@@ -62,7 +62,7 @@ struct Pool::Crew {
         if (sleepers.load() > 0) epoch.notify_all();
         make_way();
         the_work(the_argument, 0);
-        meet();  // nobody may still be working when the caller goes on
+        meet();  // all threads must be done before the caller continues
     }
 
     void serve(int index) {
@@ -115,14 +115,14 @@ Pool::Pool(int threads) : threads_(threads), crew_(std::make_unique<Crew>(thread
 
 Pool::~Pool() {
     if (crew_->pid == getpid()) crew_->dismiss();
-    else (void)crew_.release();  // these threads stayed with the parent process
+    else (void)crew_.release();  // these threads stayed in the parent process
 }
 
 void Pool::run(void (*work)(void*, int), void* argument) {
     num_asked_.fetch_add(1);
     const ProcessLock::Hold turn(turn_);
     num_begun_.fetch_add(1);
-    if (crew_->pid != getpid()) {  // whatever state the fork left the old crew in, it is not used again
+    if (crew_->pid != getpid()) {  // the old crew's state after a fork is undefined, so it is not used again
         auto crew = std::make_unique<Crew>(threads_);
         (void)crew_.release();
         crew_ = std::move(crew);
@@ -132,14 +132,14 @@ void Pool::run(void (*work)(void*, int), void* argument) {
 
 void Pool::let_others() {
     const uint32_t begun = num_begun_.load();
-    const auto until = std::chrono::steady_clock::now() + AWAKE;  // one that died in a fork never comes
+    const auto until = std::chrono::steady_clock::now() + AWAKE;  // a thread that did not survive a fork never stops
     while (num_asked_.load() != begun && num_begun_.load() == begun && std::chrono::steady_clock::now() < until)
         sched_yield();
 }
 
 void Pool::rest(int turn) {
     if (turn < SPINS) pause();
-    else sched_yield();  // another thread may be waiting for this very core
+    else sched_yield();  // another thread may need this core
 }
 
 std::shared_ptr<Pool> Pool::shared(int threads) {

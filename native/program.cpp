@@ -19,7 +19,7 @@ int64_t Instruction::cut(const Program& program, int64_t units, int thread) cons
     return units * thread / program.pool().threads();
 }
 
-// Cosines and sines of the step's rows, for every rotation that the model uses.
+// Cosines and sines of the step's rows, for every rotation of the model.
 struct Turns : Instruction {
     bool varies() const override { return true; }
     void prepare(Program& program, const Step& step) override {
@@ -48,7 +48,7 @@ struct Turns : Instruction {
 };
 
 bool WorkSplitTuner::by_halves(int64_t rows) {
-    if (rows != rows_ && step_ < TRIED) step_ = rows_ ? TRIED : 0;  // steps of different rows cannot be compared
+    if (rows != rows_ && step_ < TRIED) step_ = rows_ ? TRIED : 0;  // steps with different rows are not comparable
     if (step_ == 0) best_[0] = best_[1] = INT64_MAX;
     rows_ = rows;
     return now_ = step_ < TRIED ? step_ % 2 == 1 : better_;
@@ -116,11 +116,11 @@ void Program::reserve(const Step& step) {
         slot_offsets_.clear();
         for (size_t i = 0; i < slot_bytes_.size(); i++) {
             slot_offsets_.push_back(total);
-            // The output's rows are as many as it has, not as many as the step: its slot is its own.
+            // The output's rows are the logit rows, not all rows of the step, so it has a slot of its own.
             total += slot_bytes_[i] * capacity_ + LINE;
             largest = std::max(largest, slot_bytes_[i] * capacity_);
         }
-        // Huge pages where rows fill some: those of a short prompt, and the output's, would leave most of them empty.
+        // Huge pages if rows fill some of them; those of a short prompt, and of the output, would be mostly empty.
         slots_ = Memory(static_cast<size_t>(total), total - largest >= HUGE_FROM);
         gathered_ = Memory(static_cast<size_t>(capacity_ * gathered_bytes_), false);
     }
@@ -144,7 +144,7 @@ std::string Program::check(const Step& s) const {
     if (s.sequences < 1 || s.starts[0] != 0 || s.starts[s.sequences] != s.rows) return "starts do not cover the rows";
     for (int64_t i = 0; i < s.sequences; i++)
         if (s.starts[i] >= s.starts[i + 1]) return text("starts: sequence", i, " has no rows, of ", s.sequences);
-    int64_t vocabulary = tables_.empty() ? INT64_MAX : 0;  // tables of fewer tokens have a row for all others
+    int64_t vocabulary = tables_.empty() ? INT64_MAX : 0;  // tokens beyond a smaller table share one of its rows
     for (const Matrix* table : tables_) vocabulary = std::max(vocabulary, table->rows());
     for (int64_t i = 0; i < s.rows; i++) {
         if (s.ids[i] < 0 || s.ids[i] >= vocabulary)
@@ -184,7 +184,7 @@ std::string Program::check(const Step& s) const {
 
 namespace {
 
-// Rows [from, to), the largest panels first.
+// Rows [from, to) in panels, the largest first.
 void cut_panels(const int* counts, int64_t from, int64_t to, Panels& panels) {
     panels.first.resize(static_cast<size_t>(to));
     panels.size.resize(static_cast<size_t>(to));
@@ -196,13 +196,13 @@ void cut_panels(const int* counts, int64_t from, int64_t to, Panels& panels) {
             }
 }
 
-constexpr int64_t PART_ROWS = 128;  // at least, for each part's threads read all weights
-constexpr int64_t STRETCH = 48;     // rows: whole panels, and keys of tokens that fill whole lines of memory
+constexpr int64_t PART_ROWS = 128;  // least number of rows per part, because each part's threads read all weights
+constexpr int64_t STRETCH = 48;     // rows: whole panels, and keys of this many tokens fill whole cache lines
 
 }  // namespace
 
-// As many parts as threads go round in and rows are enough for. The last rows, too few for a stretch each, are shared
-// out evenly: a panel more for one part would be a wait for the others at every product.
+// As many parts as divide the number of threads and as there are enough rows for. The last rows, too few for a stretch
+// per part, are divided evenly: with one panel more in a part, all others would wait for it at every product.
 void Program::part_rows(int64_t rows) {
     const int threads = pool_->threads();
     int& count = parts_.count = 1;
@@ -242,7 +242,7 @@ void Program::study(const Step& step) {
     shares_fresh_blocks_ = false;
     if (!kv_ || step.sequences < 2) return;
     block_owner_.resize(static_cast<size_t>(kv_->blocks), 0);
-    const int64_t base = stamp_ + 1;  // owners of earlier steps are below it
+    const int64_t base = stamp_ + 1;  // the owners that earlier steps wrote are below it
     for (int64_t r = 0; r < step.rows; r++) {
         int64_t& owner = block_owner_[static_cast<size_t>(step.slots[r] / kv_->block_size)];
         const int64_t mine = base + sequence_of(r);
@@ -259,8 +259,8 @@ void Program::study(const Step& step) {
     stamp_ += step.sequences;
 }
 
-// Deals each thread its share of every instruction that has something to do. Most steps are like the one before, and
-// then it is done already.
+// Assigns each thread its share of every instruction that has work. Most steps are like the previous one, and then the
+// shares are ready.
 void Program::deal(const Step& step) {
     const int threads = pool_->threads();
     std::vector<int64_t>& like = now_;
@@ -301,7 +301,7 @@ bool Program::is_over(size_t index) const {
     return done == share(index, 0).units;
 }
 
-// Takes the next units of an instruction: of one's own share, then of what is left of others'. False: none are left.
+// Takes the next units of an instruction: from the own share, then from others' shares. Returns false if none are left.
 bool Program::claim(size_t index, int thread, Claim& claim) const {
     const int threads = pool_->threads();
     for (; claim.turn < threads; claim.turn++) {
@@ -321,7 +321,7 @@ bool Program::claim(size_t index, int thread, Claim& claim) const {
     return false;
 }
 
-// Does the units that were claimed, if any, and goes on as long as there are more. How many that were.
+// Does the claimed units, if any, and continues while there are more. Returns the number of units done.
 int32_t Program::take_part(size_t index, int thread, Claim first) {
     int32_t done = 0;
     bool has_units = first.owner || claim(index, thread, first);
@@ -336,9 +336,9 @@ void Program::work(int thread) {
     for (size_t i = 0; i < num_shares_; i++) {
         Claim first;
         if (share(i, thread).is_copied) {
-            // Units of the next instruction that all wait for are claimed before the copies for it are made: until they
-            // are done it is not over, and nobody writes over what is being copied. A thread that comes too late for
-            // any unit needs no copies.
+            // Units of the next instruction without copies are claimed before its copies are made. Until these units
+            // are done, that instruction is not over, so nothing that is being copied is overwritten. A thread that
+            // gets no unit needs no copies.
             size_t reader = i + 1;
             while (reader < num_shares_ && share(reader, thread).is_copied) reader++;
             const bool is_needed = reader == num_shares_ || claim(reader, thread, first);
@@ -360,8 +360,8 @@ void Program::work(int thread) {
     }
 }
 
-// Before the first step, a few tokens from all over the vocabulary go through the model: what channels of keys are like
-// hardly depends on which. Their keys go to a cache of their own.
+// Before the first step, a few tokens from all over the vocabulary are computed, to measure the channels of keys, which
+// hardly depend on the choice of tokens. Their keys are stored in a separate cache.
 void Program::measure() {
     const auto is_known = [&](int layer) { return kv_->channels(layer).known; };
     if (!kv_ || kv_->type != KV_Q8 || tables_.empty() || std::all_of(layers_.begin(), layers_.end(), is_known)) return;
@@ -371,7 +371,7 @@ void Program::measure() {
     int32_t ids[TOKENS], positions[TOKENS];
     int64_t slots[TOKENS];
     for (int i = 0; i < TOKENS; i++) {
-        const uint64_t part = static_cast<uint32_t>(i + 1) * 2654435761u;  // of 2³²: multiples of the golden section
+        const uint64_t part = static_cast<uint32_t>(i + 1) * 2654435761u;  // of 2³²: multiples of the golden ratio
         ids[i] = static_cast<int32_t>(part * static_cast<uint64_t>(vocabulary) >> 32);
         positions[i] = i, slots[i] = i;
     }

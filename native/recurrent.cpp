@@ -1,5 +1,5 @@
-// Layers with a state of each sequence: token by token in one order, for prompts and single tokens alike. Threads share
-// channels and heads, never tokens.
+// Layers with a state per sequence. They process token by token in one order, the same for prompts and single tokens.
+// Threads divide channels and heads, never tokens.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,16 +10,16 @@ namespace unspool {
 
 namespace {
 
-constexpr int COLUMNS = 64;  // channels that one unit looks after
+constexpr int COLUMNS = 64;  // channels per unit
 
 struct BySequence : Instruction {
     Operand out;
-    int64_t tiles;  // of a sequence
+    int64_t tiles;  // per sequence
 
     bool varies() const override { return true; }  // with the number of sequences
     int64_t units(const Program&, const Step& step) const override { return step.sequences * tiles; }
 
-    // What is read and written of a slot, for the rows of a sequence.
+    // The inputs and outputs within a slot, for the rows of a sequence.
     static bool is_first(const Step& step, int64_t sequence) {
         return step.positions[step.starts[sequence]] == 0;
     }
@@ -38,7 +38,7 @@ struct ShortConv : BySequence {
 
     int64_t scratch_bytes() const { return 4 * COLUMNS * (shape.taps + 1) + 64; }
 
-    // The last taps inputs lie in a ring; y is what they come to.
+    // The last `taps` inputs are in a ring buffer; y is the result.
     void run(Program& program, const Step& step, int thread, int64_t begin, int64_t end) override {
         const float* rows = program.floats(x, step, thread);
         float* outs = program.floats(out, step, thread);
@@ -53,7 +53,7 @@ struct ShortConv : BySequence {
             else
                 for (int j = 0; j < past; j++)
                     memcpy(ring + j * COLUMNS, kept + j * shape.channels, static_cast<size_t>(count) * 4);
-            int newest = past;  // where in the ring the next input goes
+            int newest = past;  // index in the ring of the next input
             for (int64_t r = step.starts[sequence]; r < step.starts[sequence + 1]; r++) {
                 const float* row = rows + r * width + from;
                 float* input = ring + newest * COLUMNS;
@@ -89,7 +89,7 @@ struct ShortConv : BySequence {
             for (int c = 0; c < count; c++) y[c] += shape.bias[from + c];
     }
 
-    // All but the place that the next input goes to, oldest first.
+    // All inputs except the one that the next input replaces, oldest first.
     void put(const float* ring, int newest, float* to, int count) const {
         for (int j = 0; j + 1 < shape.taps; j++)
             memcpy(to + j * shape.channels, ring + (newest + 1 + j) % shape.taps * COLUMNS,
@@ -99,7 +99,7 @@ struct ShortConv : BySequence {
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// x · scale / |x|; the squares are added in sixteen strands.
+// x · scale / |x|; the squares are added in sixteen partial sums.
 void normalize(const float* x, int n, float eps, float scale, float* out) {
     float sums[TILE] = {};
     for (int i = 0; i < n; i += TILE)
@@ -157,7 +157,7 @@ struct Recurrent : BySequence {
         }
     }
 
-    // What a head takes in of one row.
+    // A head's inputs from one row.
     void read(Program& program, const Step& step, int thread, const float* row, int64_t r, int head, int from,
               Recurrence& next) const {
         const int at = key_head(head) * shape.key_dim;

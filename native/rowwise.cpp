@@ -1,4 +1,4 @@
-// What is done to rows of float32 value by value, or part by part.
+// Operations on rows of float32, element by element or part by part.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,7 +9,7 @@ namespace unspool {
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 8;  // taken at once
+constexpr int64_t FEW_ROWS = 8;  // rows taken at once
 
 struct RowByRow : Instruction {
     Operand out;
@@ -97,12 +97,12 @@ struct GivenRows : RowByRow {
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t at = program.row_at(out, unit) * width;
             if (step.given) memcpy(outs + at, step.given + at, bytes);
-            else memset(outs + at, 0, bytes);  // a step that measures keys is of tokens alone
+            else memset(outs + at, 0, bytes);  // the step that measures keys has tokens only
         }
     }
 };
 
-// The sum of f(x) over a row, in one order: eight sums side by side.
+// The sum of f(x) over a row, in a fixed order: eight partial sums.
 template <typename F>
 double sum_of(const float* x, int n, F f) {
     constexpr int LANES = 8;

@@ -1,10 +1,10 @@
-// The filters and the draw over one row, fused: a pass that scales and finds each block's maximum, and from then on
-// only the tokens that can still matter.
+// The filters and the draw over one row, fused: one pass scales the logits and finds each block's maximum; after that,
+// only the tokens that can still be chosen are read.
 //
-//   dense: every token, in a padded copy with block maxima ──first filter──► list: the survivors, in order of id
+//   dense: every token, in a padded copy with block maxima ──first filter──► list: the survivors, ordered by id
 //
-// Any filter that keeps the best tokens needs only the blocks whose maximum is good enough: the k-th largest block
-// maximum is a floor under the k-th largest logit.
+// A filter that keeps the best tokens only needs the blocks whose maximum is large enough: the k-th largest block
+// maximum is a lower bound of the k-th largest logit.
 #include "sampling.h"
 
 #include <nanobind/nanobind.h>
@@ -29,7 +29,7 @@ namespace {
 
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
-constexpr float MAX_GUMBEL = 16.64f;  // no noise is larger: draw.MAX_GUMBEL, rounded up
+constexpr float MAX_GUMBEL = 16.64f;  // the largest possible noise: draw.MAX_GUMBEL, rounded up
 constexpr int SLACK_BITS = 20;
 
 enum class Stage { TEMPERATURE, TOP_K, TOP_K_TIES, TOP_P, MIN_P, TYPICAL_P, TOP_N_SIGMA, XTC };
@@ -45,7 +45,7 @@ Stage stage_named(const std::string& name) {
     throw std::invalid_argument("the sampling kernels have no stage " + name);
 }
 
-// What `choose` answers instead of a token.
+// The results of `choose` that are not tokens.
 constexpr int64_t HAS_NAN = -1, HAS_INFINITY = -2, NONE_LEFT = -3;
 
 int64_t share(int64_t total, double fraction) {
@@ -55,7 +55,7 @@ int64_t share(int64_t total, double fraction) {
 
 int64_t padded(int64_t n) { return (n + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK * SAMPLING_BLOCK; }
 
-// A token in some order of preference: smaller keys first, then lower ids.
+// A token in an order of preference: smaller keys first, then lower ids.
 template <typename Key>
 struct Ranked {
     Key key;
@@ -64,8 +64,8 @@ struct Ranked {
     bool operator<(const Ranked& other) const { return key != other.key ? key < other.key : id < other.id; }
 };
 
-// The last element of the shortest prefix, in order, whose weights reach the target. No full sort: halves that cannot
-// hold the place are only summed.
+// The last element of the shortest prefix, in order, whose weights reach the target. This needs no full sort: halves
+// that cannot contain the element are only summed.
 template <typename Key>
 Ranked<Key> last_within(std::vector<Ranked<Key>>& items, int64_t target) {
     size_t low = 0, high = items.size();
@@ -87,8 +87,8 @@ Ranked<Key> last_within(std::vector<Ranked<Key>>& items, int64_t target) {
     return items[high - 1];
 }
 
-// The same for many items, of which only those in the bucket where the target is reached are ever compared.
-// `distance` sorts them roughly: it never falls where `key` rises.
+// The same for many items; only those in the bucket where the target is reached are compared. `distance` orders them
+// approximately: it never decreases when `key` increases.
 template <typename Key, typename KeyOf, typename DistanceOf>
 Ranked<Key> last_within(int64_t count, const int32_t* ids, const int64_t* weights, int64_t target, KeyOf key,
                         DistanceOf distance) {
@@ -159,7 +159,7 @@ class Row {
         wanted = std::min(wanted, n);
         if (wanted == 0) return {};
         list_of_best(wanted);
-        if (count < wanted) {  // removed ones rank too, last
+        if (count < wanted) {  // removed tokens rank last
             collect(0.0f, MINUS_INFINITY);
             count = n;
         }
@@ -181,7 +181,7 @@ class Row {
         max = max / divisor;
         if (is_list) {
             for (int64_t i = 0; i < count; i++) logits[i] = logits[i] / divisor;
-            return keep_if([](float x, int32_t) { return x > MINUS_INFINITY; });  // an overflow removes
+            return keep_if([](float x, int32_t) { return x > MINUS_INFINITY; });  // also removes logits that overflowed
         }
         for (float& x : dense) x = x / divisor;
         for (float& x : maxima) x = x / divisor;
@@ -206,7 +206,7 @@ class Row {
             auto blocks = static_cast<int64_t>(maxima.size());
             int64_t wanted = 32;
             for (list_of_best(wanted); weigh_list() < target; list_of_best(wanted)) {
-                wanted = wanted * 8 < blocks ? wanted * 8 : n;  // too few: look again for more
+                wanted = wanted * 8 < blocks ? wanted * 8 : n;  // too few: search again for more
             }
         }
         auto last = last_within<float>(
@@ -235,7 +235,7 @@ class Row {
         max = *std::max_element(logits.begin(), logits.begin() + count);
     }
 
-    // In sixteen lanes by token id, folded in halves: filters.lane_sum.
+    // In sixteen lanes by token id, added in halves: filters.lane_sum.
     float sigma_floor(double deviations) const {
         double sums[16] = {}, squares[16] = {};
         int64_t alive = 0;
@@ -266,7 +266,7 @@ class Row {
         max = least;
     }
 
-    // All tokens not worse than some floor that lies under the wanted-th best: that many at least, if they survive.
+    // All tokens not below some lower bound of the wanted-th best: at least that many, if so many survive.
     void list_of_best(int64_t wanted) {
         float floor = LOWEST;
         if (wanted <= static_cast<int64_t>(maxima.size())) {
@@ -314,8 +314,8 @@ class Row {
         count = kept;
     }
 
-    // The best logit + noise in a padded array: of tokens[i], or of i itself without tokens. A block whose
-    // best logit could not win with the largest noise is passed over; the one with the best logit comes first.
+    // The best logit + noise in a padded array: of tokens[i], or of i itself without tokens. A block whose best logit
+    // could not win with the largest noise is skipped; the block with the best logit is first.
     int64_t draw_from(const float* values, const int32_t* tokens, const std::vector<float>& highest, uint64_t seed,
                       uint64_t position) {
         int64_t token = NONE_LEFT;
@@ -347,7 +347,7 @@ class Row {
     }
 
     std::vector<float> dense, maxima;
-    // Once a filter has run: the survivors in order of id. The arrays have room for all and for padding.
+    // After the first filter: the survivors, ordered by id. The arrays have room for all tokens and padding.
     bool is_list = false;
     int64_t count = 0;
     std::vector<int32_t> ids;
@@ -374,7 +374,7 @@ const SamplingKernels* kernels_named(const std::string& isa) {
     return isa == "auto" || isa == "plain" ? sampling_plain() : nullptr;
 }
 
-// The workspace of the calling thread, kept while rows of one size follow each other.
+// The workspace of the calling thread, reused while rows have the same size.
 Row& row_of(const SamplingKernels& kernels, int64_t n) {
     thread_local std::vector<Row> kept;
     if (kept.empty() || kept[0].n != n || &kept[0].k != &kernels) {
@@ -386,7 +386,7 @@ Row& row_of(const SamplingKernels& kernels, int64_t n) {
 
 class Sampling {
   public:
-    // `names`: the stages that `choose` may be given, each by its place in this list.
+    // `names`: the stages that `choose` accepts, each identified by its index in this list.
     Sampling(const std::string& isa, const std::vector<std::string>& names) : kernels(kernels_named(isa)) {
         if (!kernels) throw std::invalid_argument("this processor cannot run the sampling kernels for " + isa);
         for (const auto& name : names) stages_by_code.push_back(stage_named(name));
@@ -424,7 +424,7 @@ class Sampling {
         return row.draw(seed, position);
     }
 
-    // What logprobs.py tells of a row: (max, total weight, the token's rank, the best ids).
+    // The statistics of logprobs.py for a row: (max, total weight, the token's rank, the best ids).
     std::tuple<float, int64_t, int64_t, std::vector<int32_t>> describe(Floats logits, int64_t token,
                                                                        int64_t count) const {
         auto n = static_cast<int64_t>(logits.shape(0));

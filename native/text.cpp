@@ -17,7 +17,7 @@ uint64_t load(const uint8_t* p) {
     return w;
 }
 
-// Fewer than eight bytes, at least one, each of them in the result.
+// Hashes one to seven bytes; every byte affects the result.
 uint64_t load_few(const uint8_t* p, size_t size) {
     if (size < 4) return p[0] | static_cast<uint64_t>(p[size / 2]) << 8 | static_cast<uint64_t>(p[size - 1]) << 16;
     uint32_t a, b;
@@ -25,7 +25,8 @@ uint64_t load_few(const uint8_t* p, size_t size) {
     return a | static_cast<uint64_t>(b) << 32;
 }
 
-// A file may be made to collide: tables are seeded anew in every process. Nothing that is told depends on the seed.
+// A file could be made so that hashes collide, so tables get a new seed in every process. No result depends on the
+// seed.
 uint64_t fresh_seed() {
     std::random_device device;
     return static_cast<uint64_t>(device()) << 32 | device();
@@ -38,11 +39,11 @@ uint64_t mixed(uint64_t a, uint64_t b) {
 
 constexpr uint64_t K1 = 0x9E3779B97F4A7C15u, K2 = 0xD6E8FEB86659FD93u;
 
-constexpr uint64_t GROUP = 32;  // entries that are waited for together
+constexpr uint64_t GROUP = 32;  // entries that are prefetched together
 
 size_t table_size(uint64_t count) { return static_cast<size_t>(count + count / 2 + 16); }
 
-// How many bytes the character at `p` takes, or 0 if it is not one: strict UTF-8, no surrogates, nothing overlong.
+// The number of bytes of the character at `p`, or 0 if it is not valid: strict UTF-8, no surrogates, no overlong forms.
 int character_size(const uint8_t* p, const uint8_t* end) {
     const uint8_t c = *p;
     if (c < 0x80) return 1;
@@ -73,8 +74,8 @@ bool is_text(const uint8_t* p, uint64_t size) {
     return true;
 }
 
-// Joins neighbours until none can be joined. `join(left, right, pair)` says whether two can be, and fills in the
-// priority and the id. A pair in the heap is stale once either of its pieces has become part of another.
+// Merges neighbours until none can be merged. `join(left, right, pair)` says whether two can be, and sets the priority
+// and the id. A pair in the heap is stale if either of its pieces has been merged into another since.
 template <class Join> void merge(Scratch& scratch, Join join) {
     auto& [pieces, heap, text] = scratch;
     heap.clear();
@@ -112,7 +113,7 @@ void add_piece(std::vector<Piece>& pieces, int32_t id, uint32_t begin, uint32_t 
     pieces.push_back({id, begin, end, place - 1, -1});
 }
 
-// A text's characters as pieces. `find` says which token one is, or -1.
+// A text's characters as pieces. `find` returns a character's token, or -1.
 template <class Find> void add_characters(std::string_view text, std::vector<Piece>& pieces, Find find) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
     for (size_t i = 0; i < text.size();) {
@@ -124,7 +125,7 @@ template <class Find> void add_characters(std::string_view text, std::vector<Pie
     }
 }
 
-// A piece's token; without one those of its bytes. Where bytes have none, neighbours become one `unknown`.
+// A piece's token; without one, those of its bytes; if bytes have none, neighbours become one `unknown`.
 void add_ids(const Piece& piece, std::string_view text, const std::vector<int32_t>& bytes, int32_t unknown,
              std::vector<int32_t>& out) {
     if (piece.id >= 0) out.push_back(piece.id);
@@ -150,7 +151,7 @@ Strings::Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_
         at += 8 + length, total += length;
         starts_.push_back(static_cast<uint32_t>(total));
     }
-    // From here on only the lengths that were just read and checked count, whatever becomes of the file.
+    // From here on only the lengths that were just read and checked are used, because the file may change.
     text_.resize(total);
     for (uint64_t i = 0; i + 1 < starts_.size(); i++) {
         uint8_t* copy = text_.data() + starts_[i];
@@ -216,7 +217,8 @@ int64_t Strings::find(std::string_view text, uint64_t hash) const {
 
 BytePairs::BytePairs(const Strings& tokens, const Strings& merges, bool whole_words, std::vector<int32_t> bytes)
     : tokens_(tokens), whole_words_(whole_words), bytes_(std::move(bytes)) {
-    // GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes take the characters from U+0100 on.
+    // GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the other bytes are the characters from U+0100
+    // on.
     int next = 0x100;
     for (int byte = 0; byte < 256; byte++) {
         const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
@@ -249,7 +251,7 @@ void BytePairs::add_group(const Strings& merges, uint64_t first, uint64_t count)
         const std::string_view text = merges.at(first + i);
         const size_t space = std::min(text.find(' '), text.size());
         halves[i][0].text = text.substr(0, space);
-        halves[i][1].text = text.substr(std::min(space + 1, text.size()));  // empty, and not found, without a space
+        halves[i][1].text = text.substr(std::min(space + 1, text.size()));  // without a space: empty, and not found
         for (Half& half : halves[i]) tokens_.prefetch_slot(half.hash = tokens_.hash(half.text));
     }
     for (uint64_t i = 0; i < count; i++)
@@ -267,7 +269,7 @@ void BytePairs::add_group(const Strings& merges, uint64_t first, uint64_t count)
     std::string joined;
     for (uint64_t i = 0; i < count; i++) {
         joined.assign(halves[i][0].text).append(halves[i][1].text);
-        // Tokens are mostly in the order of the merges that made them.
+        // Most tokens are in the order of the merges that produce them.
         const bool follows = last_ + 1 < static_cast<int64_t>(tokens_.size()) && tokens_.at(last_ + 1) == joined;
         last_ = follows ? last_ + 1 : tokens_.find(joined);
         if (last_ < 0) {
@@ -362,8 +364,8 @@ UnigramPieces::UnigramPieces(const Strings& tokens, std::vector<float> scores, s
     std::sort(sorted_.begin(), sorted_.end(), [&](uint32_t a, uint32_t b) { return tokens_.at(a) < tokens_.at(b); });
 }
 
-// Tries every token that begins at `begin`: the sorted tokens that begin with the text's next bytes are a range, which
-// each byte narrows. Sums are float32, since ties and near ties have to fall as they do where the scores were trained.
+// Tries every token that begins at `begin`. The sorted tokens that begin with the text's next bytes are a range, which
+// each byte narrows. Sums are float32, so that ties and near ties are decided as in the trained model.
 void UnigramPieces::extend(std::string_view text, uint32_t begin, uint32_t character_end,
                            std::vector<Best>& best) const {
     const float till_here = best[begin].score;
@@ -382,7 +384,7 @@ void UnigramPieces::extend(std::string_view text, uint32_t begin, uint32_t chara
         if (target.begin < 0 || score > target.score)
             target = {score, static_cast<int32_t>(begin), static_cast<int32_t>(*first)};
         has_character |= end + 1 == character_end;
-        if (++first == last) break;  // it has no longer one
+        if (++first == last) break;  // no token is longer
     }
     const float score = unknown_score_ + till_here;
     Best& target = best[character_end];

@@ -25,7 +25,7 @@ public:
     Strings(const uint8_t* bytes, uint64_t size, uint64_t position, uint64_t count);
 
     uint64_t size() const { return starts_.size() - 1; }
-    uint64_t end() const { return position_ + 8 * size() + starts_.back(); }  // of the strings that were read, in the file
+    uint64_t end() const { return position_ + 8 * size() + starts_.back(); }  // of those read, in the file
     std::string_view at(uint64_t i) const {
         return {reinterpret_cast<const char*>(text_.data()) + starts_[i], starts_[i + 1] - starts_[i]};
     }

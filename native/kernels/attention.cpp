@@ -1,8 +1,8 @@
 // Attention over blocks of keys and values.
 //
-// A split of 256 keys, counted from position 0, has a softmax of its own: scores, their maximum, weights, their sum,
-// weighted values in the order of the keys. Splits merge in order. So a query's bits depend on its own keys alone,
-// whoever else looks at them in the same pass, and splits may be computed apart.
+// A split of 256 keys, counted from position 0, has its own softmax: scores, their maximum, weights, their sum, and
+// weighted values in the order of the keys. Splits are merged in order. So a query's bits depend only on its own keys,
+// whatever other queries share its pass, and splits may be computed separately.
 #include "kernels/attention.h"
 
 namespace unspool::KERNEL_ISA {
@@ -16,7 +16,7 @@ struct F32Element {
     INLINE F read(const float* p) { return load(p); }
 };
 
-// Sixteen keys side by side, channel after channel, gathered where a block holds no whole sixteen.
+// Sixteen keys, channel after channel; gathered if the block size is not a multiple of sixteen.
 template <class E> void gather_keys(const KvView& kv, const Queries& queries, int64_t key, int64_t last, float* out) {
     using T = typename E::type;
     for (int lane = 0; lane < TILE; lane++) {
@@ -34,8 +34,8 @@ template <class E> void gather_keys(const KvView& kv, const Queries& queries, in
     }
 }
 
-// What will be read two blocks from now: keys of a split in turn, then its values, then the next split's. Blocks lie
-// far apart, and nothing but this asks for the next ones in time.
+// Prefetches what is read two blocks later: the keys of a split, then its values, then the next split's. Blocks are not
+// contiguous, so the hardware prefetcher does not fetch the next one.
 INLINE const uint8_t* soon(const KvView& kv, const Queries& queries, Range all, int64_t key, bool is_value) {
     const int64_t first = all.low / kv.block_size, count = (all.high - 1) / kv.block_size - first + 1;
     int64_t block = key / kv.block_size - first + 2;
@@ -66,11 +66,11 @@ template <class E, int N, int G> void score(const typename E::type* keys, int64_
     UNROLL for (int g = 0; g < G; g++) UNROLL for (int n = 0; n < N; n++) store(out + n * SPLIT + g * TILE, acc[g][n]);
 }
 
-constexpr int at_once(int n, int most) {  // how many of a kind fit in the registers beside n queries: 4, 2 or 1
+constexpr int at_once(int n, int most) {  // how many accumulators of a kind fit in registers with n queries: 4, 2 or 1
     return 4 * n <= MOST && most >= 4 ? 4 : 2 * n <= MOST ? 2 : 1;
 }
 
-// parts[n] += Σ weight · value over keys [from, to), in order; C times sixteen channels at once.
+// parts[n] += Σ weight · value over keys [from, to), in order; for C times sixteen channels at once.
 template <class E, int N, int C> INLINE void weigh_channels(const KvView& kv, const Queries& queries, Range all,
                                                             int64_t from, int64_t to, const float* weights, int c,
                                                             float* parts) {
@@ -134,7 +134,7 @@ void scores_of_split(const KvView& kv, const Queries& queries, Range all, float*
     const bool whole = kv.block_size % TILE == 0, pairs = kv.block_size % (2 * TILE) == 0;
     for (int64_t key = all.low / TILE * TILE; key < all.high;) {
         float* out = weights + key % SPLIT;
-        // Two sixteens at once where they lie in one block and registers allow.
+        // Two groups of sixteen at once if they are in one block and registers allow it.
         const int groups = pairs && key % (2 * TILE) == 0 && key + TILE < all.high && queries.count <= MOST / 2 ? 2 : 1;
         if (whole) {
             const uint8_t* block = block_of(kv, queries, key);
@@ -201,8 +201,8 @@ template <class E> void attend_as(const KvView& kv, const Queries& queries, int 
     scores_of_split<E>(kv, queries, all, weights, scratch + count * SPLIT);
     for (int n = 0; n < count; n++) softmax_of_split(kv, queries, all, n, split, weights, parts + n * stride);
 
-    // Keys that all see go together; those before and after go query by query, so that none touches a value it must
-    // not see: even a weight of zero would let another row's infinity in.
+    // Keys that all queries see are processed together. Those before and after are processed query by query: even with
+    // weight 0, an invisible value that is infinite would make the result NaN.
     if (common.low >= common.high) common = {all.high, all.high};
     for (int n = 0; n < count; n++) {
         Range range = seen(queries, n, split);

@@ -1,25 +1,26 @@
-// Attention over keys and values that are integers, each token's with a scale of its own: values of 8 bits, keys of 8
-// bits but for a quarter of their channels, which have 16.
+// Attention over integer keys and values, with one scale per token: values have 8 bits; keys have 8 bits, except a
+// quarter of their channels, which have 16.
 //
 // Products of queries with keys, and of weights with values, are exact integers: their order does not matter, and a
-// weight of zero adds nothing, whatever lies there. So all queries of a pass go over all of its keys together.
+// weight of zero adds nothing, whatever the value is. So all queries of a pass process all of its keys together.
 //
-// A few channels of keys are far larger than the rest, which would be left with few of 8 bits. Which, and how large
-// they are to be in queries and in keys, is known before (KeyChannels in kv.h): narrow channels come first, then wide
-// ones. Sums of narrow products are shifted left to the unit of wide ones, which are added to them: one sum, one scale.
-// Weights of 32 keys have a scale for each query, for one key often has most of the weight.
+// A few channels of keys are far larger than the rest, which would keep few of 8 bits if all shared one scale. Which
+// channels these are, and their factors for queries and keys, is measured before (KeyChannels in kv.h): narrow channels
+// come first, then wide ones. Sums of narrow products are shifted left to the unit of wide products and added to them,
+// so there is one sum with one scale. Weights have a scale per query and 32 keys, because one key often has most of the
+// weight.
 #include "kernels/attention.h"
 
 namespace unspool::KERNEL_ISA {
 
 constexpr int BYTE = 127, KEY_ZERO = 128, WEIGHT = 255;
-constexpr int SIXTEENS = SPLIT / TILE;  // of keys in a split
-constexpr int IN_CHUNK = 2;             // of keys whose weights have one scale
+constexpr int SIXTEENS = SPLIT / TILE;  // groups of sixteen keys per split
+constexpr int IN_CHUNK = 2;             // groups of sixteen keys whose weights share one scale
 constexpr int CHUNKS = SIXTEENS / IN_CHUNK;
-constexpr int IN_CACHE = 4;  // of keys that stay in the nearest cache while all queries pass by
-constexpr float LEAST = 1e-35f;  // what makes a scale: smaller ones have no reciprocal
+constexpr int IN_CACHE = 4;  // groups of sixteen keys that stay in the L1 cache while all queries process them
+constexpr float LEAST = 1e-35f;  // the least maximum that makes a scale: smaller ones have no reciprocal
 
-// How many sums of integers fit in the registers, and whether those of floats, one for each of values, do too.
+// How many sums of integers fit in the registers, and whether one sum of floats per value fits too.
 #if defined(KERNEL_ISA_AVX512)
 constexpr int SCORES = 24, VALUES = 12, VALUE_QUERIES = 6;
 constexpr bool SUMS_FIT = true;
@@ -33,7 +34,7 @@ constexpr bool SUMS_FIT = false;
 constexpr int fitting(int n, int sums) { return 4 * n <= sums ? 4 : 2 * n <= sums ? 2 : 1; }
 
 INLINE int words_of(const KvView& kv) { return key_words(kv.head_dim); }
-INLINE int quads_of(const KvView& kv) { return narrow_channels(kv.head_dim) / 4; }  // the first of them
+INLINE int quads_of(const KvView& kv) { return narrow_channels(kv.head_dim) / 4; }  // index of the first of them
 INLINE bool is_loose(const KvView& kv) { return kv.block_size % TILE != 0; }
 INLINE int64_t key_scales(const KvView& kv) { return static_cast<int64_t>(kv.block_size) * words_of(kv) * 4; }
 INLINE int64_t value_scales(const KvView& kv) {
@@ -42,19 +43,19 @@ INLINE int64_t value_scales(const KvView& kv) {
 
 // --- Rows of integers ------------------------------------------------------------------------------------------------
 
-// Magnitudes, the largest among them.
+// Magnitudes, and the largest of them.
 INLINE F largest_of(const float* x, int n) {
     F largest = zero();
     for (int i = 0; i < n; i += TILE) largest = larger(largest, abs(load_n(x + i, n - i)));
     return largest;
 }
 
-// What numbers in this unit are multiplied with to become integers, and what those are worth: not a number where the
-// unit is not finite.
+// The factor that converts numbers to integers in this unit, and the value of one such integer; NaN if the unit is not
+// finite.
 INLINE F into_integers(F unit) { return where_below(unit, LEAST, zero(), div(set1(1.0f), unit)); }
 INLINE F worth_of_integers(F unit) { return where_below(unit, LEAST, zero(), add(unit, mul(unit, zero()))); }
 
-// The unit of narrow channels such that they and wide ones, which are finer, stay within their limits: among sixteen.
+// The unit of narrow channels for which these and the wide, finer ones stay within their limits; per lane.
 INLINE F unit_of(const KvView& kv, const float* x) {
     const int narrow = narrow_channels(kv.head_dim);
     return larger(
@@ -62,7 +63,7 @@ INLINE F unit_of(const KvView& kv, const float* x) {
         mul(largest_of(x + narrow, kv.head_dim - narrow), set1(static_cast<float>(1 << kv.finer) / kv.limit)));
 }
 
-// Calls put(sixteen integers, the first one's channel, whether they are wide), the narrow ones first.
+// Calls put(sixteen integers, the first one's channel, whether they are wide), narrow ones first.
 template <class Put> INLINE void each_sixteen(const KvView& kv, const float* x, F inverse, Put put) {
     const int narrow = narrow_channels(kv.head_dim), n = kv.head_dim;
     for (int c = 0; c < narrow; c += TILE) put(round_int(mul(load_n(x + c, narrow - c), inverse)), c, false);
@@ -70,7 +71,7 @@ template <class Put> INLINE void each_sixteen(const KvView& kv, const float* x, 
     for (int c = narrow; c < n; c += TILE) put(round_int(mul(load_n(x + c, n - c), finer)), c, true);
 }
 
-// Sixteen values of a query in words of which all queries' lie side by side.
+// Sixteen values of a query, in words that are interleaved with those of all queries.
 template <bool WIDE> INLINE void put_words(I values, int32_t* to) {
     constexpr int WORDS = WIDE ? TILE / 2 : TILE / 4 * QUAD_PARTS;
     pair_t words[WORDS];
@@ -79,7 +80,7 @@ template <bool WIDE> INLINE void put_words(I values, int32_t* to) {
     UNROLL for (int j = 0; j < WORDS; j++) to[j * MOST] = words[j];
 }
 
-// What the sums of all queries begin with: keys of bytes are stored without their sign.
+// The initial sums of all queries: they correct for keys being stored as unsigned bytes.
 INLINE void find_starts(const int32_t* words, int count, int32_t* starts) {
     I sum = izero();
     int32_t sums[TILE];
@@ -104,16 +105,16 @@ void prepare_integers(const KvView& kv, Queries& queries, int32_t* room) {
             else put_words<false>(integers, room + c / 4 * QUAD_PARTS * MOST + i);
         });
     find_starts(room, quads, starts);
-    // Of the unit of wide ones, in queries and in keys.
+    // In units of the wide channels of queries and keys.
     const float scale = queries.scale / static_cast<float>(1 << 2 * kv.finer);
     for (int i = 0; i < count; i++) factors[i] = worth[i] * scale;
     queries.words = room, queries.starts = starts, queries.factors = factors;
 }
 
-// --- Where the keys of a split lie, by sixteens ----------------------------------------------------------------------
+// --- The addresses of a split's keys, in groups of sixteen -----------------------------------------------------------
 
 struct Span {
-    int first, last;  // sixteens of the split that somebody sees: [first, last)
+    int first, last;  // groups of the split that some query sees: [first, last)
     int64_t key_stride;
     const uint8_t* keys[SIXTEENS];
     const uint8_t* values[SIXTEENS];
@@ -125,7 +126,7 @@ struct Span {
     int chunks() const { return last_chunk() - first_chunk(); }
 };
 
-// Loose tokens are put side by side first.
+// Tokens that are not contiguous are copied first.
 void gather(const KvView& kv, const Queries& queries, Range all, float* room, Span& span) {
     const int words = words_of(kv), padded = kv.padded_dim;
     auto* keys = reinterpret_cast<uint8_t*>(room);
@@ -173,14 +174,14 @@ INLINE void find_span(const KvView& kv, const Queries& queries, int split, Range
 
 // --- Scores ----------------------------------------------------------------------------------------------------------
 
-// What a pass over keys needs to know of their words: how many there are of narrow and of wide channels, and the shift
-// from the products of the one to those of the other.
+// The layout of keys for a pass: the number of words of narrow and of wide channels, and the shift from narrow products
+// to wide ones.
 struct Words {
     int quads, pairs, shift;
 };
 
-// N queries times G sixteens of keys. What comes after them is asked for meanwhile: blocks lie far apart, and nothing
-// else would ask in time.
+// N queries times G groups of sixteen keys. The following groups are prefetched meanwhile: blocks are not contiguous,
+// so the hardware prefetcher does not fetch them.
 template <int N, int G>
 void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, Words words, float* out) {
     const uint8_t *at[G], *ahead[G];
@@ -188,7 +189,7 @@ void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, Wo
     const int64_t next_key = span.key_stride, next_ahead = g0 + G < span.last ? next_key : 64;
     I acc[G][N];
     UNROLL for (int g = 0; g < G; g++) {
-        const int mine = g0 + (g < left ? g : left), next = mine + G;  // the last one again where there are too few
+        const int mine = g0 + (g < left ? g : left), next = mine + G;  // the last group again if there are too few
         at[g] = span.keys[mine];
         ahead[g] = next < span.last ? span.keys[next] : span.values[span.first + (g < left ? g : left)];
         UNROLL for (int n = 0; n < N; n++) acc[g][n] = iset1(starts[n]);
@@ -227,14 +228,14 @@ void score(const Span& span, int g0, const int32_t* q, const int32_t* starts, Wo
 
 // --- Weights ---------------------------------------------------------------------------------------------------------
 
-// What makes weights of one query's scores: 2^(slope · score - maximum), for the keys [low, high) of the split.
+// The parameters of one query's softmax: weight = 2^(slope · score - maximum), for the keys [low, high) of the split.
 struct Softmax {
     float slope, maximum;
     int low, high;
 };
 INLINE F masked(F x, const Softmax& how, int key, float other) { return keep(x, how.low - key, how.high - key, other); }
 
-// Not a number if one of the keys that a query sees is none.
+// NaN if the score of a visible key is NaN.
 INLINE float spoilt(const Span& span, const Softmax& how) {
     F sum = zero();
     for (int g = span.first; g < span.last; g++)
@@ -242,7 +243,7 @@ INLINE float spoilt(const Span& span, const Softmax& how) {
     return hsum(sum);
 }
 
-// Scores lack the query's factor, which is never below zero.
+// Scores do not include the query's factor, which is never negative.
 INLINE Softmax study(const Queries& queries, const Span& span, int n, int split, float* row) {
     const Range range = seen(queries, n, split);
     const int64_t start = static_cast<int64_t>(split) * SPLIT;
@@ -263,8 +264,8 @@ INLINE Softmax study(const Queries& queries, const Span& span, int n, int split,
     return how;
 }
 
-// Scores of a query become weights times the values' scales, still floats. Returns the sum of the weights alone, not a
-// number where scores are beyond all measure; the largest of each of the span's chunks are left among sixteen.
+// Scores of a query become weights times the values' scales, as floats. Returns the sum of the weights without the
+// scales, or NaN if scores overflow; `largest` gets the largest scaled weights of each chunk, per lane.
 INLINE float softmax(const Span& span, const Softmax& how, float* row, float (*largest)[TILE]) {
     constexpr float UNITS = 1 << 23;
     const float slope = how.slope * UNITS, offset = how.maximum * -UNITS;
@@ -295,7 +296,7 @@ INLINE float softmax(const Span& span, const Softmax& how, float* row, float (*l
     return hsum(sum) + 0.0f * (slope + offset);
 }
 
-// Weights in 8 bits, each chunk's in a unit of its own. Where nobody looks they are something.
+// Rounds weights to 8 bits, in a unit per chunk. Weights outside the span are arbitrary.
 INLINE void round_weights(const Span& span, const float* row, const float* inverse, quad_t* to) {
     for (int c = span.first_chunk(); c < span.last_chunk(); c++) {
         const F times = set1(*inverse++);
@@ -304,8 +305,8 @@ INLINE void round_weights(const Span& span, const float* row, const float* inver
     }
 }
 
-// Each step is done for all queries before the next: its result comes late, and meanwhile the processor goes on with
-// another's. parts[n] is what follows the sums of values; units are [query][chunk of the span].
+// Each stage is done for all queries before the next one, so that the processor can overlap their latencies. parts[n]
+// gets the numbers that follow the sums of values; units are [query][chunk of the span].
 INLINE void find_weights(const Queries& queries, const Span& span, Range all, int split, float* scores, quad_t* weights,
                          float* units, float* parts, int stride) {
     const int count = queries.count, chunks = span.chunks();
@@ -390,7 +391,7 @@ void attend_integers(const KvView& kv, const Queries& queries, int split, float*
         const Range range = seen(queries, n, split);
         if (range.low < range.high) all = {lower(all.low, range.low), higher(all.high, range.high)};
     }
-    if (all.low >= all.high) return;  // nobody asks for these parts
+    if (all.low >= all.high) return;  // no query reads these parts
     if (!SUMS_FIT)
         for (int n = 0; n < count; n++)
             for (int c = 0; c < padded; c += TILE) store(parts + n * stride + c, zero());
@@ -415,7 +416,7 @@ void attend_integers(const KvView& kv, const Queries& queries, int split, float*
 
 // --- Storing ---------------------------------------------------------------------------------------------------------
 
-// Sixteen values of a key go to words that lie `next` bytes apart.
+// Sixteen values of a key are stored in words that are `next` bytes apart.
 INLINE void put_key(I values, bool wide, int count, uint8_t* to, int64_t next) {
     uint8_t bytes[2 * TILE];
     if (wide) store_i16(reinterpret_cast<int16_t*>(bytes), values);

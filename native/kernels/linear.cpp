@@ -1,8 +1,7 @@
-// A tile of 16 output features times a panel of rows, for every weight format.
+// Multiplies a tile of 16 output features by a panel of rows, for every weight format.
 //
-// An output element's sum has one order whatever the number of rows: block after block of K, for each block (or half
-// block, where 16 values share a scale) one fused multiply-add of the exact integer dot product, then one of the
-// minimum.
+// An output element's sum has the same order for any number of rows: block after block of K; for each block (or half
+// block, if 16 values share a scale) one fused multiply-add of the exact integer dot product, then one of the minimum.
 #include <type_traits>
 
 #include "kernels/codes.h"
@@ -26,7 +25,7 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
         dot_quad<BITS, q, R>(c, x, dot), dot_quad<BITS, q + 1, R>(c, x, dot);
         dot_quad<BITS, q + 2, R>(c, x, dot), dot_quad<BITS, q + 3, R>(c, x, dot);
     } else if constexpr (R <= 2) {
-        // Few rows leave the processor waiting for one product before it may add the next: two sums instead of one.
+        // With few rows the processor would wait for each product before it adds the next: two sums instead of one.
         VI other[R];
         UNROLL for (int r = 0; r < R; r++) other[r] = vset1i(0);
         dot_quad<BITS, 0, R>(c, x, dot), dot_quad<BITS, 4, R>(c, x, other);
@@ -44,14 +43,14 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
 
 #elif defined(KERNEL_ISA_AVX2)
 
-// maddubs adds two products of at most (2^bits - 1) · 128 in 16 bits: as many such sums as fit are added before they
-// are widened. 8-bit codes would not fit even once, so their nibbles are multiplied apart.
+// maddubs adds two products of at most (2^bits - 1) · 128 in 16 bits. As many such sums as fit are added before they
+// are widened. 8-bit codes do not fit even once, so their nibbles are multiplied separately.
 template <int BITS> constexpr int SUMS = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;
 
 INLINE VI broadcast(const QBlock& x, int q) { return _mm256_set1_epi32(reinterpret_cast<const quad_t*>(x.q)[q]); }
 
-// The compiler would rather keep every broadcast for the other half of the tile than keep sums in registers: each
-// quad is done with before the next begins.
+// The compiler would keep every broadcast for the other half of the tile instead of keeping sums in registers, so each
+// quad is completed before the next begins.
 template <int R> INLINE void settle(VI (&sum)[R]) {
     UNROLL for (int r = 0; r < R; r++) asm volatile("" : "+x"(sum[r])::"memory");
 }
@@ -111,8 +110,8 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
 
 #else
 
-// Products are added up in 16 bits, where a whole group's fit: 127 · (15 · 8, 31 · 8 or 63 · 4). Those of 8-bit codes
-// do not: their nibbles are multiplied apart.
+// Products are added up in 16 bits if those of a whole group fit: 127 · (15 · 8, 31 · 8 or 63 · 4). Those of 8-bit
+// codes do not fit, so their nibbles are multiplied separately.
 template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const QBlock* x, VI (&dot)[R]) {
     constexpr int COUNT = GROUP / 4;
     Words v[R][COUNT];
@@ -172,7 +171,7 @@ INLINE void dot_fine_quads(const uint8_t* c, const FineBlock* x, VI (&even)[R], 
     if constexpr (FROM + 1 < TO) dot_fine_quads<BITS, FROM + 1, TO, R>(c, x, even, odd);
 }
 
-// Few rows leave the processor waiting for one product before it may add the next: two sums instead of one.
+// With few rows the processor would wait for each product before it adds the next: two sums instead of one.
 template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, const FineBlock* x, VI (&dot)[R]) {
     constexpr int FROM = G * 4, TO = FROM + GROUP / 4;
     if constexpr (R > 4) return dot_fine_quads<BITS, FROM, TO, R>(c, x, dot, dot);
@@ -247,8 +246,8 @@ INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, 
 
 #if defined(KERNEL_ISA_AVX2)
 
-// Both halves of a tile at once: four of a row's values are then broadcast once for 16 output features, not twice. It
-// takes sums for all rows twice, so it is for codes whose sums need no widening on the way.
+// Both halves of a tile at once: four values of a row are then broadcast once for 16 output features, not twice. This
+// needs twice as many sums, so it is for codes whose sums need no intermediate widening.
 template <Format FMT, int R> constexpr bool TOGETHER =
     SCHEMES[FMT].group == 32 && SCHEMES[FMT].bits == 4 && R >= 3 && R <= 4;
 
@@ -297,8 +296,8 @@ template <Format FMT, int R> INLINE void add_block_together(const uint8_t* scale
     }
 }
 
-// Many rows of what is harder to take apart: it is done once for all of them, into memory that stays in the nearest
-// cache; four rows at a time find room for their sums in registers. What has been added up waits in `out`.
+// For many rows, and codes that are expensive to unpack: they are unpacked once for all rows, into memory that stays in
+// the L1 cache. The sums of four rows at a time fit in registers; partial sums are kept in `out`.
 constexpr int AT_ONCE = 4;
 template <int R> constexpr bool FINE_IN_PARTS = R > AT_ONCE;
 template <Format FMT, int R>
@@ -323,7 +322,7 @@ INLINE void dot_quads_many(const VI (*codes)[2], const QBlock* x, VI (&low)[R], 
     }
 }
 
-// Products of quads [FROM, TO), widened to 32 bits; before that, as many are added up as fit 16.
+// Products of quads [FROM, TO), widened to 32 bits; as many as fit are added up in 16 bits before.
 template <int BITS, int FROM, int TO, int R>
 INLINE void dots_many(const VI (*codes)[2], const QBlock* x, VI (&low)[R], VI (&high)[R]) {
     constexpr int FIT = SUMS<BITS>;
@@ -457,9 +456,9 @@ template <int R> INLINE void add_products(const float* weights, const float* val
     }
 }
 
-// Outliers times the 16 weights at their place, which column(k) gives. All rows of a panel go along, with zeros where
-// they have none: to go by those that have takes branches that nobody can foresee. Sums are never -0, so that a zero
-// changes nothing.
+// Outliers times the 16 weights at their place, which column(k) returns. All rows of a panel are included, with zeros
+// where they have no outlier: selecting rows would need branches that cannot be predicted. Sums are never -0, so adding
+// a zero changes nothing.
 template <class Column> INLINE void add_outliers(const Panel& panel, float* out, Column column) {
     constexpr int AT_ONCE = 32;
     alignas(64) float weights[AT_ONCE * TILE];
@@ -473,13 +472,13 @@ template <class Column> INLINE void add_outliers(const Panel& panel, float* out,
     }
 }
 
-// Apart from the products: in one function with them the compiler may keep their sums in memory.
+// In a function of its own: inlined into the products, it may make the compiler keep their sums in memory.
 template <Format FMT>
 __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
     add_outliers(panel, out, [&](int k) { return column<FMT>(tile, k); });
 }
 
-// No prefetching: the processor's own follows a straight line better than any instruction that was tried.
+// No software prefetch: the hardware prefetcher handles sequential reads better than any variant that was measured.
 template <Format FMT, int R, int STRIDE = R, class Row>
 INLINE void tile_rows(const uint8_t* tile, int64_t k, const Row* x, float* out) {
     constexpr bool FINE = std::is_same_v<Row, FineBlock>;
@@ -517,7 +516,7 @@ INLINE void tile_rows(const uint8_t* tile, int64_t k, const Row* x, float* out) 
     }
 }
 
-// --- Floats: one fused multiply-add a value of K, in order -----------------------------------------------------------
+// --- Floats: one fused multiply-add per value of K, in order ---------------------------------------------------------
 
 template <Format FMT, int R> INLINE void tile_rows_float(const uint8_t* tile, int64_t k, const float* x, float* out) {
     F acc[R];

@@ -1,4 +1,4 @@
-// Products that need no memory: how fast this instruction set computes when nothing else limits it.
+// Products without memory access: the speed of this instruction set when nothing else limits it.
 #include "kernels/simd.h"
 #include "kernels/table.h"
 
@@ -7,15 +7,16 @@ namespace unspool::KERNEL_ISA {
 namespace {
 
 #if defined(KERNEL_ISA_AVX512)
-constexpr int SUMS = 16;  // that do not wait for one another; all of them stay in registers
+constexpr int SUMS = 16;  // independent sums; all of them stay in registers
 #else
 constexpr int SUMS = 6;
 #endif
 constexpr int LANES = 16, TURNS = 64;
 
-// So that nothing that was computed can be left out.
+// Prevents the compiler from removing the computation.
 template <class T> INLINE void keep(T& value) { asm volatile("" : "+m"(value)); }
-// Every loop over sums is unrolled and none takes a sum's address: else they lie in memory and each product stores one.
+// Every loop over sums is unrolled, and no sum's address is taken; otherwise sums lie in memory and each product stores
+// one.
 template <class T> INLINE void use(T value) { keep(value); }
 
 double spin_floats(int64_t rounds) {

@@ -1,10 +1,10 @@
-// What happens to whole rows: norms, 8-bit activations, gates, rotations.
+// Operations on whole rows: norms, rounding to 8 bits, gates, rotations.
 #include "kernels/simd.h"
 #include "kernels/table.h"
 
 namespace unspool::KERNEL_ISA {
 
-// residual + x / rms(x) · weight. The squares are added in four strands, a function of n alone.
+// residual + x / rms(x) · weight. The squares are added in four partial sums, in an order that only n determines.
 void norm(const float* x, const float* weight, const float* residual, int n, float eps, float* out) {
     F sums[4] = {zero(), zero(), zero(), zero()};
     int i = 0;
@@ -25,7 +25,7 @@ void norm(const float* x, const float* weight, const float* residual, int n, flo
     }
 }
 
-// The sum of f(x) over n values, in four strands like the norm's squares.
+// The sum of f(x) over n values, in four partial sums like the norm's squares.
 template <class Map> INLINE float sum_of(const float* x, int n, Map f) {
     F sums[4] = {zero(), zero(), zero(), zero()};
     int i = 0;
@@ -44,7 +44,7 @@ void layer_norm(const float* x, const float* weight, const float* bias, const fl
         const F off = sub(v, center);
         if (count >= TILE) return mul(off, off);
         store(kept, off);
-        const F inside = load_n(kept, count);  // what lies past the end is no deviation
+        const F inside = load_n(kept, count);  // values past the end must not contribute
         return mul(inside, inside);
     }) / static_cast<float>(n);
     const F scale = set1(1.0f / sqrtf(variance + eps));
@@ -56,13 +56,13 @@ void layer_norm(const float* x, const float* weight, const float* bias, const fl
     }
 }
 
-// What is not finite is larger than all numbers: it becomes its block's scale, and so tells whoever reads the row.
+// A value that is not finite counts as larger than all numbers: it becomes its block's scale, and so marks the row.
 INLINE float largest(F low, F high) { return hlargest(larger(abs(low), abs(high))); }
 INLINE float largest(const float* x) { return largest(load(x), load(x + 16)); }
 
-// Without what is larger than `most`, which was set apart.
+// Without values larger than `most`, which are stored separately.
 INLINE void quantize_block(const float* x, float most, QBlock* out) {
-    const bool empty = most < 1e-30f;  // a scale this small has no reciprocal
+    const bool empty = most < 1e-30f;  // such a small scale has no reciprocal
     const F inverse = set1(empty ? 0.0f : 127.0f / most), limit = set1(most);
     const I low = round_int(mul(at_most(load(x), limit), inverse));
     const I high = round_int(mul(at_most(load(x + 16), limit), inverse));
@@ -77,7 +77,8 @@ INLINE void quantize_block(const float* x, float most, QBlock* out) {
     out->s[1] = static_cast<int16_t>(sum_high);
 }
 
-// Puts what lies above the limit on the list, if there is room for all of it, and gives the largest magnitude left.
+// Adds the values above the limit to the list if there is room for all of them. Returns the largest remaining
+// magnitude.
 INLINE float set_apart(const float* x, float limit, int block, int blocks, Outliers* outliers) {
     const F low = load(x), high = load(x + 16);
     uint32_t bits = above(abs(low), limit) | above(abs(high), limit) << 16;
@@ -105,20 +106,20 @@ void quantize(const float* x, int blocks, QBlock* out, int stride, Outliers* out
     }
 }
 
-// --- Rows whose scales are whole numbers -----------------------------------------------------------------------------
+// --- Rows with integer scales ----------------------------------------------------------------------------------------
 
-// What makes shares of magnitudes, and integers where a share is one.
+// The factors from magnitudes to a block's scale, and from values to integers where that scale is one.
 struct Inverses {
     float most, unit;
 };
 
-// Blocks go by twos, which lie `stride` apart in a panel. A share is rounded up, so that no integer exceeds 127.
-alignas(64) constexpr float NO_BLOCK[BLOCK] = {};  // the second of the last two where there is an odd number
+// Blocks are processed in pairs, `stride` apart in a panel. A scale is rounded up, so that no integer exceeds 127.
+alignas(64) constexpr float NO_BLOCK[BLOCK] = {};  // the second block of the last pair if their number is odd
 INLINE const float* second_of(const float* x, int count) { return count > 1 ? x + BLOCK : NO_BLOCK; }
 
 #if defined(KERNEL_ISA_AVX512)
 
-constexpr int AT_ONCE = 16;  // blocks: a lane for each
+constexpr int AT_ONCE = 16;  // blocks, one per lane
 
 template <int FIRST, int SECOND> INLINE F larger_quarters(F a, F b) {
     return larger(_mm512_shuffle_f32x4(a, b, FIRST), _mm512_shuffle_f32x4(a, b, SECOND));
@@ -138,7 +139,7 @@ INLINE F largest_of_blocks(const float* x) {
     return _mm512_permutexvar_ps(lanes, larger_lanes<0x88, 0xDD>(m[0], m[1]));
 }
 
-// Integers of both halves of a block, still in the order in which packing leaves them.
+// Integers of both halves of a block, in the order in which the pack instruction leaves them.
 INLINE I packed_block(const float* x, F most, F scale) {
     const F low = load(x), high = load(x + 16);
     const auto kept = [&](F value) { return _mm512_cmp_ps_mask(abs(value), most, _CMP_LE_OQ); };
@@ -146,14 +147,14 @@ INLINE I packed_block(const float* x, F most, F scale) {
                               round_int(_mm512_maskz_mul_ps(kept(high), high, scale)));
 }
 
-// Of two blocks, the second's behind the first's.
+// The integers of two blocks, one after the other.
 INLINE I packed_blocks(const float* first, const float* second, const float* most, const float* scale) {
     const I quads = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(quads, _mm512_packs_epi16(packed_block(first, set1(most[0]), set1(scale[0])),
                                                               packed_block(second, set1(most[1]), set1(scale[1]))));
 }
 
-// Lane i is the sum of the i-th of sixteen blocks. They come by twos: four 64-bit lanes make up the sum of each, with
+// Lane i is the sum of the i-th of sixteen blocks. Blocks come in pairs: four 64-bit lanes form the sum of each, with
 // 128 added to every integer.
 INLINE I sums_of(const I (&twos)[8]) {
     I four[4], eight[2];
@@ -166,7 +167,7 @@ INLINE I sums_of(const I (&twos)[8]) {
     return iadd(_mm512_permutexvar_epi32(order, sums), -BLOCK * 128);
 }
 
-// The compiler would rather take single numbers from registers than read them where they were stored.
+// The compiler would extract single numbers from registers instead of reading them from where they were stored.
 INLINE void settle() { asm volatile("" ::: "memory"); }
 
 template <bool ALL> INLINE void round_some(const float* x, const float* most, int count, Inverses by, WholeBlock* out,
@@ -188,7 +189,7 @@ template <bool ALL> INLINE void round_some(const float* x, const float* most, in
     }
     const I sum = sums_of(twos), start = _mm512_mullo_epi32(sum, iset1(-MIDDLE_CODE));
     const I scaled = _mm512_srai_epi32(iadd(_mm512_mullo_epi32(sum, share), WHOLE_SHARE / 2), WHOLE_SHARE_BITS);
-    // Even blocks have both shares, odd ones both sums.
+    // Even blocks hold both scales, odd ones both sums.
     const I shares = _mm512_mask_blend_epi16(0xAAAAAAAA, share, ishl<16>(_mm512_shuffle_epi32(share, _MM_PERM_CDAB)));
     const I sums = _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_shuffle_epi32(scaled, _MM_PERM_CDAB), ishl<16>(scaled));
     const I pair = _mm512_mask_blend_epi32(0xAAAA, shares, sums);
@@ -215,7 +216,7 @@ INLINE void round_row(const float* x, const float* most, int blocks, Inverses by
 
 #else
 
-// Gives the sum of the integers.
+// Returns the sum of the integers.
 INLINE int round_one(const float* x, float most, float scale, WholeBlock& out) {
     const F limit = set1(most), by = set1(scale);
     const I low = round_int(mul(at_most(load(x), limit), by)), high = round_int(mul(at_most(load(x + 16), limit), by));
@@ -254,7 +255,7 @@ INLINE void round_row(const float* x, const float* most, int blocks, Inverses by
 
 #endif
 
-// Sets apart what lies above the limit, and gives the largest magnitude that is left of the row.
+// Stores the values above the limit separately. Returns the row's largest remaining magnitude.
 INLINE float set_apart_of_row(const float* x, float* most, float limit, int blocks, Outliers* outliers) {
     outliers->count = 0;
     F below = zero();
@@ -272,7 +273,7 @@ INLINE float set_apart_of_row(const float* x, float* most, float limit, int bloc
     return largest_below > left ? largest_below : left;
 }
 
-// Every stage is done for all rows before the next: each ends with a few numbers that the next one waits for.
+// Each stage is done for all rows before the next one, because a stage ends with a few numbers that the next waits for.
 void quantize_whole(const float* x, int rows, int blocks, WholeBlock* out, int stride, Outliers* outliers,
                     float* room) {
     const int width = blocks * BLOCK, padded = magnitudes_room(blocks);
@@ -293,7 +294,7 @@ void quantize_whole(const float* x, int rows, int blocks, WholeBlock* out, int s
         most[r] = set_apart_of_row(x + r * width, room + r * padded, limit, blocks, list(r));
     }
     for (int r = 0; r < rows; r++) {
-        // A scale this small has no reciprocal; what is not a number makes the row none.
+        // Such a small scale has no reciprocal; a NaN makes the whole row NaN.
         const bool empty = !(most[r] >= 1e-30f && sum[r] < __builtin_inff());
         const Inverses by = {empty ? 0.0f : WHOLE_SHARE / most[r], empty ? 0.0f : 127.0f * WHOLE_SHARE / most[r]};
         list(r)->scale = (empty ? 0.0f : most[r] / 127.0f) + 0.0f * sum[r];
@@ -350,7 +351,7 @@ INLINE F gelu(F x) { return mul(mul(set1(0.5f), x), add(set1(1.0f), erf(mul(x, s
 
 INLINE F relu(F x) { return max(zero(), x); }
 
-// Calls done(f) with the activation as a function of sixteen values.
+// Calls done(f), where f is the activation of sixteen values.
 template <class Done> INLINE void with_activation(Activation activation, Done done) {
     switch (activation) {
         case SILU: return done([](F x) { return silu(x); });
@@ -376,7 +377,7 @@ void multiply(const float* x, const float* gate, int n, Activation activation, f
     });
 }
 
-// Some sixteens of columns, whose sums stay in registers; the last may be less than whole.
+// Some groups of sixteen columns, whose sums stay in registers; the last group may be incomplete.
 template <int N> INLINE void recur_columns(const Recurrence& r, int from) {
     const auto size = [&](int i) { return r.columns - from - 16 * i; };
     F change[N], sum[N];
@@ -417,7 +418,7 @@ void recur(const Recurrence& r) {
     for (; from < r.columns; from += 16) recur_columns<1>(r, from);
 }
 
-// The gate is at most 7, the other factor between -7 and 7: gate · sigmoid(1.702 · gate) · (up + 1).
+// The gate is limited to at most 7, the other factor to -7 … 7: gate · sigmoid(1.702 · gate) · (up + 1).
 INLINE F clamped_swiglu(F gate, F up) {
     gate = min(set1(7.0f), gate), up = max(set1(-7.0f), min(set1(7.0f), up));
     const F power = min(set1(126.0f), mul(gate, set1(-1.702f * 1.44269504088896341f)));
@@ -479,8 +480,8 @@ INLINE void rotate(const float* x, const Rotation& by, int n, float* out) {
 
 #if defined(KERNEL_ISA_AVX512)
 
-// Heads of this many channels, all of them rotated, never leave the registers: first all firsts of pairs, then all
-// seconds, whether they were interleaved or not.
+// Heads of this size whose channels are all rotated stay in registers: first the first halves of all pairs, then the
+// second halves, whether the pairs were interleaved or not.
 template <int N> INLINE void turn_at_once(const float* x, const Rotation& by, const Arrangement& as, float* out) {
     constexpr int REGISTERS = N / TILE, HALF = REGISTERS / 2;
     const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), odd = iadd(even, 1);

@@ -1,4 +1,4 @@
-// The passes of sampling.h in GCC's vector types: as wide as the instruction set has registers.
+// The passes of sampling.h in GCC's vector types, which are as wide as the registers of the instruction set.
 #include "sampling.h"
 
 #include <bit>
@@ -22,7 +22,7 @@ constexpr int WIDTH = 4;
 
 typedef float F __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t I __attribute__((vector_size(WIDTH * 4)));
-typedef double D __attribute__((vector_size(WIDTH * 4)));  // half as many of these fill a register
+typedef double D __attribute__((vector_size(WIDTH * 4)));  // half as many elements fill a register
 typedef int64_t L __attribute__((vector_size(WIDTH * 4)));
 typedef uint64_t U __attribute__((vector_size(WIDTH * 4)));
 typedef float HalfF __attribute__((vector_size(WIDTH * 2)));
@@ -32,7 +32,7 @@ typedef uint32_t HalfU __attribute__((vector_size(WIDTH * 2)));
 
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
-// A vector wherever its elements lie.
+// A vector at any address, aligned or not.
 template <typename V>
 struct Unaligned {
     typedef V type __attribute__((aligned(4), may_alias));
@@ -65,7 +65,7 @@ INLINE bool any(I x) {
 #endif
 }
 
-// One bit for each lane that is not below; NaN never gets here.
+// One bit per lane that is not below; the arguments are never NaN.
 INLINE uint32_t lanes_at_least(F x, float floor) {
 #if defined(KERNEL_ISA_AVX512)
     return _mm512_cmp_ps_mask((__m512)(x), _mm512_set1_ps(floor), _CMP_GE_OQ);
@@ -94,7 +94,7 @@ INLINE F exp32(F x) {
     return (F)((I)(y) + (__builtin_convertvector(n, I) << 23));
 }
 
-// draw.log32: likewise.
+// draw.log32: the same operations in the same order.
 INLINE F log32(F x) {
     I raw = (I)(x);
     constexpr int32_t sqrt_half = std::bit_cast<int32_t>(0.70710677f);
@@ -119,7 +119,7 @@ INLINE HalfF part(F x, std::index_sequence<LANES...>) {
 INLINE D low(F x) { return __builtin_convertvector(part<0>(x, std::make_index_sequence<WIDTH / 2>()), D); }
 INLINE D high(F x) { return __builtin_convertvector(part<WIDTH / 2>(x, std::make_index_sequence<WIDTH / 2>()), D); }
 
-// A double in [-1, 1] plus this has its multiple of 2^-40 in its lowest bits: rounding by one addition.
+// A double in [-1, 1] plus this has its multiple of 2^-40 in the lowest bits, so one addition rounds it.
 constexpr double MAGIC = 6144.0;  // 1.5 * 2^12
 INLINE L fixed_point(D x) { return (L)(x + MAGIC) - (L)(D{} + MAGIC); }
 
@@ -240,7 +240,7 @@ int64_t count_better(const float* row, int64_t n, int64_t token) {
     return sum;
 }
 
-// 32 low bits of each lane times 32 bits, whole.
+// 32 low bits of each lane times 32 bits, as a full 64-bit product.
 INLINE U multiply(U a, uint32_t b) {
 #if defined(KERNEL_ISA_AVX512)
     return (U)(_mm512_maskz_mul_epu32(0xFF, (__m512i)(a), _mm512_set1_epi64(b)));
@@ -253,7 +253,7 @@ INLINE U multiply(U a, uint32_t b) {
 #endif
 }
 
-// draw.philox for one word of output. The upper halves of the lanes hold leftovers, which multiply() ignores.
+// draw.philox for one word of output. The upper halves of the lanes are arbitrary; multiply() ignores them.
 INLINE U philox(U a, uint64_t position, uint64_t seed) {
     U b = U{} + (position & 0xFFFFFFFF), c = U{} + (position >> 32), d = U{};
     uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);

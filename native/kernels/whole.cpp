@@ -1,13 +1,13 @@
-// A tile of 4-bit codes times a panel of rows where the scales of both are whole numbers (formats.h).
+// Multiplies a tile of 4-bit codes by a panel of rows when the scales of both are integers (formats.h).
 //
-// All sums are exact integers, in any order, until they are brought to float32 after every WHOLE_BLOCKS blocks.
+// All sums are exact integers, in any order; after every WHOLE_BLOCKS blocks they are converted to float32.
 #include "kernels/codes.h"
 #include "kernels/table.h"
 
 namespace unspool::KERNEL_ISA {
 
 constexpr int CODE_BYTES = code_bytes(SCHEMES[W4_1]);
-constexpr int codes_in_unit(bool min) { return min ? 2 * TILE * 4 : TILE * 4; }  // behind the scales
+constexpr int codes_in_unit(bool min) { return min ? 2 * TILE * 4 : TILE * 4; }  // after the scales
 
 // --- Two blocks ------------------------------------------------------------------------------------------------------
 
@@ -15,7 +15,7 @@ constexpr int codes_in_unit(bool min) { return min ? 2 * TILE * 4 : TILE * 4; } 
 
 INLINE void dot_words(I& c, I a, I b) { asm("vpdpwssd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
 
-// One row's products come faster as the compiler likes them.
+// For one row, the compiler's own order of instructions is faster.
 template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {
     const I w = nibble<Q>(codes);
     UNROLL for (int r = 0; r < R; r++) {
@@ -27,7 +27,7 @@ template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBl
 
 template <int R> INLINE void dot_block(const uint8_t* codes, const WholeBlock* x, I (&dot)[R]) {
     UNROLL for (int r = 0; r < R; r++) dot[r] = iset1(x[r].start);
-    if constexpr (R <= 2) {  // too few to wait for: two sums instead of one
+    if constexpr (R <= 2) {  // too few rows to hide latency: two sums instead of one
         I other[R];
         UNROLL for (int r = 0; r < R; r++) other[r] = izero();
         dot_quad<0>(codes, x, dot), dot_quad<4>(codes, x, other);
@@ -46,7 +46,7 @@ template <int R> INLINE void dot_block(const uint8_t* codes, const WholeBlock* x
 template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const WholeBlock* x, int stride, I (&sum)[R]) {
     const uint8_t* codes = unit + codes_in_unit(MIN);
     I d = iload(unit), m = MIN ? iload(unit + TILE * 4) : izero();
-    asm volatile("" : "+v"(d), "+v"(m));  // now, in the order in which they lie
+    asm volatile("" : "+v"(d), "+v"(m));  // forces both loads here, in memory order
     I first[R], second[R];
     dot_block<R>(codes, x, first);
     dot_block<R>(codes + CODE_BYTES, x + stride, second);
@@ -67,12 +67,12 @@ template <int Q, int R> INLINE void dot_quad(const uint8_t* codes, const WholeBl
         dot[r].a = _mm256_add_epi16(dot[r].a, _mm256_maddubs_epi16(low, values));
         dot[r].b = _mm256_add_epi16(dot[r].b, _mm256_maddubs_epi16(high, values));
     }
-    // Each quad is done with before the next begins, lest the compiler keep sums in memory.
+    // Each quad is completed before the next begins, so that the compiler does not keep sums in memory.
     UNROLL for (int r = 0; r < R; r++) asm volatile("" : "+x"(dot[r].a), "+x"(dot[r].b)::"memory");
 }
 
-// Sums of even and odd pairs of a quad's products lie side by side, and each may run over on the way: the middle code
-// is taken off both, and what comes out fits. Both are multiplied by the same scale.
+// The sums of even and odd pairs of a quad's products are adjacent, and each may overflow meanwhile: after the middle
+// code is subtracted from both, the result fits. Both are multiplied by the same scale.
 template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const WholeBlock* x, int stride, I (&sum)[R]) {
     const uint8_t* codes = unit + codes_in_unit(MIN);
     const I d = iload(unit);
@@ -153,8 +153,8 @@ template <bool MIN, int R> INLINE void tile_rows(const uint8_t* tile, int64_t bl
 
 // --- Outliers --------------------------------------------------------------------------------------------------------
 
-// scaled_codes: d · (code - 8) + 16 · m + 2⁴, where d and m are of the first (0) or the second (1) of two blocks.
-// together: two such columns side by side, without their lowest OUTLIER_SHIFT bits.
+// scaled_codes: d · (code - 8) + 16 · m + 2⁴, where d and m are those of the first (0) or the second (1) of two blocks.
+// together: two such columns, interleaved, without their lowest OUTLIER_SHIFT bits.
 constexpr int FACTORS = 16 << 16 | (0x10000 - MIDDLE_CODE), HALF = 1 << (OUTLIER_SHIFT - 1);
 static_assert(WHOLE_SCALE == 16 * WHOLE_UNIT);
 
@@ -224,7 +224,7 @@ template <bool MIN> INLINE I two_columns(const uint8_t* tile, const int32_t* pla
     return together(column<MIN>(tile, places[0]), column<MIN>(tile, places[1]));
 }
 
-// All rows of a panel go along, and apart from the products, as in linear.cpp.
+// All rows of a panel are included, and in a function of its own, as in linear.cpp.
 template <bool MIN, int R>
 __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel& panel, float* out) {
     constexpr int PART = R < OUTLYING_ROWS ? R : OUTLYING_ROWS, PARTS = R / PART, AT_ONCE = 16;  // of pairs
@@ -239,7 +239,7 @@ __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel&
             const I both = two_columns<MIN>(tile, columns.places + 2 * c);
             UNROLL for (int r = 0; r < R; r++) dot_pairs(sum[0][r], both, pairs + c * R + r);
         }
-    } else {  // each column is made once for all parts
+    } else {  // each column is computed once for all parts
         for (int done = 0; done < columns.count / 2; done += AT_ONCE) {
             const int count = columns.count / 2 - done < AT_ONCE ? columns.count / 2 - done : AT_ONCE;
             for (int c = 0; c < count; c++) weights[c] = two_columns<MIN>(tile, columns.places + 2 * (done + c));
@@ -260,7 +260,7 @@ __attribute__((noinline)) void add_outliers_of(const uint8_t* tile, const Panel&
         }
 }
 
-// As many rows at once as the registers hold twice.
+// Processes as many rows at once as fit in the registers twice.
 #if defined(KERNEL_ISA_AVX512)
 constexpr int part_of(int rows) { return rows == 12 ? 6 : rows; }
 #else
