@@ -77,7 +77,7 @@ Rows rows_of(const std::string& name) {
     if (name == "coarse") return COARSE;
     if (name == "fine") return FINE;
     if (name == "whole") return WHOLE;
-    throw nb::value_error("no such rows");
+    throw nb::value_error("a row index is out of range");
 }
 
 Operand operand(const std::optional<std::tuple<int, bool, bool>>& given) {
@@ -89,7 +89,7 @@ using Given = std::optional<std::tuple<int, bool, bool>>;
 const float* pointer(const std::optional<Array<float, 1>>& array, int64_t size) {
     if (!array) return nullptr;
     if (static_cast<int64_t>(array->size()) != size)
-        throw nb::value_error("a vector's length does not match its place");
+        throw nb::value_error("a vector has the wrong length");
     return array->data();
 }
 
@@ -139,23 +139,23 @@ nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t,
 }
 
 const KeyChannels& channels_of(const KvCache& kv, int layer) {
-    if (kv.type != KV_Q8) throw nb::value_error("keys that are floats are kept as they are");
+    if (kv.type != KV_Q8) throw nb::value_error("only integer keys have channel factors");
     if (layer < 0 || layer >= kv.num_layers()) throw nb::index_error("no such layer");
     return kv.channels(layer);
 }
 
 KeyChannels checked_channels(const LayerKv& kv, std::vector<int32_t> order, std::vector<float> of_keys) {
     const auto n = static_cast<size_t>(kv.key_dim), size = n * static_cast<size_t>(kv.heads);
-    if (order.size() != size || of_keys.size() != size) throw nb::value_error("a number for each channel of each head");
+    if (order.size() != size || of_keys.size() != size) throw nb::value_error("each channel needs one entry");
     std::vector<float> of_queries;
     for (size_t head = 0; head < size; head += n) {
         std::vector<bool> seen(n);
         for (size_t i = head; i < head + n; i++) {
             if (order[i] < 0 || order[i] >= kv.key_dim || seen[static_cast<size_t>(order[i])])
-                throw nb::value_error("each channel of a head once");
+                throw nb::value_error("each channel of a head must occur once");
             seen[static_cast<size_t>(order[i])] = true;
             if (!std::isnormal(of_keys[i]) || of_keys[i] < 0)
-                throw nb::value_error("keys are multiplied with what is above 0");
+                throw nb::value_error("factors of keys must be above 0");
             of_queries.push_back(1 / of_keys[i]);
         }
     }
@@ -208,7 +208,7 @@ void bind_kv(nb::module_& m) {
         .def("write_block", [](KvCache& self, int64_t block, nb::bytes data) {
             if (block < 0 || block >= self.blocks) throw nb::index_error("no such block");
             if (static_cast<int64_t>(data.size()) != self.block_bytes())
-                throw nb::value_error("a block of another size");
+                throw nb::value_error("the data does not have the size of a block");
             memcpy(self.block(block), data.data(), data.size());
         })
         .def("clear_state",
@@ -227,7 +227,7 @@ void bind_kv(nb::module_& m) {
              })
         .def("write_state", [](KvCache& self, int64_t slot, nb::bytes data) {
             if (static_cast<int64_t>(data.size()) != self.state_bytes())
-                throw nb::value_error("a state of another size");
+                throw nb::value_error("the data does not have the size of a state");
             memcpy(checked_state(self, slot), data.data(), data.size());
         });
 }
@@ -248,14 +248,14 @@ RowPart::Kind part_kind_of(const std::string& name) {
     if (name == "rms") return RowPart::RMS;
     if (name == "centered") return RowPart::CENTERED;
     if (name == "scaled") return RowPart::SCALED;
-    throw nb::value_error("a part is copied, scaled or normed");
+    throw nb::value_error("the kind of a part must be copy, rms, centered or scaled");
 }
 
 std::pair<std::vector<RowPart>, int64_t> parts_of(const std::vector<std::tuple<int, int, std::string>>& given, int width) {
     std::vector<RowPart> parts;
     int64_t normed = 0;
     for (const auto& [start, size, kind] : given) {
-        if (start < 0 || size < 1 || start > width - size) throw nb::value_error("a part beyond its row");
+        if (start < 0 || size < 1 || start > width - size) throw nb::value_error("a part goes past the end of its row");
         parts.push_back({start, size, part_kind_of(kind)});
         if (kind != "copy") normed += size;
     }
@@ -284,7 +284,7 @@ void bind_experts(nb::class_<Program>& program) {
                std::optional<Array<float, 1>> expert_scale) {
                 if (experts < 1 || used < 1 || used > experts || groups < 1 || experts % groups || used_groups < 1 ||
                     used_groups > groups || group_top < 1 || used > experts / groups * used_groups)
-                    throw nb::value_error("a routing that cannot be");
+                    throw nb::value_error("the numbers of experts and groups of a routing do not fit");
                 return self.route(operand(scores),
                                   {experts, used, scoring == "sigmoid", normalized, scale, groups, used_groups,
                                    group_top, pointer(choice_bias, experts), pointer(expert_scale, experts)});
@@ -351,7 +351,7 @@ void bind_experts(nb::class_<Program>& program) {
             [](Program& self, Given x, int width, Given y, int y_width, float x_scale, float y_scale, int start,
                Given out) {
                 if (y_width < 1 || start < 0 || start >= width || (width - start) % y_width)
-                    throw nb::value_error("rows of another width");
+                    throw nb::value_error("rows have the wrong width");
                 self.add(operand(x), width, operand(y), y_width, x_scale, y_scale, start, operand(out));
             },
             "x"_a, "width"_a, "y"_a, "y_width"_a, "x_scale"_a, "y_scale"_a, "start"_a, "out"_a)
@@ -364,7 +364,7 @@ void bind_experts(nb::class_<Program>& program) {
         .def(
             "level",
             [](Program& self, Given x, int width, Given like, int part, float least, Given out) {
-                if (part < 1 || width % part) throw nb::value_error("a row of whole parts is needed");
+                if (part < 1 || width % part) throw nb::value_error("a row must be a multiple of its parts");
                 self.level(operand(x), width, operand(like), part, least, operand(out));
             },
             "x"_a, "width"_a, "like"_a, "part"_a, "least"_a, "out"_a)
@@ -397,7 +397,7 @@ void bind_experts(nb::class_<Program>& program) {
 void check_state(const Program& program, int layer, int64_t offset, int64_t floats) {
     const KvCache& kv = program.kv();
     if (layer < 0 || layer >= kv.num_layers() || offset < 0 || offset + 4 * floats > kv.shape(layer).state_bytes)
-        throw nb::value_error("a layer's state has no such place");
+        throw nb::value_error("an offset is outside of the layer's state");
 }
 
 void bind_recurrent(nb::class_<Program>& program) {
@@ -408,7 +408,7 @@ void bind_recurrent(nb::class_<Program>& program) {
                Array<float, 1> weight, std::optional<Array<float, 1>> bias, const std::string& activation, int start,
                int before, int after, Given out) {
                 if (channels < 1 || taps < 2 || start < 0 || std::max({start, before, after}) > width - channels)
-                    throw nb::value_error("a convolution beyond its rows");
+                    throw nb::value_error("a convolution reads past the end of its rows");
                 check_state(self, layer, offset, static_cast<int64_t>(taps - 1) * channels);
                 self.short_conv(operand(x), width,
                                 {layer, offset, channels, taps,
@@ -424,7 +424,7 @@ void bind_recurrent(nb::class_<Program>& program) {
                int key_dim, int value_dim, std::tuple<int, int, int> columns, bool tiled, Array<float, 1> rate,
                Array<float, 1> bias, std::optional<Array<float, 1>> skip, float eps, Given out) {
                 if (heads < 1 || key_heads < 1 || heads % key_heads || key_dim < 1 || value_dim < 1)
-                    throw nb::value_error("heads that cannot be");
+                    throw nb::value_error("the numbers of heads and channels do not fit");
                 check_state(self, layer, offset, static_cast<int64_t>(heads) * key_dim * value_dim);
                 const auto [q, k, v] = columns;
                 self.recurrence(operand(x), operand(gates),

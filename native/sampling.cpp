@@ -70,7 +70,7 @@ template <typename Key>
 Ranked<Key> last_within(std::vector<Ranked<Key>>& items, int64_t target) {
     size_t low = 0, high = items.size();
     int64_t mass = 0;
-    if (items.empty()) throw std::logic_error("no token can hold the mass");
+    if (items.empty()) throw std::logic_error("there is no token to choose from");
     while (high - low > 32) {
         size_t middle = low + (high - low) / 2;
         std::nth_element(items.begin() + low, items.begin() + middle, items.begin() + high);

@@ -118,7 +118,7 @@ template <class Find> void add_characters(std::string_view text, std::vector<Pie
     const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
     for (size_t i = 0; i < text.size();) {
         const int step = character_size(bytes + i, bytes + text.size());
-        if (step == 0) throw std::invalid_argument("a text that is not UTF-8");
+        if (step == 0) throw std::invalid_argument("the text is not UTF-8");
         const auto id = static_cast<int32_t>(find(text.substr(i, static_cast<size_t>(step))));
         add_piece(pieces, id, static_cast<uint32_t>(i), static_cast<uint32_t>(i) + static_cast<uint32_t>(step));
         i += static_cast<size_t>(step);
@@ -289,7 +289,7 @@ size_t BytePairs::slot_of(uint64_t pair) const {
 void BytePairs::add_bytes(std::string_view word, std::vector<Piece>& pieces) const {
     for (uint32_t i = 0; i < word.size(); i++) {
         const int32_t id = byte_ids_[static_cast<uint8_t>(word[i])];
-        if (id < 0) throw std::invalid_argument("a byte that no token stands for");
+        if (id < 0) throw std::invalid_argument("a byte has no token");
         add_piece(pieces, id, i, i + 1);
     }
 }
@@ -398,7 +398,7 @@ void UnigramPieces::encode(std::string_view text, std::vector<int32_t>& out) con
     std::vector<Best> best(text.size() + 1);
     for (size_t i = 0; i < text.size();) {
         const int step = character_size(bytes + i, bytes + text.size());
-        if (step == 0) throw std::invalid_argument("a text that is not UTF-8");
+        if (step == 0) throw std::invalid_argument("the text is not UTF-8");
         extend(text, static_cast<uint32_t>(i), static_cast<uint32_t>(i) + static_cast<uint32_t>(step), best);
         i += static_cast<size_t>(step);
     }

@@ -56,7 +56,7 @@ def gguf_keys(config: ModelConfig) -> dict[str, Any]:
     """The keys that `from_gguf` reads back."""
     assert isinstance(config, ExpertConfig)
     if config.dense_layers:
-        raise ModelError(f"GGUF files of {config.architecture} cannot say that layers have no experts")
+        raise ModelError(f"GGUF files of {config.architecture} cannot store which layers have no experts")
     return {
         "expert_count": config.num_experts,
         "expert_used_count": config.num_used_experts,

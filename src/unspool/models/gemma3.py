@@ -70,7 +70,7 @@ def check_scale(config: Gemma3Config, width: int) -> None:
     """Refuse an attention scale other than 1 / sqrt(width), because GGUF files cannot store one."""
     if config.attention_scale is not None and not math.isclose(config.attention_scale, 1 / math.sqrt(width)):
         name, scale = config.architecture, config.attention_scale
-        raise ModelError(f"GGUF files of {name} cannot say that scores are times {scale:g}")
+        raise ModelError(f"GGUF files of {name} cannot store an attention scale of {scale:g}")
 
 
 class Gemma3(Family):

@@ -36,7 +36,7 @@ class Mistral(Family):
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Any]:
         if config.sliding_layers is not None:
-            raise ModelError("GGUF files of mistral cannot say that only some layers have a sliding window")
+            raise ModelError("GGUF files of mistral cannot store a sliding window of some layers only")
         return super().gguf_keys(config)
 
 

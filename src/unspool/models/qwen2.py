@@ -61,7 +61,7 @@ def used_windows(fields: Fields, num_layers: int, sliding: tuple[bool, ...] | No
 def refuse_windows(config: ModelConfig) -> None:
     """Refuse a window, for families whose GGUF files have no key for it."""
     if config.sliding_window is not None:
-        raise ModelError(f"GGUF files of {config.architecture} cannot say that layers have a sliding window")
+        raise ModelError(f"GGUF files of {config.architecture} cannot store a sliding window")
 
 
 FAMILY = Qwen2()

@@ -63,7 +63,7 @@ class Qwen3Moe(Qwen3):
         assert isinstance(config, ExpertConfig)
         if config.normalized != self.gguf_normalized:
             not_known = "add up to 1" if config.normalized else "do not add up to 1"
-            raise ModelError(f"GGUF files of {config.architecture} cannot say that experts' weights {not_known}")
+            raise ModelError(f"GGUF files of {config.architecture} cannot store that experts' weights {not_known}")
         return super().gguf_keys(config) | expert_config.gguf_keys(config)
 
     def canonical_layer_name(self, rest: str) -> str | None:

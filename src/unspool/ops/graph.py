@@ -205,7 +205,7 @@ class Join(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Add(Node):
-    """Two rows, times a number each; y begins at a column of x, and is repeated to the end."""
+    """The sum of two scaled rows; y begins at a column of x, and is repeated to the end."""
 
     x: Node
     y: Node
@@ -220,7 +220,7 @@ class Add(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cut(Node):
-    """What of x is so many standard deviations above the row's mean."""
+    """max(0, x - mean - deviations · standard deviation), with the mean and deviation of each row."""
 
     x: Node
     deviations: float
@@ -232,7 +232,7 @@ class Cut(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Level(Node):
-    """Rows of `like`, and behind them parts of x, made as large."""
+    """Each row of `like`, followed by parts of x that are scaled to its root mean square."""
 
     x: Node
     like: Node
@@ -245,7 +245,7 @@ class Level(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mix(Node):
-    """Parts of a row plus sums of x's parts, each times a number that the row's logits determine."""
+    """Parts of a residual, plus weighted sums of x's parts; the row's logits determine the weights."""
 
     x: Node
     logits: Node
@@ -528,7 +528,7 @@ class RecordingOps:
         if any(part.start < 0 or part.start + part.width > x.width for part in parts):
             raise EngineError(f"rows of {x.width} values have no such parts: {parts}")
         if normed != (0 if weight is None else len(weight)):
-            raise EngineError(f"{normed} values are normed; there are {0 if weight is None else len(weight)} weights")
+            raise EngineError(f"{normed} values need weights; {0 if weight is None else len(weight)} weights are given")
         return Arrange(x, tuple(parts), weight, eps)
 
     def join(self, x: Node, y: Node) -> Node:

@@ -137,7 +137,7 @@ class CpuStep:
                 batch.saves, **given,
             )  # fmt: skip
         except (ValueError, RuntimeError) as error:
-            raise EngineError(f"a step that cannot be run: {error}") from error
+            raise EngineError(f"the step cannot be run: {error}") from error
         return FloatRows(found, self._program.output_width)
 
     def kept(self) -> FloatRows:

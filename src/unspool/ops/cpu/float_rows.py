@@ -30,7 +30,7 @@ class FloatRows:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._rows)
             if step != 1:
-                raise IndexError(f"rows in steps of {step}; only neighbours make a slice")
+                raise IndexError(f"a slice of rows must have step 1, not {step}")
             return FloatRows(self._flat[start * width : max(start, stop) * width], width)
         if not -self._rows <= index < self._rows:
             raise IndexError(f"row {index} of {self._rows}")

@@ -19,7 +19,7 @@ class CpuMatrix:
         columns = {part.shape[-1] for part in parts}
         if len(columns) != 1 or any(len(part.shape) != 2 for part in parts):
             shapes = ", ".join(f"{part.name} {part.shape}" for part in parts)
-            raise EngineError(f"weights that do not share their input: {shapes}")
+            raise EngineError(f"weights that are stacked must share their input width: {shapes}")
         if any(part.format in ("fp8", "f8_e4m3") for part in parts):  # the kernels have no 8-bit floats
             from unspool.weights.fp8_scales import widened
 

@@ -35,7 +35,7 @@ def rows_launch(
     """`more`: rotations, slots and positions."""
     turned, pairs = spec.head_dim - spec.value_dim, pairs_of(spec)
     if 2 * pairs > turned:
-        raise BackendError(f"layer {spec.layer} rotates {2 * pairs} channels of keys, of which {turned} are no latents")
+        raise BackendError(f"layer {spec.layer} rotates {2 * pairs} channels of keys; only {turned} are not latents")
     names, given = ("a", "b", "c"), [*values, values[0], values[0]][:3]
     args: dict[str, Any] = dict(zip(names, given, strict=True)) | more
     args |= {name.upper(): each.shape[1] for name, each in zip(names, given, strict=True)}
