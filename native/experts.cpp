@@ -2,9 +2,10 @@
 // expert by a row, expert after expert, so that each expert's weights are read once per step, however many rows use it.
 //
 //   route              which experts each row uses, and its places; one thread
-//   spread             each place's row, in the format that experts read   gate, up           for each expert its gate
-// and up projections, or only the latter, over the expert's places   spread, project    the same for its down
-// projection   gather             each row's places, weighted and added up in the order of the router's choice
+//   spread             each place's row, in the format that experts read
+//   gate, up           for each expert its gate and up projections, or only the latter, over the expert's places
+//   spread, project    the same for its down projection
+//   gather             each row's places, weighted and added up in the order of the router's choice
 //
 // A place's bits depend only on its row and its expert: kernels give the same bits for panels of any size.
 #include <algorithm>
