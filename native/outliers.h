@@ -13,10 +13,10 @@ inline const Outliers* list_of(const Outliers* first, int64_t width, int64_t row
                                              row * outliers_bytes(width / BLOCK));
 }
 
-// The buffers for gathering outliers: one bit per place, and the number of its column.
+// Bytes of the scratch buffer for gather_outliers: one bit per place, and the number of its column.
 constexpr int64_t gathering_bytes(int64_t width) { return ((width + 63) / 64 * 8 + width * 4 + 63) / 64 * 64; }
 
-// Converts outliers of a row with integer scales to integers, as large as their sum allows. Returns the unit.
+// The unit of a row's outliers when they are stored as integers: as small as their sum allows.
 inline float outlier_unit(const Outliers& of_row) {
     float most = 0.0f, sum = 0.0f;
     for (int i = 0; i < of_row.count; i++) {
@@ -71,7 +71,7 @@ inline uint8_t* gather_outliers(const Outliers* first, int64_t width, int rows, 
     return room + (bytes + 63) / 64 * 64;
 }
 
-// Buffer size per row if so many rows are gathered together: places and floats, or fewer places and units.
+// Buffer bytes per row if this many rows are gathered together: places and floats. Integers and units take less.
 constexpr int64_t outlier_columns_bytes(int64_t width, int rows) {
     return width / BLOCK * 4 * (1 + rows) + 8 + 4 * rows;
 }
