@@ -1,4 +1,4 @@
 """Conversations: messages and tools to a prompt, an answer's text to content and tool calls.
 
-Used by the library, the command line and the server alike; knows nothing of HTTP and nothing of the engine.
+Used by the library, the command line and the server; independent of HTTP and of the engine.
 """

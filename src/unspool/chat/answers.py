@@ -1,4 +1,4 @@
-"""An answer's text and tokens as they come, read as a message: reasoning, content and tool calls."""
+"""Parses an answer's text and tokens into a message while they stream: reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ToolCall:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by name. A ParseError where the answer was cut short within them."""
+        """The arguments by name. Raises a ParseError if the answer was cut short within them."""
         import json
 
         from unspool.errors import ParseError
@@ -55,7 +55,7 @@ class AnswerSyntax:
     parallel: bool = True  # else an answer ends after its first call
     marks: Mapping[int, str] = field(default_factory=dict)  # control tokens of the formats, which have no text
     reasoning: ReasoningFormat | None = None
-    begins: str = ""  # what the prompt has of the answer already
+    begins: str = ""  # the part of the answer that the prompt already contains
     shows_special: bool = False  # control tokens have text
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the functions' arguments
 
@@ -84,8 +84,8 @@ def reasoning_parser(
 class MarkRestorer:
     """Puts the control tokens that surround reasoning and calls, which have no text, back into the text.
 
-    A token's text may come before the token does, since a token is passed on once all of its text is out. So a place in
-    the text is found by what all tokens before it decode to.
+    A token's text may arrive before the token, because a token is passed on when all of its text is out. So a position
+    in the text is found by decoding all tokens before it.
     """
 
     def __init__(self, tokenizer: Tokenizer, marks: Mapping[int, str]) -> None:
@@ -110,14 +110,14 @@ class MarkRestorer:
 
 
 class TokenSplitter:
-    """Cuts text where its tokens end: how many come at once depends on drafts, and what an answer is must not."""
+    """Splits text at the ends of tokens: drafts change how many arrive at once, and this must not change the answer."""
 
     def __init__(self, tokenizer: Tokenizer, *, shows_special: bool) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special=not shows_special)
         self._num_given = self._num_decoded = 0  # characters, of the texts and of the tokens so far
 
     def split(self, text: str, tokens: Sequence[Token]) -> list[tuple[str, tuple[Token, ...]]]:
-        """A piece for each token; what is there of later ones goes with the last."""
+        """A piece for each token; text of later tokens goes with the last piece."""
         pieces: list[tuple[str, tuple[Token, ...]]] = []
         start = 0
         for token in tokens[:-1]:
@@ -133,7 +133,7 @@ class TokenSplitter:
 
 
 class Message:
-    """One answer as it grows. Without a `syntax`, which needs the tokenizer, all of it is content."""
+    """One answer while it grows. Without a `syntax`, all of it is content."""
 
     def __init__(self, tokenizer: Tokenizer | None = None, syntax: AnswerSyntax | None = None) -> None:
         self.calls: list[ToolCall] = []
@@ -152,17 +152,17 @@ class Message:
 
     @property
     def text(self) -> str:
-        """What the model wrote, calls and all."""
+        """Everything that the model wrote, including calls."""
         return self.content if self._parser is None else "".join(self._written)
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it answered."""
+        """The text that the model wrote before its answer."""
         return "".join(self._reasoning)
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many tokens it thought with, marks and all."""
+        """The number of reasoning tokens, including marks."""
         return self._num_before_answer if self._reasoning else 0
 
     @property
@@ -177,14 +177,14 @@ class Message:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is one call and the request wants no other: the rest of the answer is not needed."""
+        """Whether the answer has one call and the request allows only one: the rest is not needed."""
         if self._parser is None or self._syntax is None or self._syntax.parallel:
             return False
-        return self._parser.num_calls > 0  # whole ones: another may have begun in the same piece of text
+        return self._parser.num_calls > 0  # complete ones: another may have begun in the same piece of text
 
     def take(self, text: str, tokens: Sequence[Token]) -> tuple[Sequence[Part], Sequence[Token]]:
-        """Add text and the tokens that it is of, up to the token that makes the message full; returns what is new, and
-        the tokens that were taken."""
+        """Add text and its tokens, up to the token that makes the message full; returns the new parts and the tokens
+        used."""
         if self._splitter is None:
             return self.push(text, tokens), tokens
         parts: list[Part] = []
@@ -197,7 +197,7 @@ class Message:
         return parts, taken
 
     def push(self, text: str, tokens: Sequence[Token] = ()) -> Sequence[Part]:
-        """Add text, and the tokens that it is of; returns what is new."""
+        """Add text and its tokens; returns the new parts."""
         if self._parser is None:
             parts: Sequence[Part] = [Content(text)] if text else ()
         elif self.is_full:
@@ -214,7 +214,7 @@ class Message:
         return parts
 
     def flush(self) -> Sequence[Part]:
-        """The answer has ended: what was held back comes out."""
+        """The answer has ended: returns the text that was held back."""
         if self._parser is None or self.is_full:
             return ()
         parts = self._parser.flush()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ObjectCall:
-    """A JSON object of the name and the arguments; `extra` stands before both, as models write it."""
+    """A JSON object with the name and the arguments; `extra` comes before both, as models write it."""
 
     name_key: str = "name"
     arguments_key: str = "arguments"
@@ -25,8 +25,8 @@ class ObjectCall:
 
 @dataclass(frozen=True)
 class NamedCall:
-    """The function's name, a mark, and a JSON object of the arguments. `prefix` stands before the name; behind it may
-    stand a colon and a number (`counts`), or `id_mark` and an id."""
+    """The function's name, a mark, and a JSON object of the arguments. `prefix` comes before the name; a colon and a
+    number (`counts`), or `id_mark` and an id, may follow it."""
 
     separator: str
     begins: str = ""
@@ -42,8 +42,8 @@ class NamedCall:
 
 @dataclass(frozen=True)
 class TaggedCall:
-    """The name in a tag, and each argument between tags: text as it is, all else as JSON. `pad` stands on both sides of
-    a value, `line` behind each tag, as models write it; none of them need be there."""
+    """The name in a tag, and each argument between tags: text as it is, other values as JSON. `pad` is on both sides of
+    a value, `line` after each tag, as models write it; all of them are optional."""
 
     begins: str
     name_ends: str
@@ -84,8 +84,8 @@ _OBJECT = ObjectCall()
 class CallFormat:
     """The marks around calls and the shape of a call.
 
-    `joins`, `lead`, `tail`, `more` and `again` say what stands where: `opens lead CALL more CALL tail closes again
-    opens …`. A format with `more` has several calls between one pair of marks.
+    `joins`, `lead`, `tail`, `more` and `again` are the text between the parts: `opens lead CALL more CALL tail closes
+    again opens …`. A format with `more` has several calls between one pair of marks.
     """
 
     name: str
@@ -93,16 +93,16 @@ class CallFormat:
     closes: str = ""  # the mark after one
     call: ObjectCall | NamedCall | TaggedCall | BareCall | PythonCall = _OBJECT
     joins: str = ""  # characters that may stand around and between the calls of a run
-    lead: str = ""  # what models write between the opening mark and a call
-    tail: str = ""  # and between the last call and the closing mark
-    more: str | None = None  # and between two calls of a run; None: a run has one
-    again: str = ""  # and between two runs
+    lead: str = ""  # between the opening mark and a call
+    tail: str = ""  # between the last call and the closing mark
+    more: str | None = None  # between two calls of a run; None: a run has one
+    again: str = ""  # between two runs
     is_bare: bool = False  # an answer that begins with "{" is a call, without a mark
-    id_length: int | None = None  # of a call's id, where the template checks it
+    id_length: int | None = None  # of a call's id, if the template checks it
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Those that a vocabulary may have as control tokens."""
+        """The marks that a vocabulary may have as control tokens."""
         return tuple(mark for mark in (self.opens, self.closes, *self.call.marks) if mark)
 
     def new_call_id(self) -> str:
@@ -213,12 +213,12 @@ HARMONY = CallFormat(
     "<|call|>",
     NamedCall(" <|constrain|>json<|message|>"),
 )
-# For templates without tools: we describe it ourselves. The function stands under another key than "name", because
-# small models take that for the name of which the user speaks, and then copy it wrong into the arguments.
+# For templates without tools; the message describes the format. The key is not "name", because small models confuse
+# that with a name that the user mentions, and then copy it into the arguments.
 GENERIC_CALL = ObjectCall("function")
 GENERIC = _lines("generic", "<tool_call>", "</tool_call>", GENERIC_CALL)
 
-# The first whose marks a template has, all of them.
+# The first format with all of its marks in the template is used.
 _BY_MARKS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>", "to=")),
     (MINIMAX, ("<minimax:tool_call>", "<invoke")),

@@ -1,4 +1,4 @@
-"""Grammars that hold an answer to the calls that a request demands, with arguments that fit their schemas."""
+"""Grammars that constrain an answer to the calls that a request requires, with arguments that fit their schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = r"TEXT: /(.|\n)*/"
 def constraint_for(
     toolbox: Toolbox, format: CallFormat, answer: Constraint | None, tokenizer: Tokenizer
 ) -> Constraint | None:
-    """The grammar of the whole answer: calls, or text (or what `answer` asks for) with calls in it."""
+    """The grammar of the whole answer: calls, or text (or the constraint `answer`) with calls in it."""
     if not toolbox.callable or not (toolbox.binds or answer is not None):
         return answer
     if format is HARMONY:
@@ -70,7 +70,7 @@ def _joined(*parts: str, raw: tuple[int, ...] = (1,)) -> str:
 
 
 def _text_with_calls(toolbox: Toolbox, format: CallFormat, tokenizer: Tokenizer) -> tuple[str, list[str]]:
-    if format.is_bare:  # a call is the whole answer, told by its first character
+    if format.is_bare:  # a call is the whole answer, recognized by its first character
         return f"PLAIN | {_calls_only(toolbox, format, tokenizer)}", [r"PLAIN: /[^{](.|\n)*/ | //", TEXT]
     mark, rest = marked(format.opens, tokenizer), _rest(toolbox, format, tokenizer)
     repeat = "*" if toolbox.parallel else "?"
@@ -106,8 +106,8 @@ def _as_rule(answer: Constraint) -> str:
 
 
 def _function(index: int, tool: Tool, toolbox: Toolbox, format: CallFormat, tokenizer: Tokenizer) -> list[str]:
-    """The rules of one function's calls; the first is `function_INDEX`. A schema stands as a grammar of its own, so
-    that its references keep their root."""
+    """The rules of one function's calls; the first is `function_INDEX`. A schema is a grammar of its own, so that its
+    references keep their root."""
     schema, call, name = _arguments(tool.parameters or {}), format.call, f"function_{index}"
     if isinstance(call, ObjectCall):
         head = f'{{{call.extra}"{call.name_key}": {json.dumps(tool.name)}, "{call.arguments_key}": '
@@ -131,7 +131,7 @@ def _function(index: int, tool: Tool, toolbox: Toolbox, format: CallFormat, toke
 
 
 def _arguments(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a call's arguments. A function that names no parameters takes none."""
+    """The schema of a call's arguments. A function without declared parameters has none."""
     names_none = not parameters.get("properties") and parameters.keys() <= _NAMES_NO_PARAMETERS
     return {**parameters, "type": "object", "additionalProperties": False} if names_none else parameters
 
@@ -140,7 +140,7 @@ _NAMES_NO_PARAMETERS = frozenset({"type", "properties", "required", "title", "de
 
 
 def refusal_of(error: RequestError, field: str, toolbox: Toolbox, tokenizer: Tokenizer) -> RequestError:
-    """A refused constraint in the words of whoever sent it as `field`, or as schemas of tools: the tool is named."""
+    """A refused constraint's error, with the field that the caller sent, or with the tool whose schema it is."""
     from unspool.sampling.constraint import compile_constraint
 
     reason = str(error).removeprefix("constraint: ")

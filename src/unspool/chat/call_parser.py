@@ -1,10 +1,10 @@
-"""Finds tool calls in a model's text while it streams: content passes through, arguments come out as they are written.
+"""Finds tool calls in a model's text while it streams: content and arguments are passed on as they are written.
 
     "Let me see.\\n<tool_call>\\n{"name": "look", "arguments": {"at": 3}}\\n</tool_call>"
      └─ content ┘              └──────── begin ──────┘ └ arguments ┘
 
 Only text that could still become a mark is held back, and whitespace that may turn out to surround a call. Text that
-looks like a call but is not one (broken JSON, an unknown function) is content, every character of it.
+looks like a call but is not one (broken JSON, an unknown function) is content, unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unspool.chat.parts import Arguments, Begin, Content, Part
 
 
 class CallParser:
-    """Parses one answer. The parts of its pieces, joined, are the parts of the whole text, however it is cut."""
+    """Parses one answer. The result does not depend on how the text is divided into pieces."""
 
     def __init__(
         self, format: CallFormat, names: Collection[str], schemas: Mapping[str, Mapping[str, Any]] | None = None
@@ -28,11 +28,11 @@ class CallParser:
         self.num_calls = 0
         self._format, self._names = format, names
         self._schemas = schemas or {}
-        self._pending = ""  # seen, not yet understood
-        self._space = ""  # whitespace that goes out if content follows
+        self._pending = ""  # received, not yet parsed
+        self._space = ""  # whitespace that is content if more content follows
         self._framing = ""  # marks and joins since the last part: content, if no call follows
         self._reader: CallReader | None = None
-        self._began = self._gave = False  # the reader's call was announced; it had arguments
+        self._began = self._gave = False  # the reader's call was reported; it had arguments
         self._state = "start"  # start | text | between
 
     @property
@@ -52,7 +52,7 @@ class CallParser:
         return parts
 
     def flush(self) -> list[Part]:
-        """The answer ended. A call that was cut stays one, also within its closing mark; all else that was held is
+        """The answer ended. A call that was cut is still a call, also within its closing mark; all other held text is
         content."""
         parts: list[Part] = []
         if self._reader is not None:
@@ -70,7 +70,7 @@ class CallParser:
         return parts
 
     def _advance(self, parts: list[Part]) -> bool:
-        """Understand some of what is pending; False when more must come first."""
+        """Parse some of the pending text; False if more text is needed first."""
         if self._reader is not None:
             return self._advance_call(self._reader, parts)
         if self._state == "start":
@@ -157,7 +157,7 @@ class CallParser:
                 parts.append(Arguments(self.num_calls, "{}"))
             self._reader, self._state = None, "text" if reader.is_wrong else "between"
             self.num_calls += 1
-            if reader.is_wrong:  # the arguments were whole; what came after them is nothing we know
+            if reader.is_wrong:  # the arguments were complete; what follows them is unknown
                 self._emit(parts, reader.raw[reader.given :])
         return bool(self._pending)
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from unspool.chat.call_readers import SPACE, CallReader
 
-_WORDS = {"true": True, "false": False, "null": None}  # of models that mix in JSON
+_WORDS = {"true": True, "false": False, "null": None}  # for models that mix in JSON
 
 
 class PythonReader(CallReader):
-    """The arguments go out when the call is whole."""
+    """Returns the arguments when the call is complete."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
-        self._called: str | None = None  # the function's name, before the arguments are known to be some
+        self._called: str | None = None  # the function's name, until its arguments are known to be valid
         self._depth = 0
         self._quote = ""
         self._is_escaped = False
@@ -31,7 +31,7 @@ class PythonReader(CallReader):
             else:
                 self.is_wrong = not any(f"{name}(".startswith(head) for name in self._names)
             return
-        # a line break within quotes, as some templates write it, is none of Python's
+        # some templates write a line break within quotes, which Python does not allow
         self._text.append("\\n" if self._quote and character == "\n" else character)
         if self._quote:
             self._quote = "" if character == self._quote and not self._is_escaped else self._quote
@@ -53,7 +53,7 @@ class PythonReader(CallReader):
 
 
 def python_json(text: str) -> str | None:
-    """A list or a dictionary as Python writes it, as JSON; None where it is none."""
+    """A Python list or dictionary as JSON; None if the text is neither."""
     node = _parsed(text)
     try:
         return None if node is None else json.dumps(_value(node), ensure_ascii=False)
@@ -79,7 +79,7 @@ def _parsed(text: str) -> ast.expr | None:
 
 
 def _value(node: ast.expr) -> Any:
-    """What a literal stands for; a ValueError for anything else."""
+    """The value of a literal; a ValueError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
         return node.value
     if isinstance(node, ast.Name) and node.id in _WORDS:

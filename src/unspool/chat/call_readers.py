@@ -1,4 +1,4 @@
-"""Readers of one call, character by character, whose arguments are a JSON object: they come out as they are written."""
+"""Readers of one call, character by character, whose arguments are a JSON object and stream as they are written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _ID = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
 
 
 class CallReader:
-    """One call. `push` returns how many characters it took.
+    """One call. `push` returns the number of characters that it used.
 
-    `name` is the function's, once it is known; `arguments` holds pieces that are ready to go out. What is wrong before
-    a name is known, or is none of `names`, is no call.
+    `name` is the function's, once it is known; `arguments` has the pieces that are ready to be sent. Text with an error
+    before the name, or with a name that is not in `names`, is not a call.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self.raw = ""
-        self.given = 0  # how much of it was there when arguments last came
+        self.given = 0  # its length when arguments were last returned
         self.name: str | None = None
         self.is_done = self.is_wrong = False
         self.arguments: list[str] = []
@@ -43,7 +43,7 @@ class CallReader:
 
 
 class ObjectReader(CallReader):
-    """A JSON object of the name and the arguments."""
+    """A JSON object with the name and the arguments."""
 
     def __init__(self, names: Collection[str], call: ObjectCall) -> None:
         super().__init__(names)
@@ -114,7 +114,7 @@ class ObjectReader(CallReader):
                 self._finish()
 
     def _show(self, character: str) -> None:
-        """Arguments that are an object go out as they come."""
+        """Pass on arguments that are an object as they arrive."""
         if self._key in ("arguments", "parameters") and self._value.startswith("{"):
             if self.name is None:
                 self._early += character
@@ -154,7 +154,7 @@ class NamedReader(CallReader):
         self._head = ""
         self._depth = 0
         self._in_string = self._escaped = False
-        self._tail: str | None = None  # of what stands behind the object
+        self._tail: str | None = None  # of the text after the object
 
     def _take(self, character: str) -> None:
         if self.name is None:
@@ -167,7 +167,7 @@ class NamedReader(CallReader):
             self._count(character)
 
     def _read_head(self) -> None:
-        """Everything before the object. Blanks may stand around the name."""
+        """Everything before the object. The name may have blanks around it."""
         head, call = self._head, self._call
         rest = head.removeprefix(call.begins)
         if rest == head and call.begins:
@@ -183,7 +183,7 @@ class NamedReader(CallReader):
             self.is_wrong = not any(self._may_begin(rest, name) for name in self._names)
 
     def _may_begin(self, rest: str, name: str) -> bool:
-        """Whether the text so far may become this name and the mark behind it."""
+        """Whether the text so far can become this name and its mark."""
         if name.startswith(rest) or (self._call.prefix and self._call.prefix.startswith(rest)):
             return True
         behind = rest.removeprefix(name)
@@ -196,7 +196,7 @@ class NamedReader(CallReader):
         return self._call.separator.startswith(behind) or self._call.separator.strip().startswith(behind.strip())
 
     def _count(self, character: str) -> None:
-        """How deep we are in the object; it ends where it began."""
+        """Track the nesting depth in the object; it ends at depth 0."""
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = character == "\\" and not self._escaped

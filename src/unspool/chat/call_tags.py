@@ -1,4 +1,4 @@
-"""Readers of calls whose arguments are no JSON: tags around each value, or Gemma's notation. What comes out is JSON."""
+"""Readers of calls whose arguments are not JSON: tags around each value, or Gemma's notation. The result is JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unspool.chat.call_formats import BareCall, TaggedCall
 from unspool.chat.call_python import python_json
 from unspool.chat.call_readers import SPACE, CallReader
 
-_WORDS = {"True": "true", "False": "false", "None": "null"}  # as templates write them that do not write JSON
+_WORDS = {"True": "true", "False": "false", "None": "null"}  # as in templates that do not write JSON
 
 
 def overlap(text: str, mark: str) -> int:
@@ -36,9 +36,9 @@ class TaggedReader(CallReader):
         self._schemas = schemas or {}
         self._step = self._read_name
         self._buffer = ""
-        self._kinds: frozenset[str] = frozenset()  # of the value that is read
-        self._value: list[str] = []  # its parts, if it has to be whole
-        self._is_open = False  # the value's text has begun to go out
+        self._kinds: frozenset[str] = frozenset()  # of the current value
+        self._value: list[str] = []  # its parts, if it must be complete
+        self._is_open = False  # some of the value's text was sent
         self._num_values = 0
 
     def _take(self, character: str) -> None:
@@ -46,7 +46,7 @@ class TaggedReader(CallReader):
         self._step()
 
     def _read_name(self) -> None:
-        """A format without a mark behind the name has white space or a tag there."""
+        """In a format without a mark after the name, white space or a tag ends it."""
         ends = [self._call.name_ends] if self._call.name_ends else [*SPACE, self._call.parameter[0]]
         for name in self._names:
             if self._buffer in [f"{self._call.begins}{name}{end}" for end in ends]:
@@ -107,7 +107,7 @@ class TaggedReader(CallReader):
         self._buffer = self._buffer[len(self._buffer) - held :]
 
     def _more(self, text: str) -> None:
-        """More of the value. What can be nothing but text goes out at once."""
+        """More of the value. Text values are sent at once."""
         if not text:
             return
         if self._kinds != _TEXT:
@@ -134,7 +134,7 @@ _DEPTH = 20  # of references to references
 
 
 def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema names; none where it names none. `root` is the schema that it is a part of."""
+    """The JSON types in a schema; empty if it has none. `root` is the schema that it is a part of."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return frozenset()
@@ -152,7 +152,7 @@ def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference within the same document stands for."""
+    """The schema behind a reference within the same document."""
     for _ in range(_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -164,7 +164,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def as_json(text: str, kinds: frozenset[str]) -> str:
-    """A value as JSON: itself, if it is JSON of a kind that is wanted, else its text."""
+    """A value as JSON: unchanged if it is JSON of one of the `kinds`, else as a string."""
     stripped = _WORDS.get(text.strip(), text.strip())
     try:
         kind = _kind_of(json.loads(stripped))
@@ -189,7 +189,8 @@ def _kind_of(value: Any) -> str:
 
 # Gemma's notation -----------------------------------------------------------------------------------------------------
 class BareReader(CallReader):
-    """`call:look{at:[1,2],why:<|"|>rain<|"|>}`: keys are bare, text stands between marks, all else is as in JSON."""
+    """`call:look{at:[1,2],why:<|"|>rain<|"|>}`: keys have no quotes, text is between marks, other values are as in
+    JSON."""
 
     def __init__(self, names: Collection[str], call: BareCall) -> None:
         super().__init__(names)

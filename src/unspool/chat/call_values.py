@@ -1,6 +1,6 @@
-"""Rules for arguments that are not written as JSON: each value by the part of the schema that is its own.
+"""Grammar rules for arguments that are not written as JSON: each value by its part of the schema.
 
-What a value's notation cannot be held to is refused by the keyword's name and place.
+A keyword that cannot be enforced in a notation is refused with its name and place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def quoted(text: str) -> str:
 
 
 def marked(text: str, tokenizer: Tokenizer) -> str:
-    """A text as a rule: marks that the vocabulary has as control tokens are those tokens, all else is text."""
+    """A text as a rule: marks that are control tokens of the vocabulary become those tokens, the rest is text."""
     parts = tokenizer.control_marks.split(text)
     return " ".join(f"<[{part}]>" if isinstance(part, int) else quoted(part) for part in parts)
 
@@ -41,13 +41,13 @@ class _Arguments:
         self._required = frozenset(schema.get("required") or ())
 
     def _add(self, rule: str, *, is_lazy: bool = False) -> str:
-        """A rule of its own; returns its name."""
+        """Add a rule; returns its name."""
         name = f"{self._name}_{len(self._rules)}"
         self._rules.append(f"{name}{'[lazy]' if is_lazy else ''}: {rule}")
         return name
 
     def _json(self, schema: Any) -> str:
-        """A value that is written as JSON. Its references are to definitions of the whole."""
+        """A value that is written as JSON. Its references point to definitions of the whole schema."""
         own = dict(schema) if isinstance(schema, Mapping) else {}
         kept = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
         return f"%json {json.dumps({**kept, **own})}"
@@ -154,8 +154,8 @@ class BareArguments(_Arguments):
 
 
 class PythonArguments(_Arguments):
-    """Arguments by name as in a call in Python, whose values are written as JSON: it has the same literals but for
-    true, false and null, which are read, too."""
+    """Arguments by name as in a Python call, with values written as JSON. Python has the same literals except true,
+    false and null, which the reader also accepts."""
 
     def rules(self, function: str) -> list[str]:
         members = {
@@ -166,8 +166,8 @@ class PythonArguments(_Arguments):
 
 
 def _members(members: Mapping[str, str], required: frozenset[str], comma: str) -> str:
-    """A sequence of rules with commas between them, of which those that are not required may be left out."""
-    after = first = ""  # the rest of the members: behind one, and where none came before
+    """A sequence of rules with commas between them; those that are not required are optional."""
+    after = first = ""  # the rules for the rest of the members: after another one, and as the first
     may_be_empty = True
     for key, member in reversed(list(members.items())):
         is_needed = key in required

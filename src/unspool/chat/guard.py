@@ -1,8 +1,8 @@
-"""What people write is text, never control: `<|im_end|>` in a message must not end that message.
+"""Text in messages never becomes a control token: `<|im_end|>` in a message must not end that message.
 
-A chat template joins control tokens and messages into one text, in which they can no longer be told apart. So before
-it runs, every control token's name inside a message is replaced by a number between two marks that nobody wrote;
-afterwards each number becomes the plain characters of the name again, encoded as text.
+A chat template joins control tokens and messages into one text, in which they cannot be distinguished. So before it
+runs, every control token's name inside a message is replaced by a number between two marks that do not occur in the
+messages. Afterwards each number is replaced by the characters of the name, encoded as text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from unspool.chat.template import ChatTemplate
     from unspool.text.tokenizer import Tokenizer
 
-# Characters that no standard gives a meaning; with a number between them they are a mark.
+# Private-use characters; with a number between them they are a mark.
 OPEN, CLOSE = "\ue000", "\ue001"
 
 
@@ -28,9 +28,9 @@ def encode_chat(
     options: Mapping[str, Any],
     end: str = "",
 ) -> tuple[list[int], str] | None:
-    """Token ids of a conversation, and the text that they are of: the template's control tokens are control tokens, the
-    messages' are not. The prompt ends where `end` stands, a text that is in the messages once, if it is given; None:
-    the template does not show it."""
+    """Token ids of a conversation and the rendered text. Control tokens of the template are control tokens; those in
+    messages are text. If `end` is given, a text that occurs once in the messages, the prompt ends there; None: the
+    template does not show it."""
     try:
         written = "\0".join(texts_in((messages, options)))
     except RecursionError:
@@ -66,7 +66,7 @@ def encode_chat(
 
 
 def unused_end(written: Any) -> str:
-    """A text that is nowhere in what people wrote, to find a place in what a template makes of it."""
+    """A text that does not occur in the messages, to find a position in the rendered text."""
     number, text = 0, "\0".join(texts_in(written))
     while (end := f"{OPEN}end{number}{CLOSE}") in text:
         number += 1
@@ -74,8 +74,8 @@ def unused_end(written: Any) -> str:
 
 
 def _unused_mark(written: str) -> str:
-    """A text that is nowhere in what people wrote, nor begins or ends there: its first and its last character occur in
-    it once."""
+    """A text that does not occur in the messages, nor overlaps with them: its first and its last character occur in it
+    once."""
     used = set(re.findall(f"{OPEN}([0-9]+){CLOSE}", written))
     number = 0
     while str(number) in used:
@@ -84,7 +84,7 @@ def _unused_mark(written: str) -> str:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every text in a value, keys too."""
+    """Every text in a value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -9,12 +9,12 @@ from unspool.chat.parts import Arguments, Begin, Content, Part, Reasoning
 
 
 class HarmonyParser:
-    """gpt-oss' channels: analysis is reasoning, a message to a function is a call, all else is content.
+    """gpt-oss' channels: analysis is reasoning, a message to a function is a call, other messages are content.
 
         <|channel|>analysis<|message|>…<|end|><|start|>assistant to=functions.look<|channel|>commentary<|message|>{…}
         └────── header ──────────────┘           └──────────── header ───────────────────────────────┘
 
-    A header tells whom a message is for. A message ends at a control token. `begins` is as for ReasoningParser.
+    A header has a message's recipient. A message ends at a control token. `begins` is as for ReasoningParser.
     """
 
     def __init__(self, names: Collection[str] = (), begins: str = "") -> None:
@@ -22,7 +22,7 @@ class HarmonyParser:
         self._names = names
         self._pending = ""
         self._kind = "header"  # header | reasoning | content | call | skip: what the pending text is of
-        self._is_first = True  # nothing has been understood yet
+        self._is_first = True  # nothing has been parsed yet
         self._gave = False  # the call that is read has arguments
         if begins:
             self.push(begins)

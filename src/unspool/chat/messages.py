@@ -1,4 +1,4 @@
-"""Messages in OpenAI's form: checked where they come from Python, and made into those that chat templates read."""
+"""Messages in OpenAI's form: checks those given in Python, and converts them for chat templates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 from unspool.errors import RequestError
 
 Record = dict[str, Any]
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")  # one thing; APIs and templates differ in its name
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")  # one field; its name differs between APIs
 
 
 # Checking -----------------------------------------------------------------------------------------------------------
 def check_messages(messages: Any) -> None:
-    """Raises a RequestError that names the first field that is wrong. Roles and further fields are the template's own.
+    """Raises a RequestError that names the first wrong field. Roles and further fields are not checked here; the
+    template defines them.
 
-    Content may be a string, or a list of text parts, or absent where the message carries tool calls instead.
+    Content may be a string, a list of text parts, or absent if the message has tool calls.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(f"messages: expected a list of messages, got {type(messages).__name__}", "messages")
@@ -47,7 +48,7 @@ def _check_message(message: Any, name: str) -> None:
 
 
 def check_token_ids(ids: Any, name: str) -> None:
-    """The ids of what a model wrote, if they are given."""
+    """Check the token ids of a model's answer, if they are given."""
     is_list = isinstance(ids, list | tuple) and all(isinstance(id, int) and not isinstance(id, bool) for id in ids)
     if ids is not None and not is_list:
         raise RequestError(f"{name}: expected a list of token ids, got {ids!r:.40}", name)
@@ -101,8 +102,8 @@ def text_of(content: Any) -> str:
 
 
 def call_for_template(call: Mapping[str, Any]) -> Record:
-    """Templates write a call's arguments themselves, so they want the object. Text that holds none stays text, and a
-    call in another form than OpenAI's stays as it is."""
+    """Templates format a call's arguments themselves, so they need the object. Text that is not a JSON object stays
+    text, and a call in another form than OpenAI's is unchanged."""
     function = call.get("function")
     if not isinstance(function, Mapping) or "name" not in function:
         return dict(call)

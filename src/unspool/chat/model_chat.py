@@ -1,4 +1,4 @@
-"""How one model holds a conversation: its template, its format of tool calls, its tokenizer."""
+"""The chat format of one model: its template, its format of tool calls, its tokenizer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NO_TOOLS = Toolbox()
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A conversation as token ids, and what the caller should know about how it was rendered. `begins` is what the
-    prompt has of the answer already; `is_continued`: the answer goes on with the last message."""
+    """A conversation as token ids, with notes on how it was rendered. `begins` is the part of the answer that the
+    prompt already contains; `is_continued`: the answer continues the last message."""
 
     ids: list[int]
     warnings: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class ModelChat:
         self._name, self.tokenizer, self._template = name, tokenizer, template
 
     def prepare(self) -> None:
-        """Find out now what the template shows, so that the first conversation need not wait for it."""
+        """Probe the template now, so that the first conversation does not wait for it."""
         _ = self.shows_tools, self.shows_names
 
     # What the template has a place for ------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class ModelChat:
         return self._renders_probe(name=_PROBE)
 
     def _renders_probe(self, tools: list[Any] | None = None, **message: str) -> bool:
-        """Whether a made-up tool or name appears in what the template makes of it."""
+        """Whether a made-up tool or name appears in the rendered text."""
         if self._template is None:
             return False
         try:
@@ -64,21 +64,22 @@ class ModelChat:
 
     @cached_property
     def call_format(self) -> CallFormat:
-        """The format of calls that the model is asked for."""
+        """The format of calls that the model uses."""
         return format_of(self._template.tool_source) if self._template is not None and self.shows_tools else GENERIC
 
     @cached_property
     def reasoning_format(self) -> ReasoningFormat | None:
-        """How the model writes what it thinks before it answers; None if its template knows nothing of it."""
+        """The model's reasoning format; None if its template has none."""
         return None if self._template is None else reasoning_format_of(self._template.source)
 
     def _reads(self, variable: str) -> bool:
-        """Whether the template looks at a variable."""
+        """Whether the template reads a variable."""
         source = "" if self._template is None else self._template.source
         return re.search(rf"(?<![.\w'\"]){re.escape(variable)}\b", source) is not None
 
     def thinking_options(self, effort: str | None = None, enabled: bool | None = None) -> dict[str, Any]:
-        """The template's variables for how much a model is to think; a RequestError where it leaves no choice."""
+        """The template's variables for the amount of thinking; a RequestError if the template does not support the
+        choice."""
         options: dict[str, Any] = {}
         if effort is not None:
             if self._reads("reasoning_effort"):
@@ -114,8 +115,8 @@ class ModelChat:
     ) -> RenderedPrompt:
         """The token ids of valid messages. `options` are variables of the model's template.
 
-        A last message of the assistant's is continued, unless `add_generation_prompt` or `continue_final_message` says
-        otherwise.
+        If the last message is the assistant's, it is continued, unless `add_generation_prompt` or
+        `continue_final_message` says otherwise.
         """
         from unspool.chat.prefill import Prefill, wants_continuation
 
@@ -152,16 +153,16 @@ class ModelChat:
 
     # What answers look like -----------------------------------------------------------------------------------------
     def constraint(self, toolbox: Toolbox, answer: Constraint | None = None) -> Constraint | None:
-        """What an answer is held to: its tools' calls, or `answer`, or both."""
+        """The constraint of an answer: its tools' calls, or `answer`, or both."""
         return constraint_for(toolbox, self.call_format, answer, self.tokenizer)
 
     def with_thinking(
         self, params: SamplingParams, prompt: RenderedPrompt, toolbox: Toolbox = NO_TOOLS
     ) -> SamplingParams:
-        """The parameters, told how thinking is known from the answer where they need to know: what the answer is held
-        to begins after it, and it may be limited."""
+        """The parameters with the marks around thinking, if they need them: a constraint begins after the thinking, and
+        the thinking may have a budget."""
         format, budget = self.reasoning_format, params.thinking_budget
-        if format is HARMONY and toolbox.callable and params.constraint is not None:  # which has the thinking in it
+        if format is HARMONY and toolbox.callable and params.constraint is not None:  # the grammar has the thinking
             if budget is not None:
                 raise RequestError(
                     "thinking_budget: it cannot be had with tools that bind the answer", "thinking_budget"
@@ -178,8 +179,8 @@ class ModelChat:
         return replace(params, thinking_marks=ThinkingMarks(*marks, is_open=state == "reasoning"))
 
     def syntax(self, toolbox: Toolbox, begins: str = "", *, keeps_marks: bool = False) -> AnswerSyntax | None:
-        """How reasoning and calls are found in an answer; None: it may have none. `begins` is the prompt's;
-        `keeps_marks`: the answer's text has its control tokens in it."""
+        """How reasoning and calls are found in an answer; None if it can have neither. `begins` is the prompt's;
+        `keeps_marks`: the answer's text includes its control tokens."""
         has_calls, reasoning = bool(toolbox.callable), self.reasoning_format
         if not has_calls and reasoning is None:
             return None
@@ -194,7 +195,7 @@ class ModelChat:
         return AnswerSyntax(format, names, toolbox.parallel, marks, reasoning, begins, keeps_marks, schemas)
 
     def message(self, toolbox: Toolbox) -> Message:
-        """An answer to be filled."""
+        """An empty answer."""
         return Message(self.tokenizer, self.syntax(toolbox))
 
 

@@ -1,4 +1,4 @@
-"""The parts of an answer, as they are told while it streams."""
+"""The parts of an answer, as they stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Content:
 
 @record(frozen=True)
 class Reasoning:
-    """What the model thought before it answered."""
+    """Text that the model wrote before its answer."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""Prompts that end within an answer: the last message is the assistant's, and the model goes on with it."""
+"""Prompts that end within an answer: the last message is the assistant's, and the model continues it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Beginning(NamedTuple):
-    """A prompt's token ids, and what it has of the answer already, as a parser of answers reads it."""
+    """A prompt's token ids, and the part of the answer that it already contains, as text for the answer parser."""
 
     ids: list[int]
     begins: str
@@ -25,7 +25,7 @@ class Beginning(NamedTuple):
 def wants_continuation(
     messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None, continue_final_message: bool | None
 ) -> bool:
-    """Whether the last message is to be continued: that is so for an assistant's, unless the caller says otherwise."""
+    """Whether to continue the last message: by default if it is the assistant's."""
     last = messages[-1]
     if continue_final_message and add_generation_prompt:
         raise RequestError(
@@ -47,23 +47,23 @@ def wants_continuation(
 
 
 class Prefill:
-    """Renders conversations up to where the model goes on."""
+    """Renders conversations up to the position where the model continues."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, format: ReasoningFormat | None) -> None:
         self._tokenizer, self._template, self._format = tokenizer, template, format
 
     def fresh(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Beginning:
-        """A prompt at whose end an answer begins, or nothing does if the variables say so."""
+        """A prompt for a new answer, or without the beginning of one if the variables say so."""
         found = encode_chat(self._tokenizer, self._template, messages, variables)
-        assert found is not None  # no end was asked for
+        assert found is not None  # no end was given
         ids, text = found
         return Beginning(ids, self._begun_by(text))
 
     def continued(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Beginning:
         """A prompt that ends with the last message's own end.
 
-        Token ids that the message brings are taken as they are, behind the prompt that their answer had. Text is
-        rendered as a past answer and cut where it ends.
+        A message's token ids are appended unchanged to the prompt that their answer had. Text is rendered as a past
+        answer, and the prompt ends right after it.
         """
         *before, last = messages
         opened = {**variables, "add_generation_prompt": True}
@@ -84,7 +84,7 @@ class Prefill:
         return self._appended(self.fresh(before, opened), content, reasoning)
 
     def _appended(self, start: Beginning, content: str, reasoning: str) -> Beginning:
-        """For a template that does not show the last message as it is."""
+        """For a template that changes the last message."""
         ids, encode = start.ids, self._tokenizer.encode
         if self._format is not None and reasoning and not content:
             if not start.begins:
@@ -93,7 +93,7 @@ class Prefill:
         return Beginning([*ids, *encode(content, add_special=False)], self._begun_with(content, ""))
 
     def _begun_by(self, text: str) -> str:
-        """What a prompt's own end has of the answer: an open or a closed beginning of reasoning, or nothing."""
+        """The part of the answer at a prompt's end: an open or a closed reasoning block, or nothing."""
         format, text = self._format, text.rstrip()
         if format is None or format is HARMONY:
             return ""

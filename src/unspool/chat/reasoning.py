@@ -1,9 +1,9 @@
-"""How families of models write their reasoning, and how it is told from the answer while the text streams.
+"""How families of models write their reasoning, and how it is separated from the answer while the text streams.
 
     "<think>\\nTwo and two…\\n</think>\\n\\nFour."
             └─ reasoning ─┘             └ content
 
-Reasoning stands at the beginning of an answer, or the prompt has begun it already. Whitespace around the marks belongs
+Reasoning comes at the beginning of an answer, or the prompt has already begun it. Whitespace around the marks belongs
 to neither part.
 """
 
@@ -19,8 +19,8 @@ from unspool.chat.parts import Content, Part, Reasoning
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks around reasoning. `written_close` is what closes reasoning that must end: the model goes on from
-    there with its answer. `before_answer` stands between the mark and the answer, as models were trained."""
+    """The marks around reasoning. `written_close` closes reasoning that must end; the model continues with its answer.
+    `before_answer` is the text between the mark and the answer in training."""
 
     name: str
     opens: str
@@ -55,7 +55,7 @@ HARMONY = ReasoningFormat(
 
 
 def reasoning_format_of(template: str) -> ReasoningFormat | None:
-    """The format that a chat template's own text uses; None if it knows no reasoning."""
+    """The format in a chat template's text; None if it has no reasoning."""
     if "<|channel|>" in template and "<|message|>" in template:
         return HARMONY
     for format in (MISTRAL, GEMMA, SEED, COMMAND):
@@ -65,7 +65,7 @@ def reasoning_format_of(template: str) -> ReasoningFormat | None:
 
 
 class AnswerParser(Protocol):
-    """Reads an answer piece by piece. The parts of its pieces, joined, are the parts of the whole text."""
+    """Parses an answer piece by piece. The result does not depend on how the text is divided."""
 
     @property
     def num_calls(self) -> int: ...
@@ -86,15 +86,15 @@ class AnswerParser(Protocol):
 
 
 class ReasoningParser:
-    """Takes the reasoning out of an answer. What follows it goes to `rest`, which finds the calls, if there are any.
+    """Separates the reasoning from an answer. The text after it goes to `rest`, which finds the calls.
 
-    `begins` is what the prompt has of the answer already: the model's text continues it.
+    `begins` is the part of the answer that the prompt already contains; the model's text continues it.
     """
 
     def __init__(self, format: ReasoningFormat, rest: AnswerParser | None = None, begins: str = "") -> None:
         self._format, self._rest = format, None
-        self._pending = ""  # seen, not yet understood
-        self._space = ""  # whitespace that goes out if more reasoning follows
+        self._pending = ""  # received, not yet parsed
+        self._space = ""  # whitespace that is sent if more reasoning follows
         self._has_reasoning = False
         self.state = "start"  # start | reasoning | after: before the answer's first character | content
         if begins:
@@ -117,7 +117,7 @@ class ReasoningParser:
         return parts
 
     def flush(self) -> list[Part]:
-        """The answer ended: what was held is what it seemed to be."""
+        """The answer ended: held text becomes part of the current state."""
         parts: list[Part] = []
         pending, self._pending = self._pending, ""
         if self.state == "reasoning":
@@ -129,7 +129,7 @@ class ReasoningParser:
         return parts
 
     def _advance(self, parts: list[Part]) -> bool:
-        """Understand some of what is pending; False when more must come first."""
+        """Parse some of the pending text; False if more text is needed first."""
         if self.state == "start":
             return self._advance_start()
         if self.state == "reasoning":

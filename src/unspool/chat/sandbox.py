@@ -1,8 +1,8 @@
 """The jinja2 environment that chat templates are written for, and the child process that renders them.
 
-A template is a program by a stranger. jinja2's sandbox keeps it from Python's internals; how much memory and time it
-takes is limited from outside, by the process this module runs in (`unspool.isolation`): a text can be made long by
-dozens of filters, methods and operators, and a limit on each of them is one too few.
+A template is an untrusted program. jinja2's sandbox keeps it from Python's internals; its memory and time are limited
+from outside, by the process this module runs in (`unspool.isolation`): a text can be made long by dozens of filters,
+methods and operators, and it is easy to miss one of them.
 
     {"source": …}                          ─► {} or {"syntax": message}
     {"source": …, "variables": {…}}        ─► {"text": …}, {"refused": …}, {"failed": …} or {"stopped": …}
@@ -33,11 +33,11 @@ class TooLongError(Exception):
 
 
 class TemplateRaisedError(Exception):
-    """The template called `raise_exception`: it refuses these messages, and says why."""
+    """The template called `raise_exception`: it refuses these messages with a reason."""
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is its content."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -64,7 +64,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes for HTML, which models have not seen."""
+    """Plain JSON: jinja2's own filter escapes for HTML, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -84,14 +84,15 @@ for _name in ("encodings.unicode_escape", "jinja2.debug", "html", "pprint", "tex
 
 @lru_cache(KEPT)
 def _compile(source: str) -> tuple[jinja2.Template, bool]:
-    """The template, and whether it tells a content that is none from an empty one."""
+    """The template, and whether it distinguishes absent content from empty content."""
     tree = _environment.parse(source)
     knows_none = any(_tests_content(test) for test in tree.find_all((nodes.Test, nodes.Compare)))
     return _environment.from_string(tree), knows_none
 
 
 def _tests_content(test: nodes.Expr) -> bool:
-    """`message.content is none` in any spelling. Other templates join content with text, which none cannot be."""
+    """`message.content is none` in any spelling. Other templates concatenate content with text, which fails for
+    none."""
     if isinstance(test, nodes.Test):
         return test.name == "none" and _is_content(test.node)
     if not isinstance(test, nodes.Compare) or not _is_content(test.expr):
@@ -106,7 +107,7 @@ def _is_content(value: nodes.Expr) -> bool:
 
 
 def answer(request: bytes) -> bytes:
-    """What the parent process asks; see above. MemoryError is for the process to report."""
+    """Answer a request of the parent process; see above. The process reports a MemoryError."""
     asked = json.loads(request)
     try:
         template, knows_none = _compile(asked["source"])
@@ -114,7 +115,7 @@ def answer(request: bytes) -> bytes:
         return _reply(syntax=f"line {error.lineno}: {error.message}")
     except (RecursionError, SyntaxError) as error:
         return _reply(syntax=f"too deep to compile ({type(error).__name__})")
-    except ValueError as error:  # an absurd number
+    except ValueError as error:  # a number that is too large
         return _reply(syntax=str(error))
     if "variables" not in asked:
         return _reply()
@@ -129,7 +130,7 @@ def answer(request: bytes) -> bytes:
         return _reply(stopped=str(error))
     except MemoryError:
         raise
-    except Exception as error:  # whatever it raises is the template's affair
+    except Exception as error:  # any error belongs to the template
         return _reply(failed=f"{type(error).__name__}: {error}"[:1000])
 
 

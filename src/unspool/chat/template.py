@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint
     from unspool.text.tokenizer import Tokenizer
 
-MAX_SOURCE = 1024 * 1024  # the longest template in the wild has some tens of thousands of characters
+MAX_SOURCE = 1024 * 1024  # the longest known template has tens of thousands of characters
 MAX_RENDERED = 16 * 1024 * 1024
-MAX_SECONDS = 5.0  # a usual prompt takes a thousandth of one
+MAX_SECONDS = 5.0  # a typical prompt takes a millisecond
 MAX_MEMORY = 512 * 1024 * 1024  # of the process that renders
-# A limit that a conversation of fewer bytes meets is the template's fault, else it is the conversation's.
+# If a conversation with fewer bytes exceeds a limit, the error blames the template, else the conversation.
 SMALL = 64 * 1024
 
 _renderer = LimitedProcess("unspool.chat.sandbox", ("jinja2", "markupsafe"), MAX_MEMORY, 5 * MAX_RENDERED)
 
 
 def start_renderer() -> None:
-    """Start the process that renders templates, so that it is ready when the weights are; nothing waits for it."""
+    """Start the process that renders templates, without waiting, so that it is ready when the weights are."""
     _renderer.start()
 
 
 def template_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """A model's chat template with its tokenizer's tokens; None where the model has none."""
+    """A model's chat template with its tokenizer's tokens; None if the model has none."""
     if checkpoint.chat_template is None:
         return None
     return ChatTemplate(checkpoint.chat_template, tokenizer.named_tokens, tool_use=checkpoint.tool_template)
@@ -38,10 +38,10 @@ def template_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | 
 class ChatTemplate:
     """A model's own template (jinja2), rendered in a process with limits.
 
-    A template that does not parse or goes over a limit is the model's fault (ModelError); one that refuses or cannot
-    take the messages is the request's (RequestError on `messages`, with the template's own words). `tokens` are the
-    variables that the tokenizer names (`bos_token`, `eos_token`, …). `tool_use` is the template for conversations with
-    tools, where the model has one of its own for them.
+    A template that does not parse or exceeds a limit raises a ModelError. One that refuses or cannot render the
+    messages raises a RequestError on `messages` with the template's own message. `tokens` are the tokenizer's named
+    tokens (`bos_token`, `eos_token`, …). `tool_use` is the template for conversations with tools, if the model has a
+    separate one.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, Any] | None = None, *, tool_use: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The tools of a request, and how a model is shown them whose template has no place for tools."""
+"""The tools of a request, and their description for models whose template does not support tools."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Toolbox:
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Those that the model may call."""
+        """The tools that the model may call."""
         return tuple(tool for tool in self.tools if self.allowed is None or tool.name in self.allowed)
 
     @property
     def binds(self) -> bool:
-        """Whether what the model writes must be held to a grammar."""
+        """Whether a grammar must constrain the answer."""
         return self.must_call or any(tool.strict for tool in self.callable)
 
 
 def read_toolbox(tools: Sequence[Mapping[str, Any]], choice: Any = "auto", *, parallel: bool = True) -> Toolbox:
-    """A toolbox from OpenAI's `tools` and `tool_choice`, whose shape was checked. A choice that names one function is
-    one call of it, as it is at OpenAI."""
+    """A toolbox from OpenAI's `tools` and `tool_choice`, already checked. A choice of one function means one call of
+    it, as in OpenAI's API."""
     mode, names = choice, None
     if isinstance(choice, Mapping) and choice["type"] == "allowed_tools":
         allowed = choice["allowed_tools"]
@@ -66,7 +66,7 @@ def read_tool(function: Mapping[str, Any]) -> Tool:
 
 
 def check_tools(tools: Any, choice: Any) -> None:
-    """What a caller in Python gives for `tools` and `tool_choice`; a RequestError names what is wrong."""
+    """Check `tools` and `tool_choice` from a Python caller; a RequestError names the wrong field."""
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
         raise RequestError(f"tools: expected a list of tools, got {type(tools).__name__}", "tools")
     for index, tool in enumerate(tools):
@@ -139,7 +139,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 # For templates without a place for tools ----------------------------------------------------------------------------
 def describe(tools: Sequence[Tool]) -> str:
-    """What a message says of the tools."""
+    """The description of the tools in a message."""
     listed = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
     call = f'{{"{GENERIC_CALL.name_key}": <name>, "{GENERIC_CALL.arguments_key}": <arguments>}}'
     return (
@@ -150,8 +150,8 @@ def describe(tools: Sequence[Tool]) -> str:
 
 
 def with_description(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-    """The conversation with its tools described before the first user message; calls and results become text of that
-    format. Not in the system message: a template may have one of its own, which another would replace."""
+    """The conversation with its tools described before the first user message; calls and results become text in that
+    format. The system message is not used, because it would replace a template's default one."""
     described = [_as_text(message) for message in messages]
     for index, message in enumerate(described):
         if message["role"] == "user":

@@ -1,12 +1,12 @@
-"""From tokens to text that is safe to show, with tokens and text kept in step.
+"""From tokens to text that is safe to show, with each token paired with its text.
 
     token ─► detokenizer ─► banned strings ─► stop strings ─► text
                half a character  may still become      may still become
                is held           a banned string       a stop string
 
-A token goes out with the text that completes it. A stop string cuts the text, and the tokens that lie wholly behind
-the cut are dropped. A banned string is reported with the token it starts in, or the first that was not shown yet if
-that one was, so that the engine can go back there and choose another.
+A token is sent with the text that completes it. A stop string cuts the text, and tokens entirely after the cut are
+dropped. A banned string is reported with the token in which it starts (or, if that was already shown, the first token
+that was not), so that the engine can rewind there and choose another token.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Banned(NamedTuple):
     start: int  # the output token that it starts in
 
 
-# What a token brings: text to show, the tokens that it completes, and what was matched. A bare tuple, and an assembler
-# of its own where there is nothing to match: there is one for every token, and `unspool bench host --text` takes 60%
-# longer with what stop strings need.
+# The result for one token: text to show, the tokens that it completes, and a match. It is a bare tuple, and requests
+# without strings to match have a simpler assembler, because this runs for every token: with the code for stop strings,
+# `unspool bench host --text` takes 60% longer.
 Piece = tuple[str, tuple[Token, ...], Stop | Banned | None]
 
 
@@ -43,29 +43,29 @@ class Assembler:
     """No text, for a model without a tokenizer: each token goes out at once."""
 
     def push(self, token: Token, show: bool = True) -> Piece:
-        """Take one token in; one that is not to be shown (a stop token) has no text."""
+        """Add one token; without `show` (a stop token) it has no text."""
         return "", (token,), None
 
     def flush(self) -> Piece:
-        """The end: everything held goes out, unless it completes a stop after all."""
+        """The end: returns everything held, unless it completes a stop."""
         return "", (), None
 
     def rewind(self, num_tokens: int) -> None:
-        """Forget the tokens after the first `num_tokens`, none of which was shown."""
+        """Drop the tokens after the first `num_tokens`, none of which was shown."""
         raise AssertionError("only a banned string is gone back from, and nobody looks for one here")
 
     @property
     def held(self) -> str:
-        """Text that waits, because it may yet become a stop or a banned string."""
+        """Text that is held because it may still become a stop or a banned string."""
         return ""
 
 
 class TextAssembler(Assembler):
-    """Nothing to look for, as mostly: all text is safe to show as soon as its characters are whole."""
+    """The common case without strings to match: text is safe to show as soon as its characters are complete."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special=skip_special)
-        self._held: list[Token] = []  # whose text is not out yet
+        self._held: list[Token] = []  # tokens whose text was not sent yet
 
     def push(self, token: Token, show: bool = True) -> Piece:
         text = self._detokenizer.push(token.id) if show else ""
@@ -133,8 +133,8 @@ class MatchingAssembler(Assembler):
         return text + more, tokens + rest + last, None
 
     def rewind(self, num_tokens: int) -> None:
-        """Forget the tokens after the first `num_tokens`, none of which was shown. What was shown stays and is not
-        shown again, though the matchers, fed anew, may hold its end as a possible beginning."""
+        """Drop the tokens after the first `num_tokens`, none of which was shown. Text that was shown is not shown
+        again, although the matchers, restarted, may hold its end as a possible beginning of a match."""
         kept = self._tokens[:num_tokens]
         emitted, given = self._emitted, self._given
         self._reset()
@@ -180,14 +180,14 @@ class MatchingAssembler(Assembler):
         return fresh, tuple(self._tokens[first : self._given]), Stop(matched)
 
     def _fresh(self, text: str) -> str:
-        """Of text that passed the matchers, the part that was not shown before a rewind."""
+        """The part of matched text that was not already shown before a rewind."""
         fresh = text[max(0, self._emitted - self._passed) :]
         self._passed += len(text)
         self._emitted += len(fresh)
         return fresh
 
     def _token_at(self, offset: int) -> int:
-        """The token in whose text a character stands."""
+        """The token whose text contains the character at `offset`."""
         index = len(self._starts) - 1
         while index > 0 and self._starts[index] > offset:
             index -= 1

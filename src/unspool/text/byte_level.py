@@ -1,8 +1,8 @@
-"""Byte-level BPE: text is cut into words by the model's rule, and the bytes of each word are merged, best pair first.
+"""Byte-level BPE: text is split into words by the model's rule, and the bytes of each word are merged, best pair first.
 
-Merging is native. Cutting needs Unicode classes, which the `tokenizers` library has; it takes longer to import than a
-prompt takes to compute, so plain ASCII, where the classes are a few ranges, is cut by Python's own expressions.
-Where the extension was not built, the library does both.
+Merging is native. Splitting needs Unicode classes, which the `tokenizers` library has. Importing it takes longer than
+computing a prompt, so ASCII text, where the classes are a few ranges, is split by Python's `re`. Without the compiled
+extension, the library does both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MERGES = "tokenizer.ggml.merges"
 
 
 class Words(Protocol):
-    """The merging of plain text, which holds no marks."""
+    """Merges text without marks."""
 
     missing: frozenset[int]  # bytes that no token stands for
 
@@ -68,7 +68,7 @@ class LibraryWords:
         try:
             pairs: Any = [tuple(merge.split(" ", 1)) for merge in merges]
             model = models.BPE(dict(ids), pairs, ignore_merges=rule.ignore_merges)
-        except Exception as error:  # the library says what, not where; look for it ourselves
+        except Exception as error:  # the library's error has no position: find it here
             raise ModelError(merge_fault(ids, merges) or f"{MERGES}: {error}") from error
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._library = tokenizers.Tokenizer(model)

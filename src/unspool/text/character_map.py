@@ -1,8 +1,8 @@
-"""SentencePiece's map of characters: what replaces a character, or some of them, before a text is cut into tokens.
+"""SentencePiece's character map: replacements of characters or sequences before a text is split into tokens.
 
 A map is a trie of bytes in an array of 32-bit units (a double array: the unit of a child is its parent's offset XOR the
-byte), and after it the replacements, each ended by a zero byte. Of the sequences that begin at a place the longest
-counts.
+byte), and after it the replacements, each ended by a zero byte. The longest sequence that begins at a position is
+replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CharacterMap:
             raise ValueError("a replacement has two spaces in a row")
 
     def replace(self, text: str) -> str:
-        """The text with everything replaced that has a replacement."""
+        """The text with all replacements made."""
         output, at = [], 0
         while at < len(text):
             unchanged = self._unchanged.match(text, at)
@@ -52,7 +52,7 @@ class CharacterMap:
 
     @cached_property
     def _unchanged(self) -> re.Pattern[str]:
-        """A run of ASCII that stays as it is. Its last character needs ASCII behind it: combining marks may follow."""
+        """A run of unchanged ASCII. Its last character needs ASCII after it, because a combining mark could follow."""
         ascii_characters = [chr(code) for code in range(128)]
         kept = [
             first
@@ -63,7 +63,7 @@ class CharacterMap:
         return re.compile(f"[{re.escape(''.join(kept))}]+(?![^\\x00-\\x7f])" if kept else "(?!)")
 
     def _longest(self, text: str, at: int) -> tuple[str, int]:
-        """What replaces the longest sequence at a place, and how many characters that has."""
+        """The replacement of the longest sequence at a position, and the sequence's length in characters."""
         units, unit = self._units, 0
         node = self._offset(0)
         found: tuple[int, int] | None = None
@@ -85,7 +85,7 @@ class CharacterMap:
         return unit >> 10 << 8 if unit & _SHIFTED else unit >> 10
 
     def _is_end(self, node: int) -> bool:
-        """Whether no sequence goes on from here."""
+        """Whether no longer sequence exists."""
         units = self._units
         return not any(node ^ byte < len(units) and units[node ^ byte] & _LABEL == byte for byte in range(1, 256))
 

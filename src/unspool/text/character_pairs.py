@@ -1,6 +1,6 @@
-"""Byte-pair merging that starts from characters and not from bytes, over a whole text: Gemma 4 and its like.
+"""Byte-pair merging that starts from characters and not from bytes, over a whole text: Gemma 4 and similar models.
 
-Spaces are written as "▁" and nothing is cut before merging, so a merge may cross a space where the merge table has
+Spaces are written as "▁" and the text is not split before merging, so a merge may cross a space if the merge table has
 such a pair. A character that no token stands for becomes the tokens of its bytes.
 """
 
@@ -19,7 +19,7 @@ from unspool.text.texts import as_texts
 def make_character_pairs(
     tokens: Sequence[str], ids: Mapping[str, int], merges: Sequence[str], byte_ids: Sequence[int], unk: int
 ) -> Pieces:
-    """`byte_ids`: byte -> id, all 256. The native body where there is one, else the library's."""
+    """`byte_ids`: byte -> id, all 256. The native backend if it is built, else the library."""
     found = as_texts(tokens)
     if found is None:
         return LibraryCharacters(ids, merges, tokens[unk])
@@ -51,7 +51,7 @@ class LibraryCharacters:
         try:
             pairs: Any = [tuple(merge.split(" ", 1)) for merge in merges]
             model = models.BPE(dict(ids), pairs, byte_fallback=True, unk_token=unk, fuse_unk=True)
-        except Exception as error:  # the library says what, not where; look for it ourselves
+        except Exception as error:  # the library's error has no position: find it here
             raise ModelError(merge_fault(ids, merges) or f"{MERGES}: {error}") from error
         self._library = tokenizers.Tokenizer(model)
 

@@ -3,7 +3,7 @@
     push(E2) → ""      push(98 83) → "☃"      push(C3) → ""      flush() → "\\ufffd"
 
 A token is bytes; a character may take several tokens. Bytes that cannot start or continue a character become
-U+FFFD exactly where decoding the whole at once would have put it.
+U+FFFD at exactly the same places as if the whole were decoded at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
-# By tokenizer: the texts of ids that are whole characters, as far as they came up.
+# By tokenizer: a cache of the texts of ids that are whole characters.
 _whole_texts: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 
 
@@ -66,5 +66,5 @@ class Detokenizer:
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """What is left when no more ids come: nothing, or U+FFFD for an unfinished character."""
+        """The rest after the last id: nothing, or U+FFFD for an unfinished character."""
         return self._utf8.decode(b"", final=True)

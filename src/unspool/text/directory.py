@@ -33,7 +33,7 @@ MAX_SETTINGS = 32 << 20
 
 @dataclass(frozen=True)
 class _Source:
-    """What a file says of its vocabulary. `own_bos`, `own_eos`: what the file itself names, where it names them."""
+    """The vocabulary of a file. `own_bos`, `own_eos`: the tokens that the file itself names, if any."""
 
     tokens: Sequence[str]
     spelling: Spelling
@@ -104,7 +104,7 @@ def _from_library(file: Path) -> _Source:
         frozenset(told.special),
         encoder,
         encoder.fingerprint,
-        adds_bos=lambda bos: told.in_front == [bos],  # what the file does to an empty text tells
+        adds_bos=lambda bos: told.in_front == [bos],  # the file's encoding of an empty text shows it
         literal=frozenset(literal),
         strips_leading_space=told.strips_leading_space,
     )
@@ -185,8 +185,8 @@ def _splitter(
 def _add_tokens(
     path: Path, settings: Mapping[str, Any], source: SentencePieceFile
 ) -> tuple[dict[str, int], frozenset[int], frozenset[int], tuple[str, ...]]:
-    """Puts the directory's tokens in their places among the model's. Returns the marks, by their text; those that are
-    control tokens; those that swallow the white space behind them; and what is not done of what the files ask for."""
+    """Adds the directory's tokens to the model's. Returns the marks by their text; those that are control tokens; those
+    that consume the white space after them; and settings of the files that are not supported."""
     added: dict[int, tuple[str, Mapping[str, Any]]] = {}
     for text, index in _read_json(path / "added_tokens.json").items():
         if not isinstance(index, int) or isinstance(index, bool) or not text:
@@ -206,7 +206,7 @@ def _add_tokens(
     special = own | {index for index, (_, entry) in added.items() if entry.get("special", False)}
     for index in added:
         if source.types[index] != UNKNOWN:
-            source.types[index] = CONTROL  # no piece of a text any more: it is found as a mark before
+            source.types[index] = CONTROL  # no longer a piece of text: it is found as a mark before
     marks = {source.pieces[index]: index for index in sorted(own | set(added))}
     strips = frozenset(index for index, (_, entry) in added.items() if entry.get("rstrip"))
     left = sorted(text for text, entry in added.values() if entry.get("lstrip"))
@@ -247,7 +247,7 @@ def _named_id(
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str | list[str]]:
-    """The tokens that the configuration names, by those names: chat templates know them by these."""
+    """The tokens that the configuration names, by those names, for chat templates."""
     extra = settings.get("extra_special_tokens")
     entries = {name: value for name, value in settings.items() if name.endswith("_token")}
     named: dict[str, str | list[str]] = {}
@@ -261,7 +261,7 @@ def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str | list[str]]:
 
 
 def _content(token: Any) -> str | None:
-    """A token's text: files write it as it is, or as an object that says how it is matched, too."""
+    """A token's text: files have it as a string, or as an object that also says how it is matched."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else None
 

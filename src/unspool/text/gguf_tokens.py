@@ -1,4 +1,5 @@
-"""The keys `tokenizer.ggml.*` of a GGUF file: typed values, and the vocabulary with its types, every fault named."""
+"""The keys `tokenizer.ggml.*` of a GGUF file: typed values, and the vocabulary with its types; every error names its
+key."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ class Tokens:
         self._control_by_name()
 
     def _control_by_name(self) -> None:
-        """Some converters forget to mark end tokens; a text like `<|im_end|>` is never anything else.
-        (`</s>`, `<eos>` and the like are also words of HTML and the papers, so those need their mark.)"""
+        """Some converters forget to mark end tokens; a text like `<|im_end|>` is never anything else. (`</s>`, `<eos>`
+        and similar texts also occur in HTML and in papers, so they need their mark.)"""
         marked = {*self.by_type[CONTROL], *self.by_type[UNKNOWN]}
         for name in END_TOKENS:
             index = self.ids.get(name)
@@ -105,7 +106,7 @@ class Tokens:
 
 
 def _ids_of(tokens: Sequence[str]) -> dict[str, int]:
-    """By text, the first of equal ones. An empty text is a hole: no text leads to it, and it writes nothing."""
+    """Ids by text; of equal texts the first. An empty text is an unused id: it has no entry here."""
     ids = {token: index for index, token in zip(range(len(tokens) - 1, -1, -1), reversed(tokens), strict=True)}
     ids.pop("", None)
     return ids

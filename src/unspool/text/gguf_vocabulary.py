@@ -1,4 +1,4 @@
-"""A tokenizer from GGUF metadata: every key checked, every fault named by its key.
+"""A tokenizer from GGUF metadata: every key is checked, every error names its key.
 
 tokenizer.ggml.model    gpt2: byte-level BPE (merges, `pre`)      llama: SentencePiece's BPE (scores, byte fallback)
                         gemma4: BPE of characters (merges)        t5: SentencePiece's unigram model (scores)
@@ -78,7 +78,7 @@ class _ByteLevelEncoder:
 
 
 class _SentencePieceEncoder:
-    """A space goes in front of the text and of what follows a mark, where the vocabulary was trained that way."""
+    """Puts a space in front of the text and after each mark, if the vocabulary was trained that way."""
 
     def __init__(self, marks: _Marked, model: Pieces, space_in_front: bool) -> None:
         self._marks = marks
@@ -99,7 +99,7 @@ class _SentencePieceEncoder:
 
 
 def build(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer described by a GGUF file's metadata; a ModelError names the key at fault."""
+    """The tokenizer described by a GGUF file's metadata; a ModelError names the wrong key."""
     source = Metadata(metadata)
     model = source.get("model", str)
     if model is None:
@@ -247,7 +247,7 @@ def _sentencepiece_vocabulary(tokens: Tokens, byte_of: Mapping[int, int]) -> Voc
 
 
 def _byte_values(tokens: Tokens) -> dict[int, int]:
-    """The byte that each token of the type BYTE stands for."""
+    """The byte of each token of the type BYTE."""
     return {index: _byte_value(tokens.texts[index], index) for index in tokens.by_type[BYTE]}
 
 
@@ -265,7 +265,8 @@ def _byte_table(byte_of: Mapping[int, int]) -> list[int] | None:
 
 
 def _swallowing(source: Metadata, tokens: Tokens) -> frozenset[int]:
-    """Phi-3's marks swallow the white space after them; GGUF has no field for it, so its name must do."""
+    """Phi-3's marks consume the white space after them; GGUF has no field for it, so the model is recognized by
+    name."""
     if not re.search(r"phi-?3", source.name(), re.IGNORECASE):
         return frozenset()
     keep = {tokens.ids.get(name) for name in ("<unk>", "<s>", "<|endoftext|>")}
@@ -285,7 +286,7 @@ def _finish(
     needs_bos: bool = False,
     notes: Sequence[str] = (),
 ) -> Tokenizer:
-    """Beginnings and ends: what the file says of them, and else what its kind of vocabulary does."""
+    """Beginning and end tokens: from the file, else the default of its kind of vocabulary."""
     said: bool | None = source.get("add_bos_token", bool)
     if said and bos_id is None:
         raise ModelError(f"{PREFIX}add_bos_token is true but {PREFIX}bos_token_id is missing")
@@ -311,6 +312,6 @@ def _finish(
 
 
 def _named_tokens(source: Metadata, texts: Sequence[str]) -> dict[str, str | list[str]]:
-    """The texts of the ids that the file names. Files also give ids that no token has, to say that there is none."""
+    """The texts of the ids that the file names. Some files use an id without a token to mean that there is none."""
     ids = {name: source.get(f"{key}_token_id", int) for name, key in NAMED_TOKENS.items()}
     return {name: texts[index] for name, index in ids.items() if index is not None and 0 <= index < len(texts)}

@@ -1,6 +1,6 @@
-"""The `tokenizers` library with rules of our own, called so that other threads go on, and a panic is a RequestError.
+"""The `tokenizers` library with our own rules, called so that other threads continue, and a panic is a RequestError.
 
-What a stranger's tokenizer.json says runs elsewhere: see `tokenizer_worker`.
+An untrusted tokenizer.json runs in another process: see `tokenizer_worker`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ LONG = 4096  # characters
 
 
 def encode(library: Any, text: str) -> Any:
-    """The library's encoding of a text. Only its calls for many texts let other threads run; for a short text they
-    cost more than they give."""
+    """The library's encoding of a text. Only its batch calls release the GIL; for a short text they cost more than they
+    gain."""
     with _panic_refused():
         if len(text) < LONG:
             return library.encode(text, add_special_tokens=False)
@@ -24,7 +24,7 @@ def encode(library: Any, text: str) -> Any:
 
 
 def cut(pre_tokenizer: Any, text: str) -> list[str]:
-    """The words that a pre-tokenizer cuts a text into."""
+    """The words that a pre-tokenizer splits a text into."""
     if len(text) < LONG:
         with _panic_refused():
             return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
@@ -37,8 +37,8 @@ def cut(pre_tokenizer: Any, text: str) -> list[str]:
 
 @contextmanager
 def _panic_refused() -> Iterator[None]:
-    """Ten million spaces in a row are more steps than the library's expressions may take: it panics, and a panic is no
-    Exception, so it would end the thread that it comes to."""
+    """Ten million spaces in a row exceed the step limit of the library's expressions: it panics. A panic is not an
+    Exception, so it would end the calling thread."""
     try:
         yield
     except BaseException as error:

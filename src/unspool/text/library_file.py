@@ -1,6 +1,6 @@
-"""tokenizer.json in a process with limits: the library that it is written for reads it there (`tokenizer_worker.py`).
+"""tokenizer.json in a process with limits, where the `tokenizers` library reads it (`tokenizer_worker.py`).
 
-What it says of the vocabulary comes back once, token ids for each text.
+The process returns the vocabulary once, and token ids for each text.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ LONGEST_ANSWER = 256 * MIB
 # The library loads ten megabytes in a second, and encodes one megabyte of text.
 LOAD_SECONDS = 60.0
 ENCODE_SECONDS, ENCODE_SECONDS_PER_MIB = 10.0, 10.0
-LONG_TEXT = MIB  # a limit that a shorter text meets is the file's fault, else it is the text's
+LONG_TEXT = MIB  # if a shorter text exceeds a limit, the error blames the file, else the text
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the library says of a tokenizer.json."""
+    """The library's report on a tokenizer.json."""
 
     tokens: list[str]
     added: list[int]
     special: list[int]
     spelling: Spelling
     strips_leading_space: bool
-    in_front: list[int]  # what the file puts in front of every text
+    in_front: list[int]  # the ids that the file puts in front of every text
 
     def __post_init__(self) -> None:
-        """The process that said so worked on a stranger's file: nothing is taken on trust."""
+        """Check every value: the process worked on an untrusted file."""
         size, ids = len(self.tokens), [*self.added, *self.special, *self.in_front]
         if not (
             all(type(token) is str for token in self.tokens)
@@ -83,7 +83,7 @@ class LibraryEncoder:
 
     def _ask(self, operation: bytes, content: bytes, seconds: float) -> bytes:
         reply = self._call(operation + content, seconds)
-        if reply[:1] == b"?":  # the process was stopped meanwhile, and is another one now
+        if reply[:1] == b"?":  # the process was stopped in between; this is a new one
             if self._load() != self.told:
                 raise ModelError(f"{self._file}: it was changed since it was opened")
             reply = self._call(operation + content, seconds)

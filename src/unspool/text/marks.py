@@ -9,16 +9,16 @@ _SPACES = re.compile(r"\s*")
 
 
 class MarkSplitter:
-    """Cuts text at the marks it knows: yields strings (text between) and ids (marks), leftmost first, longest first.
+    """Splits text at its marks: yields strings (text between) and ids (marks), leftmost first, longest first.
 
-    `strips_after` holds marks that swallow the white space following them.
+    `strips_after` has the marks that consume the white space after them.
     """
 
     def __init__(self, ids: Mapping[str, int], strips_after: frozenset[int] = frozenset()) -> None:
         self._ids = {text: token_id for text, token_id in ids.items() if text}
         self._texts = {token_id: text for text, token_id in self._ids.items()}
         self._strips_after = strips_after
-        # A vocabulary may have thousands of marks: look only where one could begin, then only at lengths that occur.
+        # A vocabulary may have thousands of marks: search only where one could begin, then only lengths that occur.
         self._lengths: dict[str, list[int]] = {}
         for text in self._ids:
             self._lengths.setdefault(text[:2], []).append(len(text))

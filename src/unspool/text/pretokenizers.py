@@ -1,9 +1,9 @@
-"""How text is cut into words before byte-pair merging, for every `tokenizer.ggml.pre` that GGUF files name.
+"""How text is split into words before byte-pair merging, for every `tokenizer.ggml.pre` that GGUF files name.
 
-A byte-level BPE vocabulary says which pieces exist and which pairs join first; it does not say where words end.
-The model was trained with one particular rule, a sequence of regular expressions: each cuts what the one before
-it left, matches and gaps alike become pieces of their own, and merges never cross a cut. A wrong rule gives ids
-the model has hardly seen and an answer that is only a little worse, so an unknown name is refused, never guessed.
+A byte-level BPE vocabulary defines the pieces and the order of merges, but not where words end. The model was trained
+with one particular rule, a sequence of regular expressions: each splits the pieces of the previous one, both matches
+and gaps become pieces, and merges never cross a split. A wrong rule gives ids that the model has hardly seen and an
+answer that is only a little worse, so an unknown name is refused, never guessed.
 
 Patterns are the models' own (Oniguruma syntax, Unicode classes). Names are the values found in GGUF files.
 """
@@ -19,10 +19,10 @@ from unspool.records import record
 
 @record(frozen=True)
 class PreTokenizer:
-    """The cutting rule of one family of vocabularies, and the two habits that come with it."""
+    """The splitting rule of one family of vocabularies, and two related settings."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is itself a token is taken whole, before any merging
+    ignore_merges: bool = False  # a word that is itself a token is used without merging
     adds_bos: bool = False  # where the file does not say
 
 
@@ -37,7 +37,7 @@ _GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+|{_SYMBOLS}|{_SPACES}"
 
 
 def _cl100k(numbers: str, spaces: str = _SPACES) -> str:
-    """The shape most families share: contractions, words, numbers, symbols, line ends, spaces."""
+    """The pattern of most families: contractions, words, numbers, symbols, line ends, spaces."""
     return rf"{_CONTRACTION}|{_WORD}|{numbers}|{_SYMBOLS}[\r\n]*|\s*[\r\n]+|{spaces}"
 
 
@@ -58,9 +58,10 @@ _DEEPSEEK3 = (r"\p{N}{1,3}", _CJK, _PUNCTUATED)
 _DIGITS_GPT2 = (r"\p{N}", _GPT2)
 _BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
-# Numbers cut in threes from the right. The models' own patterns look ahead from every digit to the number's end, which
-# takes the square of its length: 50,000 digits took 11 s. Ours look once. Behind a group of three (`\G`: where the
-# last match ended) another must follow, for the rest of the number is whole groups. A test holds them to the originals.
+# Numbers split in threes from the right. The models' own patterns look ahead from every digit to the number's end,
+# which takes quadratic time: 50,000 digits took 11 s. These look once. After a group of three (`\G`: where the last
+# match ended) another must follow, because the rest of the number is whole groups. A test compares them with the
+# originals.
 _DIGITS_FROM_THE_RIGHT = r"\G(?<=\p{N})\p{N}{3}|\p{N}{1,3}(?=(?>(?:\p{N}{3})*)(?!\p{N}))"
 _DIGITS_OF_WORDS_FROM_THE_RIGHT = r"\G(?<=\d)\d{3}|(?<!\d)\d{1,3}(?=(?>(?:\d{3})*)\b)"
 _BEFORE_GROUPS = (  # with what else counts as a number behind them: only the front of a group is a cut
@@ -218,14 +219,14 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     ),
 )
 
-# These vocabularies merge characters over a whole text, which nothing cuts before.
+# These vocabularies merge characters over a whole text, without splitting it first.
 CHARACTER_PAIRS = frozenset({"gemma4", "sarvam-moe", "granite-embed-multi-311m"})
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rule for rule, names in _FAMILIES for name in names.split()}
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The rule of that name; a name we do not know is refused, since a guess would be wrong in silence."""
+    """The rule of that name; an unknown name is refused, because a guess would be wrong in silence."""
     try:
         return PRE_TOKENIZERS[name]
     except KeyError:
@@ -233,19 +234,21 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 # --- ASCII -------------------------------------------------------------------------------------------------------
-# What is left of Unicode's classes among the first 128 characters.
+# Unicode's classes within ASCII.
 _ASCII = {
     "L": "A-Za-z", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": "", "N": "0-9",
     "P": r"!\"#%&'()*,\-./:;?@\[\\\]_{}", "S": r"$+<=>\^`|~",
 }  # fmt: skip
 _PIECE = re.compile(r"\\p\{(\w+)\}|\\.|\[\^?|\]|[^\\\[\]]+", re.DOTALL)
-# Where Oniguruma and Python differ, or may: word boundaries, intersections, the last match's end; and ends of lines.
+# Where Oniguruma and Python differ, or may differ: word boundaries, intersections, the last match's end; and ends of
+# lines.
 _OTHERWISE = (r"\b", "&&", r"\G")
 
 
 @cache
 def _ascii_patterns(rule: PreTokenizer) -> tuple[re.Pattern[str], ...] | None:
-    """The rule's patterns as Python's, which agree on ASCII text; None if one of them cannot be had."""
+    """The rule's patterns for Python's `re`, which give the same result on ASCII text; None if one cannot be
+    converted."""
     patterns = []
     for pattern in rule.patterns:
         parts, in_class = [], False
@@ -268,7 +271,7 @@ def _ascii_patterns(rule: PreTokenizer) -> tuple[re.Pattern[str], ...] | None:
 
 
 def cut_ascii(rule: PreTokenizer, text: str) -> list[str] | None:
-    """The words of an ASCII text, exactly as the library would cut it; None for rules that only the library knows."""
+    """The words of an ASCII text, exactly as the library splits it; None for rules that need the library."""
     patterns = _ascii_patterns(rule)
     if patterns is None:
         return None

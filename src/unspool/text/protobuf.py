@@ -1,4 +1,4 @@
-"""Protocol buffers as they are stored: the numbered fields of one message. Nothing nested is read unless asked for."""
+"""Protocol buffers as they are stored: the numbered fields of one message. Nested messages are read only on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST_VARINT = 10
 
 
 class ProtobufError(ValueError):
-    """What is wrong, and at which byte of the message."""
+    """An error, with its byte position in the message."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Value]]:

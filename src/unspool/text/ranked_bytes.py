@@ -1,9 +1,10 @@
-"""Byte-level vocabularies without a merge table: of two neighbours whose union is a token, the best rank goes first.
+"""Byte-level vocabularies without a merge table: of all neighbouring pairs whose union is a token, the one with the
+best rank is merged first.
 
 tekken.json     Mistral's: a pattern, tokens in base64 by rank, control tokens that take the first ids
 tiktoken.model  Kimi's: a line "base64 rank" for each token; tokenizer_config.json names the control tokens behind them
 
-A file's regular expression is compared with those that are known and not run: it is a stranger's.
+A file's regular expression is untrusted: it is compared with the known ones and not run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RankedBytes:
 
     @property
     def texts(self) -> list[str]:
-        """Of all ids; one that no token has is empty."""
+        """The texts of all ids; the text of an unused id is empty."""
         texts = [""] * max(self.first_id + len(self.tokens), max(self.marks, default=-1) + 1)
         texts[self.first_id : self.first_id + len(self.tokens)] = self.tokens
         for index, text in self.marks.items():
@@ -151,7 +152,7 @@ def _tekken_marks(path: Path, entries: Any, reserved: int) -> tuple[dict[int, st
 
 
 def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> RankedBytes:
-    """`settings`: the content of tokenizer_config.json, which says whose tokenizer it is."""
+    """`settings`: the content of tokenizer_config.json, which says which model's tokenizer it is."""
     if "tokenization_kimi" not in str(settings.get("auto_map")):
         raise ModelError(f"{path}: a tiktoken file has no pattern; only that of Kimi's tokenizer_config.json is known")
     if path.stat().st_size > MAX_FILE:

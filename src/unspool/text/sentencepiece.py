@@ -1,4 +1,5 @@
-"""SentencePiece as an encoder: a text is normalized, then cut into pieces, by merging (BPE) or the best sum (unigram).
+"""SentencePiece as an encoder: a text is normalized, then split into pieces, by merging (BPE) or the best sum
+(unigram).
 
 " Hello  wörld"  ─ character map, extra spaces, a space in front ─►  "▁Hello▁wörld"  ─►  ▁Hello ▁w ör ld
 """
@@ -22,7 +23,7 @@ from unspool.text.vocabulary import SPACE_MARK
 
 @dataclass(frozen=True)
 class Normalizer:
-    """What becomes of a text first. `space_everywhere`: each part between marks gets a space, not only the first."""
+    """Normalizes a text. `space_everywhere`: each part between marks gets a space, not only the first."""
 
     characters: CharacterMap | None = None
     adds_space: bool = True
@@ -50,7 +51,7 @@ class Normalizer:
         return text
 
     def _replaced(self, text: str, added: MarkSplitter) -> list[str]:
-        """Tokens that a text may name stay as they are."""
+        """The normalized text; added tokens in it are unchanged."""
         assert self.characters is not None
         parts = []
         for part in added.split(text):
@@ -99,7 +100,7 @@ class PieceEncoder:
     ) -> None:
         self._model = table.make_model(kind)
         self._added = MarkSplitter(table.texts_of(ADDED))
-        self._splits_added = kind == BPE  # for the other kind, their scores say that they are taken
+        self._splits_added = kind == BPE  # for the other kind, their scores ensure that they are used
         self._normalizer = normalizer
         self._splitter = splitter
 

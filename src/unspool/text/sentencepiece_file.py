@@ -1,7 +1,7 @@
 """SentencePiece's model file, `tokenizer.model`: pieces with scores and types, and how texts are normalized.
 
-A message of protocol buffers. It is a stranger's file, so sizes are limited and every fault is a ModelError that names
-the file and the piece.
+A protocol buffer message. The file is untrusted, so sizes are limited and every error is a ModelError that names the
+file and the piece.
 """
 
 from __future__ import annotations

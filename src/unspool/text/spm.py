@@ -2,10 +2,10 @@
 
     ▁ t h e   →   ▁t h e   →   ▁t he   →   ▁the          a character no token has   →   <0xE2> <0x98> <0x83>
 
-Among equal scores the leftmost pair goes first. Merge tables (one rank per pair) cannot say that, and real
-vocabularies have equal scores, so this is done here and not by a merge table. Building it costs nothing, where
-deriving the half million pairs of a 262,144-token vocabulary takes more than a second. The class here is the
-specification; the native body gives the same ids, and is used where the extension was built.
+Among equal scores the leftmost pair is merged first. Merge tables (one rank per pair) cannot express that, and real
+vocabularies have equal scores, so there is no merge table. This also costs nothing to build, while deriving the half
+million pairs of a 262,144-token vocabulary takes more than a second. The class here is the specification; the native
+backend gives the same ids, and is used if the extension is built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 from unspool.text.texts import Texts
 from unspool.text.vocabulary import SPACE_MARK
 
-_CACHED_WORDS = 65_536  # words repeat; the bound keeps a long-lived server's memory flat
+_CACHED_WORDS = 65_536  # words repeat; the limit bounds the memory of a long-running server
 _CACHED_LENGTH = 64
 
 
@@ -35,7 +35,7 @@ def make_pieces(
     byte_ids: Sequence[int] | None,
     unk: int,
 ) -> Pieces:
-    """`marks`: the tokens that no text becomes. The native body where there is one, else the specification."""
+    """`marks`: the tokens that text never becomes. The native backend if it is built, else the specification."""
     if isinstance(tokens, Texts):
         from unspool._native import ScoredPieces
 
@@ -96,7 +96,7 @@ class SentencePieceModel:
         return output
 
     def _merge(self, word: str) -> list[str]:
-        """A doubly linked list of pieces and a heap of candidate pairs; a stale pair is known by its length."""
+        """A doubly linked list of pieces and a heap of candidate pairs; a stale pair is recognized by its length."""
         ids, scores = self._ids, self._scores
         pieces: list[str] = list(word)
         last = len(pieces) - 1
@@ -126,22 +126,22 @@ class SentencePieceModel:
 
 
 def join_unknown(ids: Sequence[int], unk: int) -> list[int]:
-    """Neighbours that no token stands for are one unknown token."""
+    """Joins neighbouring unknown tokens into one."""
     return [index for place, index in enumerate(ids) if index != unk or place == 0 or ids[place - 1] != unk]
 
 
 def _word_boundary(ids: Mapping[str, int]) -> re.Pattern[str]:
-    """Where text may be cut without changing a single id: before a "▁" that no token has after that character.
+    """Where text may be split without changing any id: before a "▁" that no token has after that character.
 
-    Merging inside one word never looks at another, so words can be merged alone and remembered. Nearly every
-    vocabulary has "▁" only at the start of tokens or in runs; Gemma's `>▁</` is the kind of exception looked for.
+    Merging inside one word never depends on another, so words can be merged alone and cached. Nearly every vocabulary
+    has "▁" only at the start of tokens or in runs; Gemma's `>▁</` is an exception.
     """
     joined = "\0".join(ids)
     while SPACE_MARK * 2 in joined:
         joined = joined.replace(SPACE_MARK * 2, SPACE_MARK)
     joined_after = {part[-1:] for part in joined.split(SPACE_MARK)[:-1]} - {"\0", ""}
     inside = "".join(map(re.escape, sorted(joined_after | {SPACE_MARK})))
-    # A token that holds the separator itself could hide such a place; then nothing is cut.
+    # A token that contains the separator itself could hide such a place; then nothing is split.
     if joined.count("\0") != max(len(ids) - 1, 0):
         return re.compile(r"(?!)")
     return re.compile(rf"(?<![{inside}])(?={SPACE_MARK})")

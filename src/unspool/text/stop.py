@@ -2,14 +2,14 @@
 
     stops: "###", "\\n\\nQ"    push("Hi\\n") → "Hi", held "\\n"    push("\\nA") → "\\n\\nA"    push("###x") → "", "###"
 
-What is held is the longest suffix of the text that is the beginning of some stop. An Aho-Corasick automaton
-knows that length at every character (it is the depth of its state), so the cost is linear in the text however
-many stops there are, and how the text is cut into pushes makes no difference.
+The held text is the longest suffix that is the beginning of some stop. An Aho-Corasick automaton has that length at
+every character (the depth of its state), so the cost is linear in the text for any number of stops, and does not depend
+on how the text is divided into pushes.
 
-The match that is complete first wins; of those complete at the same character, the longest, which starts first.
-This is the only rule that needs no look ahead: the model stops at the very token that completes a stop, and the
-end of a text never turns held characters into a match. So a stop inside another always comes before it: with
-"b" and "abc", the text "abc" stops at "b" and shows "a".
+The match that is complete first wins; of those complete at the same character, the longest. This is the only rule that
+needs no lookahead: the model stops at the token that completes a stop, and the end of a text never turns held
+characters into a match. So a stop inside another one is always found before it: with "b" and "abc", the text "abc"
+stops at "b" and shows "a".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unspool.errors import RequestError
 
 
 class Automaton:
-    """What to look for, ready to be walked; matchers share it."""
+    """The automaton of some stop strings, shared by matchers."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         for index, stop in enumerate(stops):
@@ -51,7 +51,7 @@ class Automaton:
         self.matched[state] = len(stop)
 
     def _link(self) -> None:
-        """Breadth first, so that the fallback of a state is finished before the states below it ask for it."""
+        """Breadth first, so that the fallback of a state is set before the states below it need it."""
         queue = deque(self._children[0].values())
         while queue:
             state = queue.popleft()
@@ -74,7 +74,7 @@ def automaton(stops: tuple[str, ...]) -> Automaton:
 
 
 class StopMatcher:
-    """Feed it an answer's text as it comes; show only what it returns."""
+    """Feed it an answer's text as it arrives; show only what it returns."""
 
     def __init__(self, stops: Sequence[str] | Automaton, include: bool = False) -> None:
         self._automaton = stops if isinstance(stops, Automaton) else automaton(tuple(stops))
@@ -85,7 +85,7 @@ class StopMatcher:
 
     @property
     def held(self) -> int:
-        """How many characters wait to be shown, because they may yet become a stop."""
+        """The number of characters that are held because they may still become a stop."""
         return len(self._held)
 
     @property
@@ -93,8 +93,8 @@ class StopMatcher:
         return self._held
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that is now safe to show, and the stop that was completed, if one was. Afterwards nothing more
-        comes out: what follows a stop is not part of the answer."""
+        """The text that is now safe to show, and the completed stop, if any. After a stop nothing more is returned:
+        what follows it is not part of the answer."""
         if self.matched is not None:
             return "", None
         state, step, lengths = self._state, self._automaton.step, self._automaton.matched
@@ -116,6 +116,6 @@ class StopMatcher:
         return (text if self._include else text[:start]), self.matched
 
     def flush(self) -> str:
-        """The text ended without a stop: what was held back is shown after all."""
+        """The text ended without a stop: returns the held text."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,7 +1,7 @@
-"""The strings of a vocabulary, read where they lie in the file.
+"""The strings of a vocabulary, read directly from the mapped file.
 
 As Python strings 100,000 tokens and merges take ten megabytes and a fifth of a second, and a first answer needs a few
-hundred of them. Where the native extension was not built, a list takes this place.
+hundred of them. Without the native extension, a list is used instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, overload
 
 
 class Texts(Sequence[str]):
-    """A sequence of strings, each made when it is asked for. `native` finds them by their text, too."""
+    """A sequence of strings, each created on demand. `native` also finds them by their text."""
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -35,7 +35,7 @@ class Texts(Sequence[str]):
 
 
 class TextIds(Mapping[str, int]):
-    """text -> place; empty texts have none. Of equal texts the first counts."""
+    """text -> index; empty texts have none. Of equal texts the first is used."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
@@ -58,8 +58,8 @@ class TextIds(Mapping[str, int]):
 
 
 def read_texts(buffer: Any, position: int, count: int) -> tuple[Texts, int] | None:
-    """`count` strings as GGUF lays them out, and where they end. None: there is no extension, or they are not all
-    there, or not all UTF-8, which a reader in Python can say more exactly."""
+    """`count` strings in GGUF's layout, and where they end. None: there is no extension, or some are missing or not
+    UTF-8, for which the Python reader gives a better error."""
     try:
         from unspool._native import Strings
     except ImportError:
@@ -69,7 +69,7 @@ def read_texts(buffer: Any, position: int, count: int) -> tuple[Texts, int] | No
 
 
 def as_texts(texts: Sequence[str]) -> Texts | None:
-    """Any strings as Texts; None where the extension was not built."""
+    """Any strings as Texts; None without the extension."""
     if isinstance(texts, Texts):
         return texts
     encoded = [text.encode("utf-8") for text in texts]

@@ -1,4 +1,4 @@
-"""Text to token ids and back. `from_gguf` and `from_directory` build a `Tokenizer` from what a model brings."""
+"""Text to token ids and back. `from_gguf` and `from_directory` build a `Tokenizer` from a model's files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from unspool.text.vocabulary import Vocabulary
 
 
 class Encoder(Protocol):
-    """The part that differs between kinds of vocabulary. Nothing is added in front or behind."""
+    """The part that differs between kinds of vocabulary. It adds nothing before or after the text."""
 
     def encode(self, text: str, parse_special: bool) -> list[int]: ...
 
 
 class Tokenizer:
-    """A model's vocabulary, its rule for cutting text into it, and its marks for beginnings and ends.
+    """A model's vocabulary, its rule for splitting text into tokens, and its marks for beginnings and ends.
 
     `strips_leading_space`: encoding put a space in front of the text, so decoding takes one away there.
     `named_tokens`: texts by the names that chat templates know them by (`eos_token`, `pad_token`, …).
-    `notes` says what the file left open and what was assumed.
+    `notes` lists what the file did not define and what was assumed.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Tokenizer:
         return [self.bos_id, *ids[own:]]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True, prompt_ids: Sequence[int] = ()) -> str:
-        """The text of `ids`: exactly what a `Detokenizer` fed one by one would have said in all."""
+        """The text of `ids`: exactly what a `Detokenizer` returns in total for the same ids."""
         detokenizer = Detokenizer(self, skip_special=skip_special, prompt_ids=prompt_ids)
         return "".join([detokenizer.push(token_id) for token_id in ids]) + detokenizer.flush()
 
@@ -89,7 +89,7 @@ class Tokenizer:
         return self._vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """For display: a token may hold part of a character, shown as U+FFFD."""
+        """For display: a part of a character is shown as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 

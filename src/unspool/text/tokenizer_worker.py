@@ -1,8 +1,8 @@
-"""The `tokenizers` library, in a process of its own: it reads what a stranger's tokenizer.json says.
+"""The `tokenizers` library in its own process, because it reads an untrusted tokenizer.json.
 
 Such a file can make the library panic, abort, take all memory or never return (regular expressions that backtrack,
-normalizers that multiply the text). `unspool.isolation` runs this module with limits on both; a reply begins with one
-byte that says what it is.
+normalizers that multiply the text). `unspool.isolation` runs this module with limits on memory and time; the first byte
+of a reply is its type.
 
     L file       ─► + what the vocabulary is (JSON)
     E… text      ─► + token ids (u32)           E0: control tokens' names are text; E1: they are control tokens
@@ -30,11 +30,11 @@ class _Loaded:
 
 
 class RefusedError(Exception):
-    """What is wrong with the file."""
+    """An error in the file."""
 
 
 def answer(request: bytes) -> bytes:
-    """What the parent process asks; see above. MemoryError is for the process to report."""
+    """Answer a request of the parent process; see above. The process reports a MemoryError."""
     operation, content = request[:1], request[1:]
     if operation != b"L" and _Loaded.library is None:
         return NOT_LOADED
@@ -48,7 +48,7 @@ def answer(request: bytes) -> bytes:
         raise
     except RefusedError as error:
         return WRONG + str(error).encode("utf-8", "replace")
-    except BaseException as error:  # bare Exceptions for what it cannot read; a panic is no Exception at all
+    except BaseException as error:  # the library raises bare Exceptions; a panic is not an Exception
         return WRONG + f"{type(error).__name__}: {str(error)[:300]}".encode("utf-8", "replace")
 
 
@@ -72,7 +72,7 @@ def _load(file: bytes) -> bytes:
 
 
 def _in_order(ids: Mapping[str, int]) -> list[str]:
-    """The token texts by id; ids that no token has (some vocabularies have holes) hold nothing."""
+    """The token texts by id; unused ids (some vocabularies have gaps) are empty."""
     if not ids:
         raise RefusedError("the vocabulary is empty")
     size = max(ids.values()) + 1

@@ -1,7 +1,7 @@
-"""SentencePiece's unigram model: of all ways to cut a text into tokens, the one with the largest sum of scores.
+"""SentencePiece's unigram model: of all ways to split a text into tokens, the one with the largest sum of scores.
 
-A character that no token stands for is worth the least score less ten, so it is used where nothing else is. The class
-here is the specification; the native body gives the same ids, and is used where the extension was built.
+A character without a token scores ten less than the lowest score, so it is used only if nothing else fits. The class
+here is the specification; the native backend gives the same ids, and is used if the extension is built.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unspool.text.spm import Pieces, join_unknown
 from unspool.text.texts import Texts
 
 _PENALTY = 10.0
-MAX_PIECE = 256  # bytes: the longest that is tried at each place of a text
+MAX_PIECE = 256  # bytes: the longest piece tried at each position
 
 
 def make_unigram(
@@ -27,13 +27,13 @@ def make_unigram(
     byte_ids: Sequence[int] | None,
     unk: int,
 ) -> Pieces:
-    """`marks`: the tokens that no text becomes; `added`: those that are taken wherever their text stands."""
+    """`marks`: the tokens that text never becomes; `added`: those that are used wherever their text occurs."""
     values = array("f", scores)
     for index in (*marks, *added):
         values[index] = math.nan
     worst = min((score for score in values if not math.isnan(score)), default=0.0)
     for index in added:
-        values[index] = 0.0  # the best: others are logarithms of probabilities
+        values[index] = 0.0  # the best score: others are logarithms of probabilities
     unknown_score = _float32(worst - _PENALTY)
     if isinstance(tokens, Texts):
         from unspool._native import UnigramPieces
@@ -74,9 +74,9 @@ class UnigramModel:
         return join_unknown(output, self._unk) if self._byte_ids is None else output
 
     def _best(self, text: str) -> list[tuple[str, int | None]]:
-        """The pieces of the best way; None for a character that no token stands for.
+        """The pieces of the best split; None for a character without a token.
 
-        Sums are float32, since ties and near ties have to fall as they do where the scores were trained.
+        Sums are float32, so that ties and near ties are resolved as in SentencePiece.
         """
         scores = array("f", bytes(4 * (len(text) + 1)))  # of the best way to each place
         last: list[tuple[int, int | None] | None] = [None] * (len(text) + 1)  # where its last piece begins, and which

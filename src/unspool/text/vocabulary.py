@@ -1,4 +1,4 @@
-"""What each token id stands for: its stored text, the bytes it writes, and whether it is a mark or words."""
+"""The meaning of each token id: its stored text, its bytes, and whether it is a mark or text."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _byte_of_character() -> dict[str, int]:
 class Vocabulary:
     """Token ids and what they write.
 
-    `special` ids are marks (end of turn, start of text, unknown): left out of an answer's text unless asked for.
-    `literal` ids write their stored text as it stands, and so does every special one. The rest are spelled
-    `byte-level` (each character stands for a byte) or in `sentencepiece` style ("▁" stands for a space; `bytes_of`
-    holds the ids that stand for one raw byte).
+    `special` ids are marks (end of turn, start of text, unknown): left out of an answer's text by default. `literal`
+    ids write their stored text unchanged, and so does every special one. The rest are spelled `byte-level` (each
+    character stands for a byte) or in `sentencepiece` style ("▁" stands for a space; `bytes_of` has the ids that stand
+    for one raw byte).
     """
 
     def __init__(
