@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,10 @@ from hypothesis import HealthCheck, settings
 
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.models.random import SHAPES, random_checkpoint
+
+# A shell that starts tests in the background makes them ignore Ctrl-C, which several tests send to themselves or to a
+# child process.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test may fail because the machine is slow.
 settings.register_profile("unspool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
