@@ -1,7 +1,7 @@
-"""The command line: one file a command, imported only when it is asked for.
+"""The command line: one file per command, imported only when it is used.
 
-A command is a module with `main(argv) -> int`. It raises what goes wrong; here that becomes one line on stderr and an
-exit status: 2 for the user's mistakes, 1 for all others, 130 for Ctrl-C.
+A command is a module with `main(argv) -> int`. It raises its errors; here each becomes one line on stderr and an exit
+status: 2 for the user's mistakes, 1 for all others, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-# In the order in which a newcomer meets them. A command that is not listed here does not exist.
+# In the order in which a new user needs them. A command must be listed here.
 COMMANDS: dict[str, str] = {
     "run": "answer one prompt, streaming to stdout",
     "chat": "talk to a model in the terminal",
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _restart_in_utf8() -> NoReturn:
-    """A C locale in which Python's UTF-8 mode was turned off can neither read nor print what models write."""
+    """Restart Python in UTF-8 mode: a C locale without it can neither read nor print models' text."""
     import os
 
     os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -112,7 +112,7 @@ def _unknown(command: str) -> Exception:
 
 
 def _report(error: Exception) -> int:
-    """One line for people. What is no error of ours is a defect, and says how to see more."""
+    """Print one line. Any other exception than unspool's own is a bug, and the line says how to see the traceback."""
     from unspool.cli.parser import UsageError
     from unspool.cli.terminal import harmless, note
     from unspool.errors import ModelError, RequestError, UnspoolError
@@ -130,7 +130,7 @@ def _report(error: Exception) -> int:
 
 
 def _leave_pipe() -> int:
-    """The reader of our output has gone, as `| head` does. Python would complain once more when it flushes at exit."""
+    """The reader of stdout has closed it, as `| head` does. Prevents a second error when Python flushes at exit."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

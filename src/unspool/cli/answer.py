@@ -1,4 +1,4 @@
-"""One answer. Ctrl-C ends it, and what was held back still comes out."""
+"""One answer. Ctrl-C ends it, and held-back text is still printed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer:
 class Interrupt:
     """While open, Ctrl-C aborts the stream instead of raising KeyboardInterrupt, until the third time.
 
-    A terminal does not write ^C into the answer meanwhile.
+    In the meantime the terminal does not print ^C into the answer.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Interrupt:
 
     def watch(self, stream: Stream) -> None:
         self._stream = stream
-        if self.count:  # it came while the stream was being opened
+        if self.count:  # Ctrl-C arrived while the stream was being opened
             stream.abort()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -74,8 +74,8 @@ def respond(
     *,
     wants_status: bool | None = None,
 ) -> Answer:
-    """Answers a prompt; `show` gets each choice's text as it comes. Ctrl-C ends the answer where it is. Until there is
-    something to show, a line tells how much of the prompt is read, if `wants_status`: see Status."""
+    """Answers a prompt; `show` gets each choice's text as it arrives. Ctrl-C ends the answer at that point. Until the
+    first text, a line shows how much of the prompt is read, if `wants_status`: see Status."""
     with (
         Interrupt() as interrupt,
         Status(lambda: work_of(llm.engine), wants_status) as status,

@@ -82,7 +82,7 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
         if not namespace.quiet:
             note(f"All {len(lines):,} requests have a result already, {refused:,} of them a refusal.")
         return EXIT_REFUSALS if refused else 0
-    setattr(namespace, "engine.max_waiting", 1 << 30)  # the file is the queue here: nothing is ever turned away
+    setattr(namespace, "engine.max_waiting", 1 << 30)  # the file is the queue here: nothing is ever refused
     llm, _ = load(namespace)
     names = namespace.name or ([] if namespace.random is not None else names_of(namespace.model))
     config = ServerConfig(names=tuple(names), lenient=namespace.lenient)
@@ -92,7 +92,7 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
         concurrency = namespace.concurrency or llm.engine.config.max_running
         told = BatchProgress(llm.engine)
         try:
-            # Without a terminal too, but less often: who waits for a batch reads its log.
+            # Also without a terminal, but less often: the user of a batch may read its log.
             interval = LINE_INTERVAL if namespace.progress else LOG_INTERVAL
             with Status(told.tell, not namespace.quiet, line_interval=interval):
                 progress = await run_batch(service, lines, results, concurrency=concurrency, tell=told.take)
@@ -106,7 +106,7 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
 
 
 class BatchProgress:
-    """What is told of a batch while it runs, and at its end."""
+    """Reports on a batch while it runs, and at its end."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -64,15 +64,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 class ModelInUse:
-    """The model of a chat, which /model exchanges for another: never are both in memory."""
+    """The model of a chat. /model replaces it by another; both are never in memory at the same time."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self.llm = self._load()
 
     def exchange(self, name: str) -> None:
-        """Go on with another model. What can be seen of it without loading it is looked at before the old one goes;
-        if it cannot be loaded all the same, the old one is loaded again."""
+        """Continue with another model. Its files are checked before the old model is closed; if loading still fails,
+        the old model is loaded again."""
         from unspool.cli.loading import locate
         from unspool.errors import ModelError
         from unspool.models.checkpoint import open_checkpoint

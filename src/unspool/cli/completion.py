@@ -1,4 +1,4 @@
-"""unspool completion: what a shell offers when TAB is pressed, made from the parsers themselves."""
+"""unspool completion: TAB completion for shells, derived from the commands' parsers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass
 class Offer:
-    """What may stand at the cursor: texts with what each means, and whether a file may."""
+    """The possible completions at the cursor: texts with their meanings, and whether files are allowed."""
 
     texts: dict[str, str] = field(default_factory=dict)
     files: bool = False
@@ -94,11 +94,11 @@ def reply(shell: str, line: str) -> str:
     words, current = split(line)
     try:
         offer = offered(words, current)
-    except Exception:  # a shell at work is no place for messages
+    except Exception:  # no messages during completion
         return ""
     texts = {text: about for text, about in offer.texts.items() if text.startswith(current)}
     lines = [FILES] if offer.files else []
-    if shell == "bash":  # which takes what is after a colon or an equals sign for a word of its own
+    if shell == "bash":  # bash treats the text after a colon or an equals sign as a separate word
         cut = len(current) - len(re.split("[:=]", current)[-1])
         lines += [text[cut:] for text in texts]
     elif shell == "zsh":
@@ -109,7 +109,7 @@ def reply(shell: str, line: str) -> str:
 
 
 def split(line: str) -> tuple[list[str], str]:
-    """The whole words of a command line, and the one that the cursor is in."""
+    """The complete words of a command line, and the word at the cursor."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -124,7 +124,7 @@ def split(line: str) -> tuple[list[str], str]:
 
 
 def offered(words: Sequence[str], current: str) -> Offer:
-    """What may come after some words; `current` is what is typed of it."""
+    """The completions after some words; `current` is the beginning already typed."""
     from unspool.cli import COMMANDS
 
     if len(words) < 2 or words[1] == "help":
@@ -152,7 +152,7 @@ def offered(words: Sequence[str], current: str) -> Offer:
 
 
 def _names_of(command: str) -> dict[str, str]:
-    """What a command that has commands of its own takes first."""
+    """The subcommands of a command."""
     if command == "bench":
         from unspool.cli.bench import benchmarks
 
@@ -169,7 +169,7 @@ def _names_of(command: str) -> dict[str, str]:
 
 
 class ParserFound(BaseException):
-    """Carries a command's parser out of it, before it does anything. No Exception: nothing catches it on its way."""
+    """Carries a command's parser out of it before the command runs. Not an Exception, so that nothing catches it."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class ParserFound(BaseException):
 
 
 def parser_of(command: str, rest: Sequence[str] = ()) -> argparse.ArgumentParser | None:
-    """The parser with which a command would read these arguments: the one that it makes itself."""
+    """The parser that a command would use for these arguments: the one that it makes itself."""
     from importlib import import_module
 
     from unspool.errors import UnspoolError
@@ -229,7 +229,7 @@ FILE_PLACES = ("FILE", "PATH", "REQUESTS", "RESULTS", "SCHEMA", "PROMPTS", "DIRE
 
 
 def _values(action: argparse.Action) -> Offer:
-    """What an option, or an argument without one, may be."""
+    """The possible values of an option or of a positional argument."""
     known = _WORDS.get(action.dest)
     if known is not None:
         return Offer(dict.fromkeys(known(), ""), files=action.dest == "engine.speculate")
@@ -254,7 +254,7 @@ def _values(action: argparse.Action) -> Offer:
 
 
 def model_names() -> dict[str, str]:
-    """The models that can be named without fetching anything, and the default one."""
+    """The models that are usable without a download, and the default one."""
     from unspool.cli.terminal import human_bytes
     from unspool.user_config import BUILT_IN, read_config
     from unspool.weights.installed import installed

@@ -22,7 +22,7 @@ examples:
   unspool config add coder ~/models/coder.gguf --alias gpt-4o-mini
   unspool config default coder
   unspool config remove coder"""
-ACTIONS = {"add": 2, "remove": 1, "default": 1, "path": 0}  # and how many arguments each takes
+ACTIONS = {"add": 2, "remove": 1, "default": 1, "path": 0}  # with the number of arguments
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         text = config.path.read_text("utf-8") if config.path.exists() else ""
         if action == "add":
             name, model = values
-            model = str(Path(model).resolve()) if Path(model).exists() else model  # from any directory the same
+            model = str(Path(model).resolve()) if Path(model).exists() else model  # the same from any directory
             text = files.with_model(config, text, files.NamedModel(name, model, tuple(namespace.alias)))
         elif action == "remove":
             text = files.without_model(config, text, values[0])

@@ -1,4 +1,4 @@
-"""What has been said: a system message, then turns; saved and loaded as plain JSON."""
+"""A conversation: a system message, then turns; saved and loaded as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Conversation:
         self.turns.append({"role": role, "content": content})
 
     def take_back(self) -> str | None:
-        """Drops the last exchange: the last thing that the user said and what came after. Returns that, if any."""
+        """Drops the last exchange: the user's last message and everything after it. Returns that message, if any."""
         for index in range(len(self.turns) - 1, -1, -1):
             if self.turns[index]["role"] == "user":
                 content = self.turns[index]["content"]
@@ -41,7 +41,7 @@ class Conversation:
             raise RequestError(f"{path} cannot be written: {error.strerror}") from error
 
     def load(self, path: str) -> None:
-        """Replaces everything by what a file holds: a list of messages, or an object with one."""
+        """Replaces the conversation by that of a file: a list of messages, or an object with one."""
         try:
             data = json.loads(Path(path).expanduser().read_text("utf-8"))
         except OSError as error:

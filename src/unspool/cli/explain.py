@@ -1,4 +1,4 @@
-"""unspool explain: answer a prompt and say why each token was chosen."""
+"""unspool explain: answer a prompt and show why each token was chosen."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         except ContextLengthError as error:
             if not is_cut or error.param != "max_tokens":
                 raise
-            # There is room for fewer than the default.
+            # The context has room for fewer tokens than the default.
             answer = respond(llm, asked, replace(params, max_tokens=None), wants_status=status)
         if namespace.json:
             import json
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def as_object(llm: LLM, answer: Answer, load_seconds: float) -> dict[str, Any]:
-    """The answer as `run --json` gives it, and under `steps` each token's trace with the texts of its tokens."""
+    """The answer as in `run --json`, and under `steps` each token's trace with the texts of its tokens."""
     from unspool.cli import report
     from unspool.params.resolve import jsonable
 

@@ -1,7 +1,7 @@
 """A line about a model whose files have serious faults, when it is loaded.
 
-The checks of `unspool doctor` that decode no weight run when a model is loaded for the first time; what they found is
-kept beside the fetched models until its files change, so that later starts read a few bytes.
+The checks of `unspool doctor` that decode no weights run when a model is loaded for the first time. Their findings are
+stored next to the downloaded models until the model's files change, so that later starts read only a few bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def warn_of_faults(llm: LLM, name: str) -> None:
 
 
 def _key(checkpoint: Checkpoint) -> str | None:
-    """Of the model's files as they are now and of what overrides them; None: it has no files."""
+    """A key of the model's files in their current state and of their overrides; None: it has no files."""
     path = checkpoint.path
     if path.is_dir():
         files = sorted([*path.glob("*.json"), *path.glob("*.jinja")])
@@ -55,7 +55,7 @@ def _key(checkpoint: Checkpoint) -> str | None:
 def _find(llm: LLM) -> list[str]:
     from unspool.doctor import open_subject, serious_findings
 
-    with suppress(UnspoolError):  # whoever asks for a chat is told
+    with suppress(UnspoolError):  # a chat reports it
         return [finding.title for finding in serious_findings(open_subject(llm.checkpoint, tokenizer=llm.tokenizer))]
     return []
 
@@ -65,7 +65,7 @@ def _path() -> Path:
 
 
 def _read() -> dict[str, list[str]]:
-    """What was found of each model; what is no such file counts as none."""
+    """The findings of each model; an invalid file counts as empty."""
     try:
         kept = json.loads(_path().read_text("utf-8"))
     except (OSError, ValueError):
@@ -75,7 +75,7 @@ def _read() -> dict[str, list[str]]:
 
 
 def _write(kept: dict[str, list[str]]) -> None:
-    """In one step. Where nothing can be written, the checks run each time."""
+    """Write atomically. If the file cannot be written, the checks run each time."""
     import os
 
     temporary = _path().with_suffix(f".{os.getpid()}.tmp")

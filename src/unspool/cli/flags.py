@@ -1,4 +1,5 @@
-"""Sampling parameters and EngineConfig as flags of run, chat, explain and `/set`; the former come from the registry."""
+"""Sampling parameters and EngineConfig as flags of run, chat, explain and `/set`; the sampling flags come from the
+registry."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def early_stopping(value: str) -> bool | str:
 
 
 def schema(value: str) -> Any:
-    """A JSON schema: the text itself where it starts like one, else a file that holds it."""
+    """A JSON schema: the text itself if it looks like one, else a file that contains it."""
     import json
 
     source = value if value.lstrip().startswith(("{", "true", "false")) else _read(value)
@@ -103,7 +104,7 @@ def _read(path: str) -> str:
 # Sampling ----------------------------------------------------------------------------------------------------------
 @record(frozen=True)
 class Flag:
-    """One flag. `key` is a field of SamplingParams, or of what it holds: `constraint.regex`, `beam.width`."""
+    """One flag. `key` is a field of SamplingParams, or of an object in it: `constraint.regex`, `beam.width`."""
 
     key: str
     parse: Callable[[str], Any] | None  # None: a switch
@@ -111,7 +112,7 @@ class Flag:
     help: str
     many: bool = False  # may be given again; the values are collected
     short: str | None = None
-    name: str | None = None  # where the key does not give it
+    name: str | None = None  # if it does not follow from the key
     is_interactive: bool = True  # sensible in a chat as well, where an answer is one text on a terminal
 
     @property
@@ -123,7 +124,7 @@ class Flag:
         return "sampling." + self.key
 
 
-# How the command line writes a value of each kind: what reads it, and whether the flag may be repeated.
+# The syntax of each type on the command line: its parser, and whether the flag may be repeated.
 SYNTAX: Mapping[type, tuple[Callable[[str], Any] | None, bool]] = {
     Integer: (int, False),
     Number: (float, False),
@@ -160,7 +161,7 @@ OBJECTS: Mapping[str, tuple[Flag, ...]] = {
 
 
 def flags_of(parameter: Parameter) -> tuple[Flag, ...]:
-    """The flags that set a parameter; none where the registry says why."""
+    """The flags that set a parameter; none if the registry gives a reason."""
     if parameter.no_flag:
         return ()
     if parameter.name in OBJECTS:
@@ -185,7 +186,7 @@ FLAGS = tuple(flag for flags in GROUPS.values() for flag in flags)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, is_interactive: bool = False) -> None:
-    """All of them, or those that make sense for one answer shown on a terminal."""
+    """Add all sampling flags, or those that are useful for one answer shown on a terminal."""
     for title, flags in GROUPS.items():
         wanted = [flag for flag in flags if flag.is_interactive or not is_interactive]
         group = parser.add_argument_group(title) if wanted else None
@@ -202,7 +203,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, is_interactive: bool 
 
 
 def sampling_values(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given: key -> value."""
+    """The given flags: key -> value."""
     values = {flag.key: getattr(namespace, flag.dest, None) for flag in FLAGS}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -254,7 +255,7 @@ def find(name: str, flags: Iterable[Flag] = FLAGS) -> Flag | None:
 
 
 def value_of(flag: Flag, text: str) -> Any:
-    """What a text given for a flag means, as the command line would have read it; a switch is on or off."""
+    """A flag's value from text, parsed as on the command line; a switch is on or off."""
     if flag.parse is None:
         if text not in ("on", "off"):
             raise argparse.ArgumentTypeError(f"{text!r} is neither on nor off")
@@ -270,7 +271,7 @@ class EngineFlag:
     parse: Callable[[str], Any] | None
     metavar: str
     help: str
-    serving: bool = False  # only where many share an engine
+    serving: bool = False  # only for servers
     many: bool = False  # may be given again
 
 
@@ -316,7 +317,7 @@ MODEL_HELP = "a GGUF file, a Hugging Face directory, a hub id (org/name[:file or
 
 
 def add_model_flag(parser: argparse._ActionsContainer) -> None:
-    """For commands that look at one model."""
+    """Add -m, for commands that read one model."""
     parser.add_argument("-m", "--model", metavar="MODEL", default=default_model(), help=f"{MODEL_HELP} (%(default)s)")
 
 
@@ -347,7 +348,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False, 
 
 
 def add_override_flags(parser: argparse.ArgumentParser) -> None:
-    """What holds instead of the model's own files."""
+    """Add the options that override a model's files."""
     group = parser.add_argument_group("instead of the model's own files")
     for flag in OVERRIDE_FLAGS:
         _add_engine_flag(group, flag)
@@ -367,7 +368,7 @@ def _add_engine_flag(group: argparse._ArgumentGroup, flag: EngineFlag) -> None:
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, by EngineConfig's names; a word that it does not know is refused here."""
+    """The given options under EngineConfig's names; an unknown value is refused here."""
     values = {flag.field: getattr(namespace, "engine." + flag.field, None) for flag in ENGINE_FLAGS}
     given = {field: value for field, value in values.items() if value is not None}
     for field, allowed in engine_words().items():

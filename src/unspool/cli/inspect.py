@@ -1,4 +1,4 @@
-"""unspool inspect: a server, and a browser on its page."""
+"""unspool inspect: starts a server and opens its page in a browser."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def open_browser(url: str) -> bool:
-    """Whether there is a browser; it opens in a thread of its own, since some hold the caller up."""
+    """Open a page in a browser; returns whether there is one. Runs in its own thread, because some browsers block."""
     import webbrowser
 
     try:
@@ -53,6 +53,6 @@ def open_browser(url: str) -> bool:
     except webbrowser.Error:
         return False
     if getattr(browser, "name", "") in ("www-browser", "links", "elinks", "lynx", "w3m"):
-        return False  # text browsers would take the terminal and run no script
+        return False  # text browsers would occupy the terminal and run no scripts
     threading.Thread(target=browser.open, args=(url,), daemon=True).start()
     return True

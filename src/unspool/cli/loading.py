@@ -1,4 +1,4 @@
-"""From flags to a model that is ready, with a progress bar if it has to be fetched first."""
+"""From flags to a loaded model, with a progress bar for downloading and loading."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.models.checkpoint import Checkpoint
 
-TOLD_BYTES = 1 << 29  # of weights; fewer are packed while the prompt is prepared, which asking for progress prevents
+TOLD_BYTES = 1 << 29  # of weights; fewer are packed while the prompt is prepared, which is impossible with progress
 
 
 def locate(model: str) -> Path:
-    """The model's path; what is not here is fetched."""
+    """The model's path; a missing model is downloaded."""
     from unspool.weights.store import resolve
 
     progress = ProgressBar()
@@ -36,10 +36,10 @@ def locate(model: str) -> Path:
 
 
 def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
-    """The model and how many seconds it took to open."""
+    """The model, and the seconds that it took to open."""
     options = all_options(namespace)
     with _no_collections():
-        if options.get("device") != "reference":  # the only body that multiplies with numpy
+        if options.get("device") != "reference":  # the only backend that multiplies with numpy
             limit_blas_threads()
         from unspool.llm import LLM
 
@@ -58,7 +58,7 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
 
 @dataclass
 class LoadProgress:
-    """How far a model is loaded, as far as that is known."""
+    """The progress of loading a model, if it is known."""
 
     name: str
     total: int = 0  # bytes of weights
@@ -85,8 +85,7 @@ def _opened(namespace: argparse.Namespace, path: Path | None) -> Checkpoint:
 
 
 def all_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """EngineConfig's fields: those of the command line, and for the rest those that the configuration has for the
-    model."""
+    """EngineConfig's fields: from the command line, else from the model's entry in the configuration."""
     from unspool.options import configured_options
 
     given = engine_options(namespace)
@@ -94,7 +93,7 @@ def all_options(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def source_of(namespace: argparse.Namespace) -> Path | Checkpoint:
-    """The model that was named, or one of random weights."""
+    """The named model, or one of random weights."""
     if namespace.random is None:
         return locate(namespace.model)
     from unspool.models.random import stand_in
@@ -104,7 +103,7 @@ def source_of(namespace: argparse.Namespace) -> Path | Checkpoint:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Loading makes many objects and no garbage: looking for it takes time and finds nothing."""
+    """Turn off garbage collection while loading, which makes many objects and no garbage."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""unspool models: what is here, and what to type after -m to use it."""
+"""unspool models: the downloaded models, with the names for -m."""
 
 from __future__ import annotations
 

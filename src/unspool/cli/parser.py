@@ -1,4 +1,4 @@
-"""argparse, with our manners: whole flag names only, one-line errors with what to do, help that keeps its layout."""
+"""argparse with other conventions: full flag names only, one-line errors with advice, help that keeps its layout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def number(value: str) -> float:
     return parsed
 
 
-# What other programs call our options.
+# Names of other programs for our options.
 ELSEWHERE = {
     "--n": "--answers N is how many answers; -n N (--max-tokens) is how long one may be",
     "--temp": "it is --temperature here",
@@ -57,7 +57,7 @@ NUMBERS: dict[Callable[[str], Any], Callable[[str], Any]] = {int: whole_number, 
 
 
 class StoreOnce(argparse.Action):
-    """An option with one value. Given twice, keeping the last in silence would hide a mistake."""
+    """An option with one value. Giving it twice is an error."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -70,7 +70,7 @@ class StoreOnce(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """`--debug` is known to every command and read in `unspool.cli`."""
+    """Every command accepts `--debug`, which `unspool.cli` reads."""
 
     def __init__(self, command: str, usage: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         )
         for name in (None, "store"):
             self.register("action", name, StoreOnce)
-        for kind, parse in NUMBERS.items():  # so that an error says what is wanted, and nan and inf are none
+        for kind, parse in NUMBERS.items():  # so that an error names the expected type, and nan and inf are refused
             self.register("type", kind, parse)
 
     def format_help(self) -> str:
@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _unknown(self, left: Sequence[str]) -> str:
-        """What is wrong with arguments that nothing took."""
+        """The error for unknown arguments."""
         name = left[0].partition("=")[0]
         if not re.match("-.*[A-Za-z]", name):
             if any(action.dest == "prompt" for action in self._actions):
@@ -124,7 +124,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _like(name: str, options: Iterable[str]) -> str:
-    """The options that begin like this one, else the nearest."""
+    """The options with the same beginning, else the nearest."""
     bodies = {option.lstrip("-"): option for option in options if option.startswith("--")}
     begun = [option for body, option in bodies.items() if body.startswith(name.lstrip("-"))][:4]
     if begun:
@@ -136,7 +136,7 @@ def _like(name: str, options: Iterable[str]) -> str:
 
 
 def _plain(message: str) -> str:
-    """argparse's own words, as one would say them."""
+    """argparse's message in plain words."""
     message = re.sub(r"^argument (\S+): expected one argument$", r"\1 needs a value", message)
     message = re.sub(r"^the following arguments are required: (.*)$", r"\1 is missing", message)
     return message.removeprefix("argument ")
@@ -144,7 +144,7 @@ def _plain(message: str) -> str:
 
 @contextmanager
 def our_manners() -> Iterator[None]:
-    """Parsers of other packages, made by argparse itself, fail as ours do, and their help fits the terminal."""
+    """Apply the same error and help format to argparse parsers of other packages."""
 
     def error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (-[^\s=]+)", message)

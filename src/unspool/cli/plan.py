@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def told_overrides(checkpoint: Checkpoint) -> list[str]:
-    """A line for each value that was set instead of the model's own."""
+    """A line for each value that overrides the model's own."""
     heads = ["overrides     ", *([" " * 14] * len(checkpoint.overrides))]
     return [
         f"{head}{each.option} {each.value} (in the model: {each.before or 'nothing'})"
@@ -104,7 +104,7 @@ def _checkpoint(namespace: Namespace, config: EngineConfig) -> Checkpoint:
 
 # The machine --------------------------------------------------------------------------------------------------------
 def target_of(namespace: Namespace, config: EngineConfig) -> Target:
-    """What is planned for: hardware that was named or described, the GPU that is here, or this computer."""
+    """The target of the plan: named or described hardware, this machine's GPU, or this machine."""
     from unspool.planning import Target
 
     given = [name for name in ("on", "gpu_size") if getattr(namespace, name) is not None]
@@ -140,7 +140,7 @@ def _gpu_here(told: float | None) -> Target:
     from unspool.ops.cuda import CudaOps
     from unspool.planning import Target
 
-    name, free, total = CudaOps().card()  # or what is missing is told
+    name, free, total = CudaOps().card()  # raises an error that names what is missing
     limits = ceilings("cuda")
     how = f"measured on {limits.measured[:10]}"
     return Target(
@@ -197,7 +197,7 @@ def list_hardware(*, as_json: bool) -> int:
 
 # Telling ------------------------------------------------------------------------------------------------------------
 def as_object(planner: Planner, target: Target) -> dict[str, Any]:
-    """Documented by docs/schemas/plan.json. What is not known is null."""
+    """The object of docs/schemas/plan.json. Unknown values are null."""
     plan, tokens = planner.plan(), planner.request_tokens
     decode, full = planner.decode_floor(), planner.decode_floor(plan.context_length)
     told: dict[str, Any] = asdict(plan) | {"fits": plan.fits}
@@ -227,7 +227,7 @@ def _rate(floor: Floor, tokens: int) -> dict[str, Any]:
 
 
 def _users(planner: Planner, plan: Plan) -> dict[str, Any] | None:
-    """As many requests at once as fit, each with its own tokens: what one step of all of them takes at the least."""
+    """The minimum time of one step with as many requests as fit, each with its own tokens."""
     tokens = planner.request_tokens
     count = plan.requests[tokens]
     floor = planner.decode_floor(tokens, count) if count else None

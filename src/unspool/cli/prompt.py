@@ -1,4 +1,4 @@
-"""Where a prompt comes from, and whether it is a conversation."""
+"""Reads a prompt, and decides whether it is a conversation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompt(namespace: argparse.Namespace, example: str = 'unspool run "Why is the sky blue?"') -> str:
-    """The prompt of the command line or of stdin, whose last newline is the pipe's and not the prompt's."""
+    """The prompt from the command line or from stdin, without the last newline of stdin."""
     prompt: str | None = namespace.prompt
     if prompt is None and sys.stdin.isatty():
         raise UsageError(f"no prompt: {example}, or pipe one in")
@@ -44,7 +44,7 @@ def read_prompt(namespace: argparse.Namespace, example: str = 'unspool run "Why 
 
 
 def as_asked(llm: TextModel, prompt: str, namespace: argparse.Namespace) -> str | Messages:
-    """A conversation, for the model's chat template, where it has one; else, and with --raw, the text as it is."""
+    """A conversation if the model has a chat template; otherwise, and with --raw, the text unchanged."""
     if namespace.raw or (llm.template is None and namespace.system is None):
         return prompt
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]

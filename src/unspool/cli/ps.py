@@ -19,10 +19,10 @@ ASK_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Told:
-    """What a server says about itself."""
+    """A server's own report."""
 
-    state: str  # as /ready has it, or silent
-    models: list[dict[str, Any]]  # id, and state if it says
+    state: str  # from /ready, or silent
+    models: list[dict[str, Any]]  # id, and state if it is reported
 
 
 def make_parser() -> Parser:
@@ -61,18 +61,18 @@ def ask(one: Running) -> Told:
         return Told("silent", [{"id": name} for name in one.models])
     listed = _get(f"{one.url}/v1/models")
     models = listed.get("data") if listed is not None else None
-    if not isinstance(models, list):  # it wants a key
+    if not isinstance(models, list):  # it requires a key
         models = [{"id": name} for name in one.models]
     return Told(str(ready.get("status", "?")), models)
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """The JSON object at an address, whatever the status; None: nobody answers, or with something else."""
+    """The JSON object at an address, whatever the status; None: no answer, or not a JSON object."""
     import http.client
     import urllib.error
     import urllib.request
 
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine is not behind a proxy
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine
     try:
         with opener.open(url, timeout=ASK_SECONDS) as answer:
             found = json.load(answer)
@@ -99,7 +99,7 @@ def as_object(one: Running, told: Told) -> dict[str, Any]:
 
 
 def memory_of(pid: int) -> int | None:
-    """What a process has in memory, where the system tells."""
+    """The resident memory of a process, if the system reports it."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8") as file:
             line = next(line for line in file if line.startswith("VmRSS:"))
@@ -120,7 +120,7 @@ def _size(count: int) -> str:
 
 
 def _span(seconds: float) -> str:
-    """How long: 12 s, 5 min, 3 h, 2 d."""
+    """A duration: 12 s, 5 min, 3 h, 2 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"

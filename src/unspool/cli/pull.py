@@ -1,4 +1,4 @@
-"""unspool pull: fetch a model, or see that it is here."""
+"""unspool pull: download a model, or report that it is already downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what a person types: history, completion, several lines as one message."""
+"""Reads user input: history, completion, several lines as one message."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PROMPT, CONTINUED = "› ", "· "
 
 
 class Reader:
-    """Messages from stdin. A line that ends in \\ goes on in the next; \"\"\" opens a text that \"\"\" closes. What is
-    pasted is one message.
+    """Messages from stdin. A line that ends in \\ continues in the next; \"\"\" opens a text that \"\"\" closes. What
+    is pasted is one message.
 
-    On a terminal there is line editing, a history that outlives the program, and completion of `words`. Elsewhere each
-    line is a message, and nothing is printed.
+    On a terminal it has line editing, a persistent history, and completion of `words`. Elsewhere each line is a
+    message, and nothing is printed.
     """
 
     def __init__(self, history: Path, words: Callable[[], Sequence[str]] = tuple) -> None:
-        """`words` is asked when TAB is first pressed: looking for them may take a while."""
+        """`words` is called when TAB is first pressed, because it may be slow."""
         self.is_terminal = sys.stdin.isatty()
         self._history = history
         self._knows_pastes = False
@@ -40,26 +40,26 @@ class Reader:
             return
         try:
             readline.read_history_file(self._history)
-        except OSError:  # the first time, or unreadable: begin an empty one
+        except OSError:  # no file yet, or unreadable: start with an empty history
             readline.clear_history()
         readline.set_history_length(HISTORY_LINES)
         readline.set_completer_delims(" ")
         readline.set_completer(_completer(words))
         readline.parse_and_bind("tab: complete")
-        # A paste of several lines is one text. Where the library knows no such mode, `read` takes what is waiting.
+        # A paste of several lines is one text. Without this mode, `read` also reads the lines that are waiting.
         readline.parse_and_bind("set enable-bracketed-paste on")
         self._knows_pastes = "libedit" not in (readline.__doc__ or "")
 
         def save() -> None:
             self._history.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600)  # what people say is theirs alone
+            descriptor = os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600)  # the history is private
             os.close(descriptor)
             readline.write_history_file(self._history)
 
         self._save = save
 
     def read(self) -> str:
-        """The next message. EOFError: there is none; KeyboardInterrupt: this one was given up."""
+        """The next message. EOFError: there is none; KeyboardInterrupt: the user cancelled it."""
         line = self._line(PROMPT)
         if line.lstrip().startswith(QUOTES):
             return self._quoted(line.lstrip().removeprefix(QUOTES))
@@ -70,7 +70,7 @@ class Reader:
         return "\n".join(parts)
 
     def _more_is_waiting(self) -> bool:
-        """Whether lines come faster than anyone types: the rest of a paste."""
+        """Whether more lines arrive faster than typing: the rest of a paste."""
         if not self.is_terminal or self._knows_pastes:
             return False
         import select
@@ -91,7 +91,7 @@ class Reader:
                 raise EOFError
             return line.removesuffix("\n").removesuffix("\r")
         if is_styled(sys.stdout):
-            prompt = f"\001\033[1;36m\002{prompt}\001\033[0m\002"  # \001 and \002 tell readline what takes no room
+            prompt = f"\001\033[1;36m\002{prompt}\001\033[0m\002"  # \001 and \002 mark text without width for readline
         return input(prompt)
 
     def close(self) -> None:

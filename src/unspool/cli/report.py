@@ -1,4 +1,4 @@
-"""What is said about an answer: one line for people, one object for machines."""
+"""Reports on an answer: one line of text, or one JSON object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unspool.results import Completion, Result
 
 ENDINGS = {
-    "eos": "",  # the usual ending needs no word
+    "eos": "",  # the usual ending is not mentioned
     "length": "cut at its length",
     "constraint": "complete by its constraint",
     "abort": "interrupted",
@@ -25,7 +25,7 @@ ENDINGS = {
 
 
 def summary(result: Result, used: Utilization | None = None) -> str:
-    """`42 tokens · first after 0.21 s · 108.3 tokens/s · seed 7`: the seed, for the answer can be had again by it."""
+    """`42 tokens · first after 0.21 s · 108.3 tokens/s · seed 7`: the seed reproduces the answer."""
     timings, usage = result.timings, result.usage
     parts = [f"{usage.completion_tokens:,} token{'' if usage.completion_tokens == 1 else 's'}"]
     if timings.first_token is not None:
@@ -53,7 +53,7 @@ def _ending(choice: Completion) -> str:
 
 
 def say(result: Result, *, quiet: bool = False, used: Utilization | None = None) -> None:
-    """Warnings always; the summary unless it is not wanted, with what it used of the machine where that is known."""
+    """Print warnings; unless `quiet` also the summary, with the shares of the machine that it used, if known."""
     for warning in result.warnings:
         warn(warning)
     if not quiet:
@@ -97,5 +97,5 @@ def _token(llm: LLM, token: Token) -> dict[str, Any]:
 
 
 def text_of(llm: LLM, token: int) -> str:
-    """For people: half a character shows as U+FFFD."""
+    """A token's text for display: part of a character is shown as U+FFFD."""
     return llm.tokenizer.token_text(token)

@@ -1,4 +1,4 @@
-"""unspool rm: delete models that were fetched."""
+"""unspool rm: delete downloaded models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""unspool run: answer one prompt. The answer goes to stdout as it comes; everything else goes to stderr."""
+"""unspool run: answer one prompt. The answer streams to stdout; everything else goes to stderr."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     for key in ("logprobs", "logprobs_stage", "prompt_logprobs"):
         if key in values and not namespace.json:
             raise UsageError(f"--{key.replace('_', '-')} is shown with --json alone")
-    params = flags.sampling_params(values)  # what is wrong here is wrong before a model is loaded
+    params = flags.sampling_params(values)  # errors here are reported before a model is loaded
     prompt = read_prompt(namespace)
 
     from unspool.cli.answer import respond
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Page:
-    """Streams the first answer; others wait for their turn, each under its number."""
+    """Streams the first answer; the others are printed after it, each under its number."""
 
     def __init__(self, num_choices: int) -> None:
         from unspool.cli.terminal import AnswerWriter

@@ -1,7 +1,7 @@
-"""Which servers of this user run: each leaves a small file about itself while it does.
+"""The running servers of this user: each writes a small file about itself while it runs.
 
-The files are in the user's runtime directory (XDG_RUNTIME_DIR) or, without one, in the cache directory. One whose
-process is gone, because it was killed, is removed by whoever looks.
+The files are in the user's runtime directory (XDG_RUNTIME_DIR) or, without one, in the cache directory. The file of a
+killed process is removed by the next reader.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from unspool.weights.store import cache_dir
 
 @dataclass(frozen=True)
 class Running:
-    """A server that runs."""
+    """A running server."""
 
     pid: int
-    begun: float  # when the process began, in the system's own count; 0: not known. A later process may have its number
+    begun: float  # the process's start in clock ticks; 0: unknown. It detects a reused process id
     started: float  # when it began to serve, in seconds since 1970
     url: str
     models: tuple[str, ...]  # names that it was started with
@@ -45,7 +45,7 @@ def directory() -> Path:
 
 
 def process_begun(pid: int) -> float:
-    """When a process began, in clock ticks since the system did; 0 where the system does not tell."""
+    """A process's start in clock ticks since boot; 0 if the system does not report it."""
     try:
         return float(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -56,8 +56,8 @@ def process_begun(pid: int) -> float:
 def registered(
     models: Sequence[str], then: Callable[[str], None] | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """Gives what a server is to call with its address once it listens; afterwards nothing is left of it. `then` is
-    called too. A server runs as well where the file cannot be written."""
+    """Yields a function that a server calls with its address once it listens; it writes the file, and the end of the
+    block removes it. `then` is called too. If the file cannot be written, the server still runs."""
     path = directory() / f"{os.getpid()}.json"
 
     def listens(url: str) -> None:
@@ -80,7 +80,7 @@ def registered(
 
 
 def running() -> list[Running]:
-    """The servers that run, the oldest first. What others left behind is removed."""
+    """The running servers, oldest first. Removes the files of servers that ended."""
     found = []
     for path in directory().glob("*.json"):
         one = _read(path)

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         parts = score_tokens(llm, tokens, window=namespace.window, stride=namespace.stride, top=namespace.top)
 
         def told() -> str:
-            """With what is computed of the windows that are not scored yet."""
+            """The progress, including windows that are computed but not scored yet."""
             read = sum(request.num_computed for request in list(llm.engine.scheduler.running))
             done = min(len(tokens), len(score.tokens) + read)
             return bar("scoring", done / len(tokens), f"{done:,} of {len(tokens):,} tokens")
@@ -83,7 +83,7 @@ def make_parser() -> Parser:
 
 
 def read_text(file: str) -> str:
-    """Of a file or of standard input; a UTF-8 byte order mark is not part of the text."""
+    """The text of a file or of standard input, without a UTF-8 byte order mark."""
     name = "standard input" if file == "-" else file
     data = sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
     try:
@@ -93,7 +93,7 @@ def read_text(file: str) -> str:
 
 
 def as_object(llm: LLM, score: Score, *, table: bool, interrupted: bool) -> dict[str, Any]:
-    """Documented by docs/schemas/score.json."""
+    """The object of docs/schemas/score.json."""
     out = {"model": llm.checkpoint.name, "kernels": llm.engine.ops.kernel_set, **score.as_dict()}
     out["interrupted"] = interrupted
     return out | ({"token_table": [token.as_dict() for token in score.tokens]} if table else {})

@@ -121,7 +121,7 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
 
     key_file = namespace.api_key_file
     if key_file is not None:
-        read_keys(key_file)  # what is wrong with it is known before a model is loaded
+        read_keys(key_file)  # its errors are reported before a model is loaded
     config = ServerConfig(
         host=namespace.host,
         port=namespace.port,
@@ -151,7 +151,7 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
 
 
 def _both(first: Callable[[str], None], second: Callable[[str], None] | None) -> Callable[[str], None]:
-    """What calls the first, then the second if there is one."""
+    """A function that calls the first, then the second if there is one."""
 
     def call(address: str) -> None:
         first(address)
@@ -175,7 +175,7 @@ def _serve(
     namespace.model = str(specs[0].source)
     if namespace.replicas is not None:
         return _serve_replicas(namespace, config, on_start)
-    sockets = bind(config.host, config.port)  # a port that cannot be had is known before a model is loaded
+    sockets = bind(config.host, config.port)  # an unavailable port is reported before a model is loaded
     start_renderer()  # while the weights load
     llm, _ = load(namespace)
     with _published_events(llm, namespace):
@@ -186,7 +186,7 @@ def _serve(
 def _serve_several(
     namespace: Namespace, specs: list[ModelSpec], config: ServerConfig, on_start: Callable[[str], None]
 ) -> int:
-    """Serve models that are loaded when they are asked for; a single one at once."""
+    """Serve models that are loaded on demand; a single one at startup."""
     for flag, value in (("--replicas", namespace.replicas), ("--kv-events", namespace.kv_events)):
         if value is not None:
             raise UsageError(f"{flag} is for one model, without --memory")
@@ -237,7 +237,7 @@ def _is_count(text: str) -> bool:
 
 @contextmanager
 def _published_events(llm: LLM, namespace: Namespace) -> Iterator[None]:
-    """Publish the events of the prefix cache, if that was asked for, until the server has ended."""
+    """Publish the events of the prefix cache, if requested, until the server has ended."""
     if namespace.kv_events is None:
         if namespace.kv_events_replay is not None:
             raise UsageError("--kv-events-replay needs --kv-events")

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from unspool.server.host import ModelHost
     from unspool.server.hosted import ModelSpec
 
-SHARE = 0.9  # of the free memory, for all models together unless --memory says otherwise
-OF_ONE = ("chat_template", "rope_scaling", "rope_theta", "override_kv")  # options that only one model can mean
+SHARE = 0.9  # of the free memory, for all models together, without --memory
+OF_ONE = ("chat_template", "rope_scaling", "rope_theta", "override_kv")  # options that apply to a single model only
 LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 def model_specs(namespace: Namespace, options: dict[str, Any]) -> list[ModelSpec]:
-    """The models that were asked for, each with its names."""
+    """The requested models, each with its names."""
     from unspool.server.hosted import ModelSpec
 
     if namespace.random is not None:
@@ -56,18 +56,18 @@ def model_specs(namespace: Namespace, options: dict[str, Any]) -> list[ModelSpec
 
 
 def is_collection(path: Path) -> bool:
-    """Whether a path is a directory that holds models, and not one itself."""
+    """Whether a path is a directory of models, and not a model itself."""
     return path.is_dir() and not (path / "config.json").exists() and not _is_split(path)
 
 
 def _is_split(path: Path) -> bool:
-    """Whether a directory holds the parts of one GGUF file and nothing else."""
+    """Whether a directory contains only the parts of one GGUF file."""
     files = sorted(path.glob("*.gguf"))
     return len(files) > 1 and len({re.sub(r"-\d{5}-of-\d{5}\.gguf$", "", file.name) for file in files}) == 1
 
 
 def models_in(directory: Path) -> list[Path]:
-    """The models in a directory: GGUF files, and directories of a model each."""
+    """The models in a directory: GGUF files, and directories with one model each."""
     found = []
     for path in sorted(directory.iterdir()):
         if path.is_dir() and (path / "config.json").is_file():
@@ -87,7 +87,7 @@ def _is_model(file: Path) -> bool:
 
 
 def names_of(model: str | Path) -> tuple[str, ...]:
-    """What a model is asked for by: a path's own name; else what it was called, and its names in the configuration."""
+    """The names of a model in requests: a path's file name; else the given name, and its names in the configuration."""
     path = Path(model).expanduser()
     if isinstance(model, Path) or path.exists():
         from unspool.models.checkpoint import model_name
@@ -98,7 +98,7 @@ def names_of(model: str | Path) -> tuple[str, ...]:
 
 
 def check_names(specs: list[ModelSpec]) -> None:
-    """Two models must not answer to one name."""
+    """Refuse two models with the same name."""
     seen: dict[str, ModelSpec] = {}
     for spec in specs:
         for name in spec.names:
@@ -109,9 +109,8 @@ def check_names(specs: list[ModelSpec]) -> None:
 
 
 def make_host(specs: list[ModelSpec], config: ServerConfig, memory: int | None) -> ModelHost:
-    """A host of models that are loaded when they are asked for. Those that are here are looked at now, so that what
-    cannot be loaded is told at once: an error if it is all of them, else a warning for each. One that does not exist is
-    an error."""
+    """A host of models that are loaded on demand. Local models are checked now, so that errors are reported at once: an
+    error if none can be loaded, else a warning for each. A model that does not exist is an error."""
     import logging
 
     from unspool.server.host import ModelHost, too_large
@@ -123,7 +122,7 @@ def make_host(specs: list[ModelSpec], config: ServerConfig, memory: int | None) 
     problems: list[UnspoolError] = []
     for model in host.models:
         if model.spec.random is None and find(model.spec.source) is None:
-            continue  # it is fetched when it is asked for
+            continue  # it is downloaded on demand
         try:
             needs = model.examine(budget)
             if needs.memory > budget:
@@ -140,7 +139,7 @@ def make_host(specs: list[ModelSpec], config: ServerConfig, memory: int | None) 
 
 
 def default_budget(options: Any) -> int:
-    """What all models may take where nobody says: most of what is free now."""
+    """The default limit for all models together: most of the memory that is free now."""
     from unspool.config import EngineConfig
     from unspool.machine import free_memory
     from unspool.ops import uses_cuda

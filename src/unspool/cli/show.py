@@ -1,4 +1,4 @@
-"""unspool show: what a model's files say about it, without loading its weights."""
+"""unspool show: the contents of a model's files, without loading its weights."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def metadata_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the file has by name and value: arrays stay what they are there."""
+    """The file's metadata by name and value; arrays are unchanged."""
     if checkpoint.path.is_dir():
         from unspool.weights.fields import read_json
 
@@ -87,7 +87,7 @@ def metadata_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def short(value: Any) -> str:
-    """A value in one line: a long text is cut, and an array is counted."""
+    """A value in one line: a long text is shortened, an array is shown by its length."""
     if isinstance(value, str):
         line = value.replace("\n", "\\n")
         return line if len(line) <= LONGEST else f"{line[:LONGEST]}… ({len(value):,} characters)"
@@ -97,7 +97,7 @@ def short(value: Any) -> str:
 
 
 def formats_of(checkpoint: Checkpoint) -> dict[str, int]:
-    """Bytes of weights by format, the most first."""
+    """Bytes of weights by format, largest first."""
     sizes: Counter[str] = Counter()
     for weight in checkpoint.weights.values():
         sizes[weight.format] += weight.nbytes
@@ -189,7 +189,7 @@ def as_object(model: TextModel) -> dict[str, Any]:
 
 
 def _counted(value: Any) -> Any:
-    """Long arrays of a file, such as its vocabulary, by their length."""
+    """Replaces long arrays of a file, such as its vocabulary, by their length."""
     if isinstance(value, Mapping):
         return {str(key): _counted(one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

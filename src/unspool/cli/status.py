@@ -1,4 +1,4 @@
-"""What is being waited for, as one line on stderr: that a model loads, that a prompt is read, and how far that is."""
+"""One status line on stderr: a model loads or a prompt is read, with the progress."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from unspool.cli.wrapping import num_cells
 if TYPE_CHECKING:
     from unspool.engine.engine import Engine
 
-DELAY = 0.25  # seconds before anything is drawn: most waits are shorter
+DELAY = 0.25  # seconds before the line is drawn: most waits are shorter
 INTERVAL = 0.15  # between two drawings
 LINE_INTERVAL = 2.0  # between two lines where there is no terminal
-CELLS = 16  # of a bar, where there is room for one
+CELLS = 16  # of a bar, if there is room for one
 
 
 class Status:
-    """While open, a thread draws what `tell` says, beside the seconds that have passed; at the end the line is gone.
+    """While open, a thread draws the text from `tell` with the elapsed seconds; at the end it removes the line.
 
-    `wanted` False: nothing is drawn; None: on a terminal alone; True: elsewhere too, in lines.
+    `wanted` False: nothing is drawn; None: only on a terminal; True: elsewhere too, as separate lines.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Status:
         return self
 
     def end(self) -> None:
-        """Take the line away, for something else is going to be written; nothing is drawn after that."""
+        """Remove the line before other output; nothing is drawn afterwards."""
         self._ended.set()
         with self._lock:
             if self._is_drawn:
@@ -67,7 +67,7 @@ class Status:
         while not self._ended.wait(pause):
             try:
                 text = f"{self._tell()} · {time.monotonic() - self._begun:.0f} s"
-            except (IndexError, RuntimeError):  # what it looks at has just changed
+            except (IndexError, RuntimeError):  # the data changed while it was read
                 continue
             with self._lock:
                 if not self._ended.is_set():
@@ -85,7 +85,7 @@ class Status:
 
 
 def wanted(namespace: Namespace) -> bool | None:
-    """What the options say about it."""
+    """Whether the options request status lines."""
     if getattr(namespace, "progress", False):
         return True
     return False if getattr(namespace, "quiet", False) else None
@@ -101,7 +101,7 @@ def bar(what: str, share: float, amounts: str) -> str:
 
 
 def work_of(engine: Engine) -> str:
-    """What an engine is at: how much of the prompts is read, then how many tokens there are."""
+    """The progress of an engine: how much of the prompts is read, then the number of tokens generated."""
     requests = [*engine.scheduler.running, *engine.scheduler.waiting]
     prompt = sum(request.num_prompt for request in requests)
     read = sum(min(request.num_computed, request.num_prompt) for request in requests)

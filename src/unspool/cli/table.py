@@ -1,5 +1,5 @@
-"""What `unspool explain` prints: a table with a row a token and a column a stage, or a paragraph a token where the
-terminal is too narrow for it."""
+"""The output of `unspool explain`: a table with a row per token and a column per stage, or a paragraph per token if the
+terminal is too narrow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def print_table(llm: LLM, result: Result, num_alternatives: int) -> None:
     others = [_others(llm, step, num_alternatives) for step in steps]
     used = sum(column.size + len(GAP) for column in columns)
     needed = max((num_cells(cells[0].text) for cells in others if cells), default=0)
-    # A pipe takes lines of any length.
+    # Lines to a pipe may have any length.
     room = width() - 1 if sys.stdout.isatty() else 1_000_000
     lines = _rows(columns, others, room - used) if used + needed <= room else _paragraphs(columns, others, room)
     for line in lines:
@@ -59,7 +59,7 @@ def print_table(llm: LLM, result: Result, num_alternatives: int) -> None:
 
 
 def _rows(columns: Sequence[Column], others: Sequence[Sequence[Cell]], room: int) -> list[str]:
-    """The table. The rest of a line has the alternatives, as many as there is room for."""
+    """The table. The rest of each line has as many alternatives as fit."""
     head = [column.pad(column.title) for column in columns] + (["instead"] if any(others) else [])
     lines = [styled(GAP.join(head), "dim", sys.stdout)]
     for index, alternatives in enumerate(others):
@@ -90,7 +90,7 @@ def _paragraphs(columns: Sequence[Column], others: Sequence[Sequence[Cell]], lim
 
 
 def _pack(cells: Sequence[Cell], limit: int) -> list[str]:
-    """Cells one after the other in lines of at most `limit` columns; only a cell that is longer is broken itself."""
+    """Joins cells into lines of at most `limit` columns; only a longer cell is broken."""
     lines: list[str] = []
     used = limit
     for cell in cells:
@@ -130,7 +130,8 @@ def _columns(llm: LLM, steps: Sequence[StepTrace], *, greedy: bool) -> list[Colu
 
 
 def _stage_column(name: str, steps: Sequence[StepTrace]) -> Column:
-    """A stage that removes tokens tells how many it left and their mass; one that moves logits, the chosen one's."""
+    """For a stage that removes tokens: how many are left, and their mass; for one that changes logits: the chosen
+    one's."""
     found = [next((stage for stage in step.stages if stage.name == name), None) for step in steps]
     value = next(stage.value for stage in found if stage is not None)
     removes = any(stage.mass < 1 for stage in found if stage is not None) or name not in _MOVES
@@ -170,7 +171,7 @@ def _next(llm: LLM, step: StepTrace) -> str:
 
 
 def _others(llm: LLM, step: StepTrace, count: int) -> list[Cell]:
-    """The likeliest tokens that were not chosen; what removed one comes with it."""
+    """The likeliest tokens that were not chosen, each with the stage that removed it."""
     cells = []
     for token, probability in [each for each in step.alternatives if each[0] != step.token][:count]:
         removed = _removed_by(step, token)
@@ -187,12 +188,12 @@ def _removed_by(step: StepTrace, token: int) -> str | None:
 
 
 def spelling(llm: LLM, token: int) -> str:
-    """A token's text; of half a character, its bytes."""
+    """A token's text, or its bytes if it is part of a character."""
     return llm.tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
 
 
 def quoted(text: str) -> str:
-    """A token as a column can hold it: its spaces and line ends seen, cut where it is long."""
+    """A token for a column: with visible spaces and line ends, shortened if it is long."""
     shown = harmless(text.replace("\n", "\\n").replace("\t", "\\t"))
     if len(shown) > LONGEST_TOKEN:
         shown = shown[: LONGEST_TOKEN - 1] + "…"

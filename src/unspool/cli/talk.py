@@ -63,7 +63,7 @@ class Talk:
         note(f"{name} · context {context:,} tokens · /help for commands, Ctrl-D to leave")
 
     def run(self, reader: Reader) -> int:
-        """Turn after turn until the end of input or /quit. On a terminal a failure costs its turn alone."""
+        """Run turns until the end of input or /quit. On a terminal, a failure ends only its turn."""
         status = 0
         while True:
             try:
@@ -73,7 +73,7 @@ class Talk:
                     print()
                 return status
             except KeyboardInterrupt:
-                print()  # what was typed is given up
+                print()  # the typed text is discarded
                 continue
             if not line:
                 continue
@@ -88,7 +88,7 @@ class Talk:
                 print()
 
     def _take(self, line: str) -> None:
-        if line.startswith("/") and "\n" not in line:  # a text of several lines is a message, whatever it begins with
+        if line.startswith("/") and "\n" not in line:  # a text of several lines is always a message
             self._command(line)
         else:
             self._ask(line)
@@ -117,7 +117,7 @@ class Talk:
 
     def _tell(self, result: Result) -> None:
         for warning in result.warnings:
-            if warning not in self._shown_warnings:  # once is enough for a whole chat
+            if warning not in self._shown_warnings:  # once per chat
                 self._shown_warnings.add(warning)
                 warn(warning)
         used, context = result.usage.total_tokens, self.llm.engine.context_length
@@ -199,7 +199,7 @@ class Talk:
             except argparse.ArgumentTypeError as error:
                 note(f"{flag.key}: {error}", "red")
                 return
-        flags.sampling_params(changed)  # refuses what makes no sense, and then nothing has changed
+        flags.sampling_params(changed)  # raises for invalid values, before anything is changed
         self._values = changed
         told = f"{flag.key} = {changed[flag.key]!r}" if flag.key in changed else f"{flag.key} is back to its default"
         note(told)
@@ -232,7 +232,7 @@ class Talk:
 
 
 def parameter_lines(resolved: ResolvedParams) -> list[str]:
-    """Whatever someone set first, then the defaults that shape a draw."""
+    """The values that were set, then the defaults that affect a draw."""
     shown = resolved.as_dict()
     lines = []
     for name, told in shown.items():
@@ -244,8 +244,8 @@ def parameter_lines(resolved: ResolvedParams) -> list[str]:
 
 
 def own_system_message(template: ChatTemplate) -> str | None:
-    """What a template puts where a system message stands when there is none; None where it puts nothing, or refuses
-    system messages. It is what stands between the same two texts as a message that is given."""
+    """A template's default system message; None if it has none, or refuses system messages. It is found between the
+    same two texts that surround a given system message."""
     system, user = "qx-system-message", "qx-user-message"
     message = {"role": "user", "content": user}
     try:

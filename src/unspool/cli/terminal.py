@@ -1,4 +1,4 @@
-"""What a terminal is told, and how: colours only where they are seen, control characters never."""
+"""Terminal output: colours only on a terminal, never control characters from a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TextIO
 from unspool.cli.wrapping import LineWrapper, fold, fold_columns
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-# Everything below space but newline and tab, and what some terminals take for more of the same.
+# All control characters except newline and tab: C0, and C1, which some terminals also obey.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
@@ -27,19 +27,19 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def harmless(text: str) -> str:
-    """Text that a terminal will print and not obey: a model may say anything, an escape sequence too."""
+    """Text with control characters escaped, because a model may write an escape sequence."""
     return text.translate(_CONTROL)
 
 
 def width(stream: TextIO | None = None) -> int:
-    """The columns of a terminal: the one that a stream (stdout) goes to, else the one that errors go to, else 100."""
+    """The columns of the terminal of a stream (default: stdout), else of stderr, else 100."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
     for each in (stream or sys.stdout, sys.stderr):
         try:
             columns = os.get_terminal_size(each.fileno()).columns
-        except (OSError, ValueError, AttributeError):  # no terminal, or no file at all
+        except (OSError, ValueError, AttributeError):  # no terminal, or no file
             continue
         if columns > 0:
             return columns
@@ -47,12 +47,12 @@ def width(stream: TextIO | None = None) -> int:
 
 
 def show(text: str) -> None:
-    """Lines on stdout that are no answer: on a terminal, folded between words and below their columns."""
+    """Print lines that are not an answer to stdout; on a terminal, wrapped between words within their columns."""
     print(fold_columns(text, width() - 1) if sys.stdout.isatty() else text)
 
 
 def note(text: str, style: str = "dim", indent: str = "") -> None:
-    """A line beside the answer: on stderr, so that stdout holds the answer alone."""
+    """Print a line to stderr, so that stdout contains only the answer."""
     sys.stdout.flush()
     if sys.stderr.isatty():
         text = fold(text, width(sys.stderr) - 1, indent)
@@ -60,7 +60,7 @@ def note(text: str, style: str = "dim", indent: str = "") -> None:
 
 
 def note_term(term: str, meaning: str) -> None:
-    """A line of a list: a term, and what it means beside it, or below it where there is no room."""
+    """Print a list entry: a term and its meaning next to it, or below it if there is no room."""
     if sys.stderr.isatty() and width(sys.stderr) < 70:
         note(f"  {term}")
         note(f"      {meaning}", indent=" " * 6)
@@ -73,7 +73,8 @@ def warn(text: str) -> None:
 
 
 class AnswerWriter:
-    """Answers on stdout, piece by piece. On a terminal lines end between words, and nothing in them is obeyed."""
+    """Writes answers to stdout piece by piece. On a terminal, wraps lines between words and escapes control
+    characters."""
 
     def __init__(self) -> None:
         self._is_seen = sys.stdout.isatty()
@@ -89,7 +90,7 @@ class AnswerWriter:
 
 
 def hide_control_keys() -> Callable[[], None]:
-    """Keep the terminal from writing ^C where one is typed; calling what comes back ends that."""
+    """Stop the terminal from printing ^C; the returned function undoes it."""
     try:
         import termios
     except ImportError:
@@ -104,7 +105,7 @@ def hide_control_keys() -> Callable[[], None]:
         quiet[3] &= ~termios.ECHOCTL
         termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
         return lambda: termios.tcsetattr(descriptor, termios.TCSANOW, before)
-    except (OSError, ValueError, termios.error):  # no terminal, or none of this kind
+    except (OSError, ValueError, termios.error):  # no terminal, or an unsupported one
         return lambda: None
 
 
@@ -119,7 +120,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_number(value: float) -> str:
-    """Three digits, or more where there are more before the point: 0.982, 12.5, 1,030."""
+    """At least three digits, and all digits before the point: 0.982, 12.5, 1,030."""
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
     return f"{value:,.{digits}f}"
 
@@ -133,7 +134,7 @@ def human_seconds(seconds: float) -> str:
 
 
 class ProgressBar:
-    """A bar on a terminal, redrawn in place; elsewhere one line for each thing that begins."""
+    """A bar on a terminal, redrawn in place; elsewhere one line when each task begins."""
 
     INTERVAL = 0.1
 
@@ -159,7 +160,7 @@ class ProgressBar:
 
     def _draw(self, what: str, done: int, total: int | None) -> None:
         line = what
-        if total and total > 1000:  # bytes; a few are parts of a whole that is not worth a bar
+        if total and total > 1000:  # bytes; small totals count parts and need no bar
             cells = 24 * done // total
             line += f"  {'━' * cells}{'╌' * (24 - cells)}  {human_bytes(done)} of {human_bytes(total)}"
         elif total:

@@ -32,7 +32,7 @@ the one that completes it; the others are shown as their bytes."""
 @dataclass(frozen=True)
 class Piece:
     id: int
-    text: str  # what the token adds: "" before a character is whole
+    text: str  # the text that the token adds: "" until a character is complete
     start: int
     end: int
     bytes: str  # in hexadecimal
@@ -103,7 +103,7 @@ def _checked(ids: Sequence[int], model: TextModel) -> list[int]:
 
 
 def pieces(model: TextModel, ids: Sequence[int]) -> list[Piece]:
-    """Each token with its place in the text that all of them decode to; control tokens are part of it."""
+    """Each token with its position in the decoded text, which includes control tokens."""
     from unspool.text.detokenizer import Detokenizer
 
     tokenizer = model.tokenizer

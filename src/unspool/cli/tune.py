@@ -1,4 +1,4 @@
-"""unspool tune: which sampling settings do best on prompts of your own."""
+"""unspool tune: which sampling settings work best on your own prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that end between words, also where text comes piece by piece; and how many columns a text takes."""
+"""Wraps lines between words, also for streamed text; and computes the width of a text in columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PIECE = re.compile(r" *[^ ]+| +$")
 
 
 def num_cells(text: str) -> int:
-    """The columns that a text takes on a terminal: none for a combining mark, two for a wide character."""
+    """The width of a text on a terminal in columns: none for a combining mark, two for a wide character."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -26,13 +26,14 @@ def _cells(character: str) -> int:
 
 
 def pad(text: str, size: int, *, right: bool = False) -> str:
-    """`text` with blanks, so that it takes `size` columns."""
+    """`text` padded with blanks to `size` columns."""
     blanks = " " * (size - num_cells(text))
     return blanks + text if right else text + blanks
 
 
 def fold(text: str, limit: int, indent: str = "") -> str:
-    """`text` in lines of at most `limit` columns; those that go on begin with `indent`. Longer words stay whole."""
+    """`text` in lines of at most `limit` columns; continuation lines begin with `indent`. Longer words are not
+    broken."""
     lines = []
     for line in text.split("\n"):
         current = ""
@@ -47,7 +48,8 @@ def fold(text: str, limit: int, indent: str = "") -> str:
 
 
 def fold_columns(text: str, limit: int) -> str:
-    """`fold` for lists and tables: a line goes on below its second column, or where it began if it has one alone."""
+    """`fold` for lists and tables: a continuation line begins below the second column, or at the line's indentation if
+    it has only one."""
     return "\n".join([fold(line, limit, " " * _hanging(line, limit)) for line in text.split("\n")])
 
 
@@ -60,20 +62,20 @@ def _hanging(line: str, limit: int) -> int:
 
 
 class LineWrapper:
-    """Text for a terminal, given piece by piece: what `feed` returns is to be written at once.
+    """Wraps streamed text for a terminal: write the result of `feed` at once.
 
-    A word that turns out not to fit is erased from the end of its line and written again on the next. Blocks of code
-    between fences keep their lines.
+    A word that turns out not to fit is erased from the end of its line and written again on the next. Fenced code
+    blocks keep their lines.
     """
 
     def __init__(self) -> None:
         self._column = 0
         self._word = ""  # the one that the line ends with
-        self._head = ""  # of the text's own line
+        self._head = ""  # the beginning of the text's own line
         self._is_code = False
 
     def feed(self, text: str, limit: int) -> str:
-        """`limit`: the columns that may be used, at most one fewer than there are."""
+        """`limit`: the columns to use, at most the terminal's width less one."""
         return "".join([self._next(character, limit) for character in text])
 
     def _next(self, character: str, limit: int) -> str:
@@ -103,7 +105,7 @@ class LineWrapper:
     def _blank(self, character: str, limit: int) -> str:
         self._word = ""
         column = self._column + 1 if character == " " else (self._column // TAB + 1) * TAB
-        if column > limit:  # the end of the line takes its place
+        if column > limit:  # a line break replaces it
             self._begin_line("")
             return "\n"
         self._column = column
@@ -111,7 +113,7 @@ class LineWrapper:
 
     def _move_word(self, character: str, cells: int) -> str:
         erased = num_cells(self._word)
-        if erased in (0, self._column):  # it begins here, or fills a whole line
+        if erased in (0, self._column):  # the word begins here, or fills a whole line
             self._begin_line(character)
             return "\n" + character
         self._begin_line(self._word + character)
