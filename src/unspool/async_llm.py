@@ -1,4 +1,4 @@
-"""AsyncLLM: `LLM` for event loops. Its requests share steps with those of every other task."""
+"""AsyncLLM: `LLM` for event loops. Requests of all tasks run in one batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AsyncLLM(Model):
     >>> [result.text for result in asyncio.run(capitals("France", "Italy"))]
     [' Paris.', ' Rome.']
 
-    Making one loads the model and takes a while; so may tokenizing a long prompt. A task that is cancelled aborts its
+    The constructor loads the model and takes a while; tokenizing a long prompt may too. A cancelled task aborts its
     request.
     """
 
@@ -82,8 +82,9 @@ class AsyncLLM(Model):
     ) -> Result | list[Result]:
         """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters.
 
-        `schema`, a dataclass, a pydantic model or a JSON schema, binds answers to JSON; `result.parsed` is the value.
-        `progress` shows how many of several answers are there: True, False, or None for where stderr is a terminal.
+        `schema`, a dataclass, a pydantic model or a JSON schema, constrains answers to JSON; `result.parsed` is the
+        value. `progress` shows how many of several answers are finished: True, False, or None (if stderr is a
+        terminal).
         """
         generations, many = self._many(prompts, params, options, schema)
         results = await self._answer(generations, progress=progress)
@@ -151,7 +152,7 @@ class AsyncLLM(Model):
         schema: Any = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
-        """The events of an answer as they come: Text, then Finished for each choice. A failure is raised.
+        """The events of an answer as they arrive: Text, then Finished for each choice. A failure is raised.
 
         The request is sent when the stream is first read, entered with `async with`, or started with
         `await stream.start()`. Closing or dropping the stream aborts it.
@@ -180,7 +181,7 @@ class AsyncLLM(Model):
         choice: int = 0,
         **options: Unpack[SamplingOptions],
     ) -> Result:
-        """What if the answer had gone on otherwise from its token `index`: see `LLM.fork`."""
+        """Continue the answer differently from its token `index`: see `LLM.fork`."""
         return (await self._answer([self._fork(result, index, token, params, choice, options)]))[0]
 
     async def _answer(
@@ -199,7 +200,7 @@ class AsyncLLM(Model):
 
     # Keeping --------------------------------------------------------------------------------------------------------
     async def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
-        """Compute a prompt and write its keys and values to a file; how many tokens that are."""
+        """Compute a prompt and write its keys and values to a file; returns the number of tokens."""
         from unspool.engine import state
 
         generation = self._one(prompt, SamplingParams(max_tokens=0))
@@ -207,13 +208,13 @@ class AsyncLLM(Model):
         return await self.driver.call_async(lambda engine: state.save(engine, generation.prompt_ids, Path(path)))
 
     async def load_state(self, path: str | Path) -> int:
-        """Take a saved prompt into the prefix cache; how many tokens need not be computed thereby."""
+        """Load a saved prompt into the prefix cache; returns the number of tokens that it saves computing."""
         from unspool.engine import state
 
         return len(await self.driver.call_async(lambda engine: state.load(engine, Path(path))))
 
     async def aclose(self, drain: float = 0.0) -> None:
-        """Take no new requests, let the others run for `drain` seconds, abort what is left and end the thread."""
+        """Accept no new requests, let running ones finish for `drain` seconds, abort the rest and end the thread."""
         await self.driver.shutdown(drain)
 
     async def __aenter__(self) -> Self:

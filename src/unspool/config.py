@@ -1,4 +1,4 @@
-"""What a model is and how an engine runs it: frozen; resolving returns a new one."""
+"""Configurations of a model and of an engine: frozen; resolving returns a new one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unspool.errors import RequestError
 from unspool.params import checks
 
 RopeStyle = Literal["interleaved", "half"]
-# clamped_swiglu joins a gate, at most 7, with a factor between -7 and 7: gate · sigmoid(1.702 · gate) · (factor + 1)
+# clamped_swiglu combines a gate, at most 7, with a factor between -7 and 7: gate · sigmoid(1.702 · gate) · (factor + 1)
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "clamped_swiglu"]
 Device = Literal["auto", "cpu", "cuda", "reference"]
 Isa = Literal["auto", "avx512", "avx2", "plain"]
@@ -23,24 +23,24 @@ SPECULATE = "lookup, model:PATH, early-exit[:LAYERS], mtp, auto"
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How positions beyond the trained context are squeezed into the trained rotation speeds."""
+    """How rotation speeds are scaled for positions beyond the trained context."""
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
-    factor: float  # of longrope: the model's context over the original one
+    factor: float  # for longrope: the model's context divided by the original one
     original_context: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn and longrope; None: as `usual_attention_factor` says
+    attention_factor: float | None = None  # yarn and longrope; None: `usual_attention_factor`
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: the ramp begins and ends at whole channel pairs
-    short_factors: tuple[float, ...] = ()  # longrope: divide the speeds, where the context is the original one
-    long_factors: tuple[float, ...] = ()  # longrope: where it is longer
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the speeds for the original context
+    long_factors: tuple[float, ...] = ()  # longrope: for a longer context
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The numbers of a model that most families have. A family that has more adds them in a subclass in its file."""
+    """The numbers that most families of models have. A family with more has a subclass in its file."""
 
     architecture: str  # the family: "llama", "mistral", "qwen2", …
     num_layers: int
@@ -54,30 +54,31 @@ class ModelConfig:
     norm_eps: float
     rope_theta: float = 10_000.0
     rope_style: RopeStyle = "half"  # GGUF's llama stores q and k permuted for "interleaved"; Hugging Face for "half"
-    rope_dim: int = 0  # rotated channels of each head; head_dim unless partial; 0: none
+    rope_dim: int = 0  # rotated channels of each head: head_dim, fewer, or 0 for none
     rope_scaling: RopeScaling | None = None
     tied_embeddings: bool = False
     activation: Activation = "silu"
     qkv_bias: bool = False  # q, k and v have biases
-    output_bias: bool = False  # the projection of attention's output has one
+    output_bias: bool = False  # attention's output projection has a bias
     mlp_bias: bool = False  # all of a feed-forward's projections have biases
-    sliding_window: int | None = None  # keys that a query may look back on, itself included
+    sliding_window: int | None = None  # keys that a query attends to, including its own
     sliding_layers: tuple[bool, ...] | None = None  # which layers have the window; None: all
 
     @property
     def identity(self) -> str:
-        """Every number that is not its default, by name: a new field with a default leaves it as it is."""
+        """Every number that differs from its default, by name, so that a new field with a default does not change
+        it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = {field.name for field in fields(self) if values[field.name] != field.default}
         return repr(sorted((name, value) for name, value in values.items() if name in changed))
 
     def window(self, layer: int) -> int | None:
-        """How many keys a query of this layer sees; None: all."""
+        """The number of keys that a query of this layer attends to; None: all."""
         slides = self.sliding_layers is None or self.sliding_layers[layer]
         return self.sliding_window if slides else None
 
 
-# In the time that a stream may pause, a CPU computes some hundred tokens and a GPU thousands. The GPU's copy engine
+# In the time that a stream may pause, a CPU computes a few hundred tokens and a GPU thousands. The GPU's copy engine
 # needs large blocks.
 DEVICE_DEFAULTS: dict[str, dict[str, int]] = {
     "cpu": {"block_size": 32, "step_tokens": 512, "chunk_tokens": 128},
@@ -87,28 +88,28 @@ DEVICE_DEFAULTS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs. When it starts, it resolves and reports every None and every 0 or auto that stands for the
-    device's default."""
+    """How an engine runs. At its start, every None, and every 0 or auto that means the device's default, is resolved
+    and reported."""
 
     device: Device = "auto"
     threads: int | None = None  # CPU threads; None: the cores this process may use
     isa: Isa = "auto"  # CPU kernel set
-    quantize: Quantize = "none"  # of weights that a file stores in 16 or 32 bits
+    quantize: Quantize = "none"  # for weights that a file stores in 16 or 32 bits
     block_size: int = 0  # tokens in one KV block; 0: the device's default
     kv_tokens: int | None = None  # capacity of the KV cache, rounded up to whole blocks; None: from free memory
     kv_dtype: KVDtype = "auto"  # auto: q8 on a CPU, else f16
     state_bytes: int | None = None  # for states of recurrent layers and snapshots of them; None: from free memory
-    gpu_memory: float = 0.9  # the share of a GPU's memory that may be in use, others' and ours, when kv_tokens is None
+    gpu_memory: float = 0.9  # the share of a GPU's memory that all processes may use, if kv_tokens is None
     step_tokens: int = 0  # tokens computed in one step, over all requests; 0: the device's default
-    chunk_tokens: int = 0  # of which prompts may take, in a step that others stream in; 0: the device's default
+    chunk_tokens: int = 0  # step_tokens' part for prompts while others stream; 0: the device's default
     max_running: int = 256  # requests in one step
-    max_waiting: int = 4096  # requests that wait beyond those; one more is a QueueFullError
+    max_waiting: int = 4096  # waiting requests; one more raises a QueueFullError
     prefix_cache: bool = True
-    # "lookup", "model:PATH", "early-exit[:LAYERS]", "mtp", "auto", or a drafter of the caller's; answers do not
+    # "lookup", "model:PATH", "early-exit[:LAYERS]", "mtp", "auto", or the caller's own drafter; answers do not
     # depend on it.
     speculate: str | Drafter | None = None
-    # What holds instead of the model's own files.
-    chat_template: str | None = None  # a template, or the path of a file that holds one
+    # Overrides of the model's own files.
+    chat_template: str | None = None  # a template, or the path of a file with one
     rope_scaling: str | Mapping[str, Any] | None = None  # "yarn:4", "none", or Hugging Face's JSON object
     rope_theta: float | None = None
     max_model_len: int | None = None  # tokens of a prompt and its answer, at most the model's own context
@@ -145,11 +146,11 @@ class EngineConfig:
             raise checks.refuse("chat_template", self.chat_template, "a template, or the path of a file that holds one")
 
     def context_of(self, model_context: int) -> int:
-        """The context of a model that holds so many tokens."""
+        """The context for a model with this context of its own."""
         return model_context if self.max_model_len is None else min(model_context, self.max_model_len)
 
     def with_device_defaults(self, backend: str) -> EngineConfig:
-        """A copy in which the defaults of a backend of `ops` stand wherever the caller gave no value."""
+        """A copy with a backend's defaults wherever the caller gave no value."""
         defaults = DEVICE_DEFAULTS.get(backend, DEVICE_DEFAULTS["cpu"])
         changes: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(self, name) == 0}
         if self.kv_dtype == "auto":

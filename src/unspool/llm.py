@@ -1,4 +1,4 @@
-"""LLM: a model in this process, for any number of threads. `generate` is the fold of `stream`."""
+"""LLM: a model in this process, for any number of threads. `generate` collects the events of `stream`."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ T = TypeVar("T")
 
 
 class TextModel:
-    """What turns text into a model's tokens, and needs no weights."""
+    """The part of a model that turns text into tokens, without weights."""
 
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
         self.checkpoint, self.tokenizer = checkpoint, tokenizer
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The model's chat template, made when first asked for: plain completion need not pay for it."""
+        """The model's chat template, created on first use, so that completion does not need it."""
         from unspool.chat.template import template_of
 
         return template_of(self.checkpoint, self.tokenizer)
 
     @cached_property
     def model_chat(self) -> ModelChat:
-        """How this model holds a conversation."""
+        """The chat format of this model."""
         from unspool.chat.model_chat import ModelChat
 
         return ModelChat(self.checkpoint.name, self.tokenizer, self.template)
@@ -78,7 +78,7 @@ class TextModel:
         return self.tokenizer.decode(self.encode(ids))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: BOS where the model wants it, control tokens read as the characters they are.
+        """Token ids of a prompt: with BOS if the model uses it; control tokens in the text are read as characters.
 
         >>> llm.encode("The sky")
         [504, 6376]
@@ -105,9 +105,9 @@ class TextModel:
     ) -> list[int]:
         """Token ids of a conversation, through the model's chat template; control tokens in messages are plain text.
 
-        `template_options` are variables of the template's own, such as `enable_thinking`. The ids end where the answer
-        begins, or in a last message of the assistant's, which is to be continued, unless the other options say
-        otherwise.
+        `template_options` are variables of the template, such as `enable_thinking`. The ids end where the answer
+        begins. If the last message is the assistant's, they end with it, so that it is continued, unless the other
+        options say otherwise.
 
         >>> ids = llm.render([{"role": "user", "content": "Hello"}])
         >>> llm.generate(ids, max_tokens=8, temperature=0).text
@@ -137,7 +137,7 @@ class TextModel:
 
 
 class Model(TextModel):
-    """What `LLM` and `AsyncLLM` share: everything that waits for no answer."""
+    """The common base of `LLM` and `AsyncLLM`: everything that does not wait for an answer."""
 
     def __init__(
         self,
@@ -149,14 +149,14 @@ class Model(TextModel):
         configured = configured_options(model) if isinstance(model, str) else {}
         config = engine_config(cast("EngineOptions", {**configured, **options}))
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
-        checkpoint = overridden(checkpoint, config)  # its tokenizer, too
+        checkpoint = overridden(checkpoint, config)  # including its tokenizer
         self.engine = Engine(checkpoint, config, tokenizer=checkpoint.tokenizer, on_progress=on_progress)
-        assert self.engine.tokenizer is not None  # it was just made
-        super().__init__(self.engine.checkpoint, self.engine.tokenizer)  # quantized, if that was asked for
+        assert self.engine.tokenizer is not None  # it was just created
+        super().__init__(self.engine.checkpoint, self.engine.tokenizer)  # quantized, if requested
         self.driver = Driver(self.engine)
 
     def receipt(self, seed: int) -> Receipt:
-        """What an answer with this seed is a function of, besides its prompt and parameters.
+        """The receipt of an answer with this seed: what it depends on, in addition to its prompt and parameters.
 
         >>> llm.receipt(7).version == unspool.__version__
         True
@@ -164,8 +164,8 @@ class Model(TextModel):
         return self.engine.receipt(seed)
 
     def utilization(self, result: Result) -> Utilization | None:
-        """How near an answer (of several: the first) came to what this machine can do. What the steps did for others
-        meanwhile counts. None: the machine's ceilings were never measured (`unspool plan` measures them).
+        """The shares of this machine's ceilings that an answer (of several: the first) reached, including the work of
+        its steps for other requests. None: the ceilings were never measured (`unspool plan` measures them).
 
         >>> used = llm.utilization(llm.generate("The sky is", max_tokens=16))
         >>> used is None or 0 < used.mbu
@@ -240,7 +240,7 @@ class Model(TextModel):
     def _chat(
         self, messages: Messages, asked: SamplingParams, toolbox: Toolbox, options: Mapping[str, Any]
     ) -> Generation:
-        self.driver.check_open()  # first: in a fork, rendering could wait for the parent's threads
+        self.driver.check_open()  # first, because in a forked process rendering could wait for the parent's threads
         chat = self.model_chat
         if toolbox.binds:
             if asked.constraint is not None:
@@ -280,9 +280,9 @@ class LLM(Model):
     ' Paris.'
 
     `model` is a name ("smollm2"), a GGUF file, a Hugging Face directory or a hub id; options are EngineConfig's.
-    `on_progress` is told the share of the weights that is loaded, and the model is then ready at once: without it the
-    first answer finishes what is left of loading.
-    Sampling parameters are given as a SamplingParams, as a dictionary of its fields, by name, or as both: names win.
+    `on_progress` is called with the share of the weights that is loaded, and loading is then complete when the model is
+    returned; without it, loading continues until the first answer. Sampling parameters are given as a SamplingParams,
+    as a dictionary of its fields, by name, or as both: names take precedence.
     """
 
     # Generating -----------------------------------------------------------------------------------------------------
@@ -323,8 +323,9 @@ class LLM(Model):
     ) -> Result | list[Result]:
         """Answer one prompt (text or token ids), or many as one continuous batch, each with its own parameters.
 
-        `schema`, a dataclass, a pydantic model or a JSON schema, binds answers to JSON; `result.parsed` is the value.
-        `progress` shows how many of several answers are there: True, False, or None for where stderr is a terminal.
+        `schema`, a dataclass, a pydantic model or a JSON schema, constrains answers to JSON; `result.parsed` is the
+        value. `progress` shows how many of several answers are finished: True, False, or None (if stderr is a
+        terminal).
 
         >>> llm.generate("The capital of France is", max_tokens=2, temperature=0).text
         ' Paris.'
@@ -385,7 +386,7 @@ class LLM(Model):
 
         `tools` and `tool_choice` are in OpenAI's form; the calls that the model makes are `result.tool_calls`.
         `template_options` are variables of the model's chat template, such as `enable_thinking`. If the last message
-        is the assistant's, the answer continues it, by its `token_ids` where it brings them. `schema` and `progress`
+        is the assistant's, the answer continues it, from its `token_ids` if it has them. `schema` and `progress`
         are those of `generate`.
 
         >>> messages = [{"role": "user", "content": "Name a planet."}]
@@ -412,7 +413,7 @@ class LLM(Model):
         schema: Any = None,
         **options: Unpack[SamplingOptions],
     ) -> Stream:
-        """The events of an answer as they come: Text, then Finished for each choice. A failure is raised.
+        """The events of an answer as they arrive: Text, then Finished for each choice. A failure is raised.
 
         A list of messages is a chat; with tools, `stream.messages` has the content and the calls of each choice so far.
         `stream.result()` is what `generate` or `chat` would have returned. Closing or dropping the stream aborts it.
@@ -433,7 +434,7 @@ class LLM(Model):
     def score(self, text: Prompt, top: int = 0) -> list[Token | None]:
         """The logprob of each token of a text given those before it, in one pass; None for the first.
 
-        `top` is how many of the likeliest tokens are told beside each.
+        `top` is the number of likeliest tokens to report for each.
 
         >>> [token and token.rank for token in llm.score("The sky is blue")]
         [None, 4222, 2, 14]
@@ -460,10 +461,10 @@ class LLM(Model):
         choice: int = 0,
         **options: Unpack[SamplingOptions],
     ) -> Result:
-        """What if the answer had gone on otherwise from its token `index`: with `token` there, or other parameters.
+        """Continue the answer differently from its token `index`: with `token` there, or with other parameters.
 
-        Without `params` the parameters and the seed stay, so what follows is what would have followed. The computed
-        prefix is shared, not computed again.
+        Without `params` the parameters and the seed are kept, so the same tokens follow if the prefix is the same. The
+        computed prefix is shared, not computed again.
 
         >>> result = llm.generate("The capital of France is", max_tokens=5, temperature=0)
         >>> [lyon] = llm.encode(" Lyon")
@@ -475,8 +476,8 @@ class LLM(Model):
     def _answer(
         self, generations: Sequence[Generation], *, whole: bool = True, progress: bool | None = False
     ) -> list[Result]:
-        """The folded streams of some requests, which run as one batch. Without `whole` each event is looked at when it
-        comes, for an answer that ends with its first tool call."""
+        """The results of some requests, which run as one batch. Without `whole`, each event is handled when it arrives,
+        for an answer that ends with its first tool call."""
         streams = [Stream(self.driver, each, whole=whole) for each in generations]
         try:
             Stream.start(self.driver, streams)
@@ -487,7 +488,8 @@ class LLM(Model):
 
     # Keeping --------------------------------------------------------------------------------------------------------
     def save_state(self, path: str | Path, prompt: Prompt | Messages) -> int:
-        """Compute a prompt and write its keys and values to a file, in whole cache blocks; how many tokens that are.
+        """Compute a prompt and write its keys and values to a file, in whole cache blocks; returns the number of
+        tokens.
 
         >>> llm.save_state(folder / "story", "Once upon a time there was a king. " * 8)
         64
@@ -499,7 +501,7 @@ class LLM(Model):
         return self.driver.call(lambda engine: state.save(engine, generation.prompt_ids, Path(path)))
 
     def load_state(self, path: str | Path) -> int:
-        """Take a saved prompt into the prefix cache; how many tokens need not be computed thereby.
+        """Load a saved prompt into the prefix cache; returns the number of tokens that it saves computing.
 
         >>> saved = llm.save_state(folder / "tale", "Once upon a time there was a queen. " * 8)
         >>> llm.load_state(folder / "tale")
@@ -510,7 +512,7 @@ class LLM(Model):
         return len(self.driver.call(lambda engine: state.load(engine, Path(path))))
 
     def close(self) -> None:
-        """Abort what runs and end the engine's thread; later calls raise EngineClosedError. `with` does it, too.
+        """Abort running requests and end the engine's thread; later calls raise EngineClosedError. `with` calls it.
 
         >>> with LLM() as llm:
         ...     text = llm.generate("The sky is", max_tokens=4).text
@@ -535,7 +537,7 @@ def _per_prompt(count: int, params: EachParams, options: SamplingOptions) -> lis
 
 
 def _shaped(schema: Any) -> tuple[Callable[[str], Any] | None, Callable[[SamplingParams], SamplingParams]]:
-    """How an answer of a schema is read, and what binds it to the schema."""
+    """A parser of answers with a schema, and a function that adds the schema's constraint to parameters."""
     if schema is None:
         return None, lambda asked: asked
     from unspool.params import Constraint

@@ -14,15 +14,15 @@ ARRAY_BYTES = 256 << 20  # larger than any cache
 
 
 def num_cores() -> int:
-    """The cores that this process may use: those that it may run on, or fewer where a container gives the time of
-    fewer. Threads beyond that time would all be stopped together, again and again."""
+    """The cores that this process may use: its affinity, or fewer if a container has a CPU quota. With more threads
+    than the quota, the kernel would stop all of them repeatedly."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = cpu_limit()
     return count if limit is None else max(1, min(count, int(limit)))
 
 
 def processor_name() -> str:
-    """As the system calls it: what tells one machine's measurements from another's."""
+    """The processor's name in the system: identifies the machine of a measurement."""
     import platform
 
     try:
@@ -36,8 +36,8 @@ def processor_name() -> str:
 
 
 def free_memory() -> int:
-    """Bytes that this machine could give now, or the container as far as it has a limit, the page cache counted as
-    free."""
+    """Bytes of memory that are available now on this machine, or in the container if it has a limit; the page cache
+    counts as free."""
     free, left = _free_of_machine(), memory_left()
     return free if left is None else min(free, left)
 
@@ -55,14 +55,14 @@ def _free_of_machine() -> int:
 
 @record(frozen=True)
 class Bandwidth:
-    """How fast memory is read, and how that was found."""
+    """A memory bandwidth and how it was measured."""
 
     bytes_per_second: float
     how: str
 
 
 class MemoryReader:
-    """An array that no cache holds, and the threads that read it together.
+    """An array that is larger than any cache, and threads that read it together.
 
     Each thread takes the largest value of its part: numpy's SIMD loop, which does nothing but read.
     """
@@ -77,7 +77,7 @@ class MemoryReader:
     def best(self, seconds: float = 0.0) -> float:
         """Bytes per second of the best pass. Passes repeat for `seconds`, at least three times.
 
-        The best pass counts, because whatever else runs on the machine can only make a pass slower.
+        The best pass counts, because other programs can only make a pass slower.
         """
         start, best, passes = time.perf_counter(), float("inf"), 0
         while passes < 3 or time.perf_counter() - start < seconds:
@@ -93,7 +93,7 @@ class MemoryReader:
 def measure_bandwidth(
     threads: int | None = None, *, seconds: float = 0.3, array_bytes: int = ARRAY_BYTES
 ) -> Bandwidth:
-    """The memory bandwidth of the processor, with so many threads (None: one for each core)."""
+    """The memory bandwidth of the processor with `threads` threads (None: one for each core)."""
     threads = threads or num_cores()
     start = time.perf_counter()
     with closing(MemoryReader(threads, array_bytes)) as reader:

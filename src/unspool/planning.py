@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from unspool.weights.weight import Weight
 
 EXAMPLE_TOKENS = 1024  # of a modest request
-MOST_AT_ONCE = 1 << 20  # beyond this a batch size is no answer
+MOST_AT_ONCE = 1 << 20  # larger batch sizes are not reported
 
 
 @dataclass(frozen=True)
 class Target:
-    """A machine that is planned for, here or not. Sizes in bytes, speeds a second; None: not known."""
+    """The machine of a plan, this one or another. Sizes in bytes, speeds per second; None: unknown."""
 
     name: str
     kind: Literal["cpu", "cuda"]
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class KvLayers:
-    """Layers that keep keys and values of the same sizes."""
+    """Layers that store keys and values of the same sizes."""
 
     num_layers: int
     num_kv_heads: int
@@ -53,7 +53,7 @@ class KvLayers:
             key = integer_key_bytes(self.key_dim)
             return f"{factors} · (a key of {key}, a value of {self.value_dim}, 4 for the scale of each)"
         size = 4 if kv_dtype == "f32" else 2
-        if self.value_dim == 0:  # latent layers, of which a GPU keeps whole keys alone
+        if self.value_dim == 0:  # latent layers, for which a GPU stores only whole keys
             return f"{factors} · {self.key_dim} · {size} bytes"
         if self.key_dim == self.value_dim:
             return f"2 · {factors} · {self.key_dim} · {size} bytes"
@@ -62,7 +62,7 @@ class KvLayers:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time that something takes, and what limits it."""
+    """A minimum time, and what limits it."""
 
     seconds: float
     bound: Literal["memory", "compute"]
@@ -80,18 +80,18 @@ class Plan:
     parameters: int
     weight_bytes: int
     weight_formats: dict[str, int]  # bytes in each format
-    step_bytes: int  # weights that one token reads: of tables that are looked up nothing, of experts the used ones
+    step_bytes: int  # weights that one token reads: without lookup tables, and with only the experts that it uses
     kv_dtype: str
     kv_bytes_per_token: int
     kv_tokens: int
     kv_bytes: float
     state_bytes: int  # of the recurrent layers of one sequence; 0: there are none
-    num_states: int  # sequences and snapshots that there is room for
+    num_states: int  # sequences and snapshots that fit
     free_bytes: int
     device: str
-    workspace_bytes: int  # of a device with memory of its own: what a step needs beside weights and cache
-    request_tokens: int  # of a modest request: what the times below are told for
-    requests: dict[int, int]  # tokens of a request, its answer included -> how many fit at once
+    workspace_bytes: int  # on a device with its own memory: needs of a step in addition to weights and cache
+    request_tokens: int  # tokens of a request for the times below
+    requests: dict[int, int]  # tokens of a request with its answer -> how many fit at once
     problem: str | None = None  # why a GPU has no room for a cache
 
     @property
@@ -163,7 +163,7 @@ class Planner:
         )
 
     def _blocks(self, weights: int) -> tuple[tuple[int, int], int, str | None]:
-        """Blocks of the cache and slots for states, bytes of a step's workspace, and why there is no room, if so."""
+        """Blocks of the cache and slots for states, bytes of a step's workspace, and the reason if there is no room."""
         storage, context, target = self._architecture.storage, self._context, self._target
         room, workspace = None, 0
         if target.kind == "cuda":
@@ -175,7 +175,7 @@ class Planner:
                     room = memory.kv_room(target.free - weights, target.total, self._architecture.widths, self._engine)
                 except BackendError as error:
                     return (0, 0), workspace, str(error)
-        elif target.name:  # a computer that is not here: all that weights leave
+        elif target.name:  # another computer: all memory that weights leave
             room = target.free - weights
             if room <= 0 and self._engine.kv_tokens is None:
                 return (0, 0), 0, f"the weights alone take {weights / 1e9:.1f} GB of {target.total / 1e9:.1f} GB"
@@ -186,12 +186,12 @@ class Planner:
             blocks = num_kv_blocks(storage, context, self._engine, room, keys_alone=self._keys_alone)
             return (blocks, num_slots), workspace, None
         except RequestError as error:
-            if room is None:  # a setting of the user's, which an engine would refuse too
+            if room is None:  # the user's setting, which an engine would refuse too
                 raise
             return (0, 0), workspace, str(error)
 
     def _held(self, weight: Weight) -> tuple[str, int]:
-        """The format of a weight and the bytes that it takes where it is computed with."""
+        """The format of a weight during computation, and its bytes."""
         from unspool.weights.fp8_scales import EIGHT_BIT_FLOATS
 
         if self._target.kind == "cuda":
@@ -204,12 +204,12 @@ class Planner:
 
     # Time -----------------------------------------------------------------------------------------------------------
     def decode_floor(self, context: int = 0, batch: int = 1) -> Floor | None:
-        """One step of `batch` sequences behind so many tokens each."""
+        """The floor of one step of `batch` sequences, each with `context` tokens before it."""
         nbytes = self.costs.weight_bytes(batch) + batch * self.costs.cache_bytes(context)
         return self._floor(nbytes, batch * self.costs.decode_flops(context))
 
     def prefill_floor(self, tokens: int) -> Floor | None:
-        """A prompt of so many tokens, until its first token; None where the compute is not known."""
+        """The floor of a prompt of `tokens` tokens, until the first token; None if the compute is unknown."""
         if self._target.compute is None:
             return None
         return self._floor(self.costs.weight_bytes(tokens), self.costs.prefill_flops(tokens))
@@ -222,15 +222,15 @@ class Planner:
         return Floor(max(reading, computing), "compute" if computing > reading else "memory")
 
     def compute_bound_batch(self, context: int) -> int | None:
-        """The fewest sequences whose step takes longer to compute than to read; None: reading is always longer, or a
-        speed is not known."""
+        """The smallest batch whose step takes longer to compute than to read; None: reading always takes longer, or a
+        speed is unknown."""
         if self._target.compute is None or self._target.bandwidth is None:
             return None
         return compute_bound_batch(self.costs, context, self._target.bandwidth, self._target.compute)
 
 
 def compute_bound_batch(costs: StepCosts, context: int, bandwidth: float, compute: float) -> int | None:
-    """See Planner's."""
+    """See `Planner.compute_bound_batch`."""
 
     def is_bound(batch: int) -> bool:
         nbytes = costs.weight_bytes(batch) + batch * costs.cache_bytes(context)

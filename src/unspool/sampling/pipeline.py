@@ -1,10 +1,10 @@
 """From a row of logits to a token: the stages in their order, then the draw.
 
     logits ─► bias · allowed · constraint · penalties ─► temperature · filters ─► draw ─► Choice
-              (touch few tokens: numpy, or a mask)       (every token: one native body, or the numpy reference)
+              (touch few tokens: numpy, or a mask)       (every token: native backend, or the numpy reference)
 
 A Sampler belongs to one running sequence. `choose` changes nothing, `accept` commits, `rewind` undoes. A choice is a
-function of the logits, the position and what was accepted, never of another row or of how often `choose` was called.
+function of the logits, the position and the accepted tokens, never of another row or of the number of `choose` calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from unspool.sampling import draw, filters, penalties, trace
     from unspool.sampling.draw import F32
     from unspool.sampling.trace import Recorded, StepTrace
-else:  # these import numpy, which most answers do not need where there is a native body
+else:  # these import numpy, which most answers do not need with the native backend
     names = ("draw", "filters", "penalties", "trace")
     draw, filters, penalties, trace = (lazy(f"unspool.sampling.{name}") for name in names)
 
@@ -56,7 +56,7 @@ class Matcher(Protocol):
 
 @record(frozen=True)
 class Choice:
-    """A token, and what was asked to be told of it. Without logprobs, `logprob` is NaN and `rank` None."""
+    """A token, with the requested reports. Without logprobs, `logprob` is NaN and `rank` None."""
 
     token: int
     logprob: float
@@ -86,7 +86,7 @@ class Sampler:
         self.constraint = constraint
         self.history = History(params, prompt_ids)
         self._end_ids = end_ids
-        self._dry_breakers = dry_breakers  # by token id: True where the text holds a sequence breaker
+        self._dry_breakers = dry_breakers  # by token id: True if the text contains a sequence breaker
         self._banned: dict[int, list[int]] = {}
         self._stages = stages_on(params, constraint)
         self._native = fast.body() if native and not params.trace else None
@@ -94,8 +94,8 @@ class Sampler:
         self._fast = None if self._native is None or self._tail is None else fast.Tail(self._native, self._tail, params)
         self._reports = params.logprobs is not None or params.best_of > params.n or params.trace
         self._reports_final = self._reports and params.logprobs_stage == "final"
-        # The winner of an unmasked row is the masked row's winner too, if the mask allows it, as long as nothing
-        # between mask and draw looks at other tokens. Filters do: with fewer rivals a token may survive that did not.
+        # The winner of an unmasked row is also the masked row's winner, if the mask allows it and no stage between mask
+        # and draw depends on other tokens. Filters do: after masking, a token may survive that did not before.
         narrow = all(
             isinstance(stage, str) and (stage == "temperature" or stage not in DRAW_STAGES) for stage in self._stages
         )
@@ -134,9 +134,9 @@ class Sampler:
         return self._report(logits, final, token, position, recorded)
 
     def scores(self, logits: F32 | memoryview[float], position: int) -> F32:
-        """Every token's log-probability after the masks and penalties: what a search adds up instead of drawing.
+        """Every token's log-probability after the masks and penalties, which a beam search adds up.
 
-        As in transformers' beam search, penalties act on log-probabilities, which are not made to sum to one again.
+        As in transformers' beam search, penalties act on log-probabilities, which are not renormalized.
         """
         logits = np.asarray(logits)
         self._check_row(logits)
@@ -155,7 +155,7 @@ class Sampler:
         self.history.push(token)
 
     def rewind(self, num_output: int) -> None:
-        """Back to this many accepted output tokens; bans of places beyond them are forgotten."""
+        """Go back to this many accepted output tokens; drops bans at later positions."""
         undone = self.num_output - num_output
         if undone < 0 or num_output < 0:
             raise ValueError(f"cannot rewind to {num_output} output tokens; there are {self.num_output}")
@@ -165,11 +165,11 @@ class Sampler:
         self._banned = {place: tokens for place, tokens in self._banned.items() if place <= num_output}
 
     def ban(self, token: int) -> None:
-        """Never choose this token as the next one (until a rewind to before this place)."""
+        """Never choose this token at the next position (until a rewind to before it)."""
         self._banned.setdefault(self.num_output, []).append(token)
 
     def fork(self, seed: int | None = None, *, reports: bool = True) -> Sampler:
-        """A copy that continues independently from here. Without `reports`, it gives the same tokens alone."""
+        """A copy that continues independently from here. Without `reports`, it gives only the same tokens."""
         twin = object.__new__(Sampler)
         twin.__dict__.update(self.__dict__)
         if not reports:
@@ -187,14 +187,14 @@ class Sampler:
     def _pick(
         self, logits: F32, position: int, recorded: list[Recorded] | None, *, masked: bool
     ) -> tuple[int, F32 | None]:
-        """The token, and the row it was drawn from where that is reported."""
+        """The token, and the row that it was drawn from if that is reported."""
         row = self._without_banned(logits)
         if self._fast is None:
             _check_alive(row, position)
         for stage in self._stages if self._fast is None else self._front:
             if stage == "constraint" and not masked:
                 continue
-            # A row that was copied already may be written in place, unless a trace keeps it.
+            # A row that is already a copy may be written in place, unless a trace keeps it.
             mine = row is not logits and recorded is None
             before, row = row, self._apply(stage, row, position, mine)
             if self._fast is None:
@@ -264,7 +264,7 @@ class Sampler:
             return np.where(bits == 1, row, filters.REMOVED)
         row = row if mine else row.copy()
         short = (row.size + 31) // 32 - mask.size
-        # A model's rows may be longer than its tokenizer's vocabulary; what has no text is not allowed.
+        # A model's rows may be longer than its tokenizer's vocabulary; ids without text are not allowed.
         self._native.mask(row, np.pad(mask, (0, short)) if short > 0 else mask)
         return row
 
@@ -328,7 +328,7 @@ class Sampler:
 
 
 def stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage, ...]:
-    """The stages of the order that have something to do. Greedy choice needs none that only shape a draw."""
+    """The active stages of the order. A greedy choice skips stages that only shape a draw."""
 
     def on(stage: Stage) -> bool:
         if not isinstance(stage, str):
@@ -343,13 +343,13 @@ def stages_on(params: ResolvedParams, constraint: Matcher | None) -> tuple[Stage
 
 
 def draws_in_turn(params: ResolvedParams) -> bool:
-    """Whether a draw depends on those before it, so that a draft's cannot all be made at once."""
+    """Whether a draw depends on earlier ones, so that the draws of a draft cannot be made together."""
     penalties = (params.repetition_penalty != 1, params.frequency_penalty != 0, params.presence_penalty != 0)
     return any(penalties) or params.min_tokens > 0
 
 
 def _split(stages: tuple[Stage, ...]) -> tuple[tuple[Stage, ...], tuple[str, ...] | None]:
-    """What comes before the temperature and the filters, and those; None where numpy must do it all."""
+    """The stages before the temperature and the filters, and these; None if numpy must run all of them."""
     start = next((i for i, stage in enumerate(stages) if _shapes_draw(stage)), len(stages))
     tail = tuple(stage for stage in stages[start:] if isinstance(stage, str) and _shapes_draw(stage))
     is_native = len(tail) == len(stages) - start and all(stage in fast.CODES for stage in tail)
@@ -361,14 +361,14 @@ def _shapes_draw(stage: Stage) -> bool:
 
 
 def _check_alive(row: F32, position: int) -> None:
-    highest = row.max()  # NaN if there is one
+    highest = row.max()  # NaN if any logit is NaN
     if not np.isfinite(highest):
         answer = fast.HAS_NAN if np.isnan(highest) else fast.HAS_INFINITY if highest > 0 else fast.NONE_LEFT
         raise no_token(answer, position)
 
 
 def no_token(answer: int, position: int) -> SamplingError | RequestError:
-    """Why no token was chosen: by the model's fault, or because the request's own parameters leave none."""
+    """The error when no token was chosen: invalid logits, or parameters of the request that leave no token."""
     if answer == fast.HAS_NAN:
         return SamplingError(f"the model gave NaN logits at position {position:,}")
     if answer == fast.HAS_INFINITY:

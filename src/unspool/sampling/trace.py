@@ -1,4 +1,4 @@
-"""Why this token: what every stage did, in numbers from which the choice can be made again by hand."""
+"""Why this token: what every stage did, with the numbers needed to recompute the choice by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_CANDIDATES = 32  # best scores of the draw that are reported, at least
 
 @dataclass(frozen=True)
 class TokenEffect:
-    """One token before and after a stage; None where it had been, or has now been, removed."""
+    """One token's logit before and after a stage; None if it was removed before, or by this stage."""
 
     token: int
     before: float | None
@@ -32,13 +32,13 @@ class TokenEffect:
 
 @dataclass(frozen=True)
 class StageTrace:
-    """What one stage did: how many tokens it left, and how much probability those held when it began.
+    """What one stage did: how many tokens it left, and their probability when it began.
 
     A token's probability after it is exp(its logit - `log_total`).
     """
 
     name: str
-    value: Any  # the parameter (or parameters) that it ran with
+    value: Any  # its parameter (or parameters)
     survivors: int
     mass: float
     log_total: float
@@ -62,9 +62,9 @@ class StepTrace:
     position: int
     token: int
     raw_probability: float
-    raw_rank: int  # 1 is the model's favourite
+    raw_rank: int  # 1 is the likeliest
     entropy_bits: float  # of the raw distribution
-    alternatives: tuple[tuple[int, float], ...]  # top raw tokens and their probabilities, then those asked for
+    alternatives: tuple[tuple[int, float], ...]  # top raw tokens and their probabilities, then the requested ones
     stages: tuple[StageTrace, ...]
     greedy: bool
     seed: int
