@@ -468,7 +468,7 @@ SCORE = record(
     required=("input",),
 )
 
-# Answers that begin as they are told --------------------------------------------------------------------------------
+# Answers with a given beginning ------------------------------------------------------------------------------------
 _FORK: dict[str, Schema] = {
     "prompt": any_of(string(), array(f.TOKEN_ID, least=1), description="A text or token ids; either this or messages."),
     "messages": array(MESSAGE, least=1, most=f.MAX_MESSAGES),

@@ -195,7 +195,7 @@ class Service:
 
         compile_constraint(Constraint("json_object"), self.llm.tokenizer)
 
-    # What every answer tells ----------------------------------------------------------------------------------------
+    # Report of every answer ----------------------------------------------------------------------------------------
     def report(self, run: Run) -> dict[str, Any]:
         """The `unspool` object of a response."""
         params = run.params[0].as_dict()
