@@ -83,6 +83,7 @@ class FakeTransport:
     def __init__(self, fakes: Sequence[Fake]) -> None:
         self.fakes = fakes
         self.known: dict[str, wire.Status] = {}
+        self.has_another_model = False
 
     async def start(self, source: str) -> wire.Status:
         self.known = {fake.name: await fake.replica.status() for fake in self.fakes}
@@ -103,6 +104,9 @@ class FakeTransport:
 
     def statuses(self) -> dict[str, wire.Status]:
         return self.known
+
+    async def is_replaced(self) -> bool:
+        return self.has_another_model
 
     async def close(self) -> None: ...
 

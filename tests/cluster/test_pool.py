@@ -227,6 +227,54 @@ def test_without_replicas_a_request_waits_and_then_says_so(llm: LLM) -> None:
     asyncio.run(check())
 
 
+def test_a_request_does_not_wait_for_a_model_that_was_replaced(llm: LLM) -> None:
+    async def check() -> None:
+        (transport := FakeTransport([])).has_another_model = True
+        pool = ReplicaPool(transport, await Replica(llm).status(), resolver(llm.checkpoint, ()), Patience(seconds=1e5))
+        with pytest.raises(ReplicaLostError, match="another model took the place"):
+            await pool.start_async([Submission(PROMPT, ASKED, lambda event: None)])
+
+    asyncio.run(check())
+
+
+def test_an_answer_whose_model_was_replaced_fails_by_name(llm: LLM) -> None:
+    """It cannot be gone on with: what was sent is the old model's."""
+    fake = Fake("a", Replica(llm), [3])
+
+    def replace_model(pool: ReplicaPool, submission: Submission, event: Event) -> None:
+        transport = pool.transport
+        assert isinstance(transport, FakeTransport)
+        transport.fakes, transport.has_another_model = [], True
+
+    *texts, end = run(llm, [fake], ASKED, replace_model)
+    assert texts
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, ReplicaLostError)
+    assert "another model took the place" in str(end.error)
+
+
+def test_a_server_that_is_to_go_ends_its_answers_by_name(llm: LLM) -> None:
+    async def check() -> list[Event]:
+        fakes = [Fake("a", Replica(llm))]
+        pool = ReplicaPool(FakeTransport(fakes), await fakes[0].replica.status(), resolver(llm.checkpoint, ()))
+        events: list[Event] = []
+        await pool.start_async([Submission(PROMPT, SamplingParams(max_tokens=450, n=2), events.append)])
+        while not events:
+            await asyncio.sleep(0.01)
+        pool.end_all()
+        with pytest.raises(EngineError, match="closed, or closing"):
+            await pool.start_async([Submission(PROMPT, ASKED, events.append)])
+        async with asyncio.timeout(30):
+            while pool.num_open:
+                await asyncio.sleep(0.01)
+        assert llm.driver.call(lambda engine: engine.stats["running"] + engine.stats["waiting"]) == 0
+        return events
+
+    ends = [event for event in asyncio.run(check()) if isinstance(event, Failed)]
+    assert sorted(end.choice for end in ends) == [0, 1]
+    assert all("not done in the time to drain" in str(end.error) for end in ends)
+
+
 def test_what_is_held_back_is_told_by_a_replica_too(llm: LLM) -> None:
     """The same events, whichever replica they come from."""
     params = SamplingParams(

@@ -253,7 +253,16 @@ def test_a_killed_ingress_serves_again(two: Cluster, expected: Expected) -> None
 
 
 # Changing ------------------------------------------------------------------------------------------------------------
-def test_an_update_of_the_model_loses_no_request(two: Cluster, models: tuple[Path, Path], expected: Expected) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "surge"),
+    [(2, 100), (1, 0)],
+    ids=["new replicas start first", "the old replica ends first, and requests wait"],
+)
+def test_an_update_of_the_model_loses_no_request(
+    cluster: Cluster, models: tuple[Path, Path], expected: Expected, replicas: int, surge: int
+) -> None:
+    cluster.run(model=str(models[0]), num_replicas=replicas, engine=ENGINE)
+    cluster.wait_for_replicas(replicas)
     second = expected_of(models[1])
     texts = {one["story"][2]["unspool"]["receipt"]["model"]: story_of(one) for one in (expected, second)}
     done = threading.Event()
@@ -262,7 +271,7 @@ def test_an_update_of_the_model_loses_no_request(two: Cluster, models: tuple[Pat
 
     def ask() -> None:
         while not done.is_set():
-            answer = two.ask(STORY)
+            answer = cluster.ask(STORY)
             if answer.status_code != 200:
                 problems.append(answer.text)
                 continue
@@ -272,11 +281,20 @@ def test_an_update_of_the_model_loses_no_request(two: Cluster, models: tuple[Pat
             if told["choices"][0]["text"] != texts[model]:
                 problems.append(f"a text that is not of {model}")
 
-    asking = [threading.Thread(target=ask) for _ in range(3)]
+    def ask_streaming() -> None:
+        with cluster.client() as client:
+            while not done.is_set():
+                try:
+                    if text_of(stream(client, STORY)) not in texts.values():
+                        problems.append("a streamed text that is of neither model")
+                except (httpx.HTTPError, AssertionError) as error:
+                    problems.append(f"a stream: {type(error).__name__}: {error}")
+
+    asking = [threading.Thread(target=target) for target in (ask, ask, ask_streaming)]
     for thread in asking:
         thread.start()
     try:
-        two.run(model=str(models[1]), num_replicas=2, engine=ENGINE, surge=100)
+        cluster.run(model=str(models[1]), num_replicas=replicas, engine=ENGINE, surge=surge)
         wait_for("answers of the new model", lambda: len(set(seen[-20:])) == 1 and seen[-1] != seen[0])
     finally:
         done.set()
@@ -284,6 +302,31 @@ def test_an_update_of_the_model_loses_no_request(two: Cluster, models: tuple[Pat
             thread.join()
     assert problems == []
     assert set(seen) == set(texts)
+
+
+def test_answers_that_outlast_the_drain_of_an_update_end_with_a_named_error(
+    cluster: Cluster, models: tuple[Path, Path], expected: Expected
+) -> None:
+    engine, drain = ENGINE | {"max_running": 1, "max_waiting": 200}, 6.0
+    cluster.run(model=str(models[0]), engine=engine, drain=drain)
+    answers: list[httpx.Response] = []
+    asking = [threading.Thread(target=lambda: answers.append(cluster.ask(STORY))) for _ in range(120)]
+    for thread in asking:
+        thread.start()
+    wait_for("a full queue", lambda: cluster.metric("num_requests_waiting") > 80)
+    cluster.run(model=str(models[0]), engine=engine, drain=drain, server={"ping_interval": 9.0})  # a new ingress only
+    for thread in asking:
+        thread.join()
+    assert {answer.status_code for answer in answers} == {200, 503}
+    for answer in answers:
+        if answer.status_code == 200:
+            assert answer.json()["choices"][0]["text"] == story_of(expected)
+        else:
+            assert answer.json()["error"]["code"] == "replica_lost"
+            assert "not done in the time to drain" in answer.json()["error"]["message"]
+            assert int(answer.headers["retry-after"]) >= 1
+    wait_for("the end of their requests", lambda: cluster.metric("num_requests_running") == 0)
+    assert cluster.ask(STORY).status_code == 200
 
 
 def test_receipts_name_the_version_of_the_code(two: Cluster, models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ class PooledService(Service):
     of that one)."""
 
     def __init__(self, model: PooledModel, config: ServerConfig, peers: Peers | None = None) -> None:
-        self._pool, self._transport, self._peers = model.driver, model.driver.transport, peers
+        self.pool, self._transport, self._peers = model.driver, model.driver.transport, peers
         name = config.names[0] if config.names else model.checkpoint.name
-        super().__init__(model, config, ReplayCounter(config.metrics_prefix, name, lambda: self._pool.num_replays))
+        super().__init__(model, config, ReplayCounter(config.metrics_prefix, name, lambda: self.pool.num_replays))
 
     # Pages of one replica -------------------------------------------------------------------------------------------
     async def ask_engine(self, request: Request) -> Any:

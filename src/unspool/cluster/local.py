@@ -170,6 +170,9 @@ class LocalTransport:
                     log.warning("%s is replaced: %s", place.name, error)
                 await _kill(place)
 
+    async def is_replaced(self) -> bool:
+        return False  # one process starts and ends with its replicas
+
     async def close(self) -> None:
         self._is_closing = True
         for task in self._watchers:

@@ -40,6 +40,8 @@ from unspool.results import Receipt
 
 log = logging.getLogger("unspool.cluster")
 RETRY_PAUSE = 0.25
+REPLACED = "another model took the place of the one that this request was sent to; send the request again"
+ENDED = "this server was replaced, and the answer was not done in the time to drain; send the request again"
 ELSEWHERE = (EngineClosedError, EngineDiedError, ReplicaLostError)  # of one replica; another may take the request
 
 
@@ -68,6 +70,9 @@ class Transport(Protocol):
 
     async def page(self, replica: str, asked: wire.PageRequest) -> wire.PageAnswer:
         """What a replica's engine tells of itself."""
+
+    async def is_replaced(self) -> bool:
+        """Whether no replica of this model will come any more, for the application serves another one."""
 
     def statuses(self) -> dict[str, wire.Status]:
         """What each replica that can be reached told last."""
@@ -101,6 +106,7 @@ class Job:
     first_token: float | None = None
     last_token: float | None = None
     stream: ReplicaStream | None = None
+    task: asyncio.Task[None] | None = None  # which reads the answer
     aborted: FinishReason | None = None
 
     @property
@@ -173,9 +179,9 @@ class ReplicaPool:
         submission.id, submission.resolved = request.id, resolved
         await self._attempt(job, set(), until=job.arrived + self._patience.seconds)
         self._jobs[submission] = job
-        task = asyncio.get_running_loop().create_task(self._run(job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        job.task = asyncio.get_running_loop().create_task(self._run(job))
+        self._tasks.add(job.task)
+        job.task.add_done_callback(self._tasks.discard)
         return job
 
     async def _attempt(self, job: Job, avoid: set[str], until: float) -> None:
@@ -190,6 +196,8 @@ class ReplicaPool:
                     raise full from None
                 if time.monotonic() >= until or self._is_closing:
                     raise
+                if await self.transport.is_replaced():
+                    raise ReplicaLostError(REPLACED) from None
                 avoid.clear()  # what was lost may have been replaced by now
                 await asyncio.sleep(RETRY_PAUSE)
                 continue
@@ -338,6 +346,14 @@ class ReplicaPool:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def end_all(self) -> None:
+        """Take no new requests, and fail the others by name: the process ends, and their connections with it."""
+        self._is_closing = True
+        for job in list(self._jobs.values()):
+            self._fail(job, ReplicaLostError(ENDED))
+            if job.task is not None:
+                job.task.cancel()
 
     async def shutdown(self, drain: float = 0.0) -> None:
         """Take no new requests, let the others run for `drain` seconds, and end what is left."""

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 from ray import serve
@@ -20,11 +20,14 @@ from unspool.cluster import watchdog, wire
 from unspool.cluster.app_options import AppOptions
 from unspool.cluster.back import load_replica, replica_options
 from unspool.cluster.front import start_service
+from unspool.cluster.hand_over import HandOver, Message, messages_of
 from unspool.cluster.log_relay import LogSender
 from unspool.cluster.models import ModelSource
+from unspool.cluster.ray_ingresses import STRANGER, Ingresses, IngressSuccessor
 from unspool.cluster.ray_router import PrefixRouter, name_of
 from unspool.cluster.ray_transport import RayTransport
 from unspool.events import FinishReason
+from unspool.server.app import build as build_app
 from unspool.server.host import host_of
 from unspool.server.run import set_up_logging
 
@@ -81,36 +84,51 @@ class Ingress:
     async def __init__(self, engine: DeploymentHandle, options: Mapping[str, Any]) -> None:  # type: ignore[misc]
         asked = AppOptions.of(options)
         _log_to(asked.log_socket)
-        transport = RayTransport(engine, silence=asked.silence)
-        peers = _counters_of_all if asked.num_ingresses > 1 else None
+        self._ingresses = Ingresses(asked.silence)
+        transport = RayTransport(engine, self._ingresses, silence=asked.silence)
+        peers = self._ingresses.counters if asked.num_ingresses > 1 else None
         self._service = await start_service(
             asked.source, asked.server_config(), transport, peers=peers, patience=asked.endurance
         )
-        self._watching = asyncio.create_task(host_of(self._service).keys.watch())
+        self._pool = self._service.pool
+        self._app = build_app(self._service)
+        self._tasks = [
+            asyncio.create_task(host_of(self._service).keys.watch()),
+            asyncio.create_task(self._ingresses.end_in_time(asked.drain, self._pool.end_all)),
+        ]
 
     async def counters(self) -> str:
         """What this ingress has counted, for the metrics of all."""
         return self._service.counters()
 
-    def __serve_build_asgi_app__(self) -> Any:
-        from unspool.server.app import build as build_app
+    async def standing(self) -> dict[str, Any]:
+        return self._ingresses.standing(self._pool.status.source, self._pool.is_ready)
 
-        return build_app(self._service)
+    async def answer(self, source: str, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[Message]:
+        """Respond to a request that an ingress of another model has taken."""
+        if source != self._pool.status.source:
+            yield STRANGER
+            return
+        messages = messages_of(self._app, scope, body)
+        try:
+            async for message in messages:
+                yield message
+        finally:
+            await messages.aclose()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return HandOver(self._app, self._find_successor)
+
+    async def _find_successor(self) -> IngressSuccessor | None:
+        return await self._ingresses.successor(self._pool.status.source)
 
     async def check_health(self) -> None:
-        if self._service.engine.failure is not None:
-            raise self._service.engine.failure
+        if self._pool.failure is not None:
+            raise self._pool.failure
 
 
 def _log_to(path: str | None) -> None:
     set_up_logging(None if path is None else LogSender(path))
-
-
-async def _counters_of_all() -> list[str]:
-    context = serve.get_replica_context()
-    ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
-    answers = await ingresses.broadcast("counters").results_async(return_exceptions=True)
-    return [each for each in answers if isinstance(each, str)]
 
 
 def build(options: Mapping[str, Any]) -> serve.Application:

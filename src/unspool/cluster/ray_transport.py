@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from unspool.cluster import wire
+from unspool.cluster.ray_ingresses import LOST, Ingresses
 from unspool.cluster.ray_router import PrefixRouter
 from unspool.cluster.routers import ROUTERS
 from unspool.cluster.streams import SILENCE
@@ -20,7 +21,6 @@ from unspool.errors import EngineError, ReplicaLostError
 from unspool.events import FinishReason
 
 log = logging.getLogger("unspool.cluster")
-LOST = (RayError, RayServeException, TimeoutError)
 START_PAUSE = 0.5  # seconds between two looks for a first replica
 TELL_EVERY = 30.0  # seconds between two lines of the log about that
 
@@ -41,8 +41,8 @@ def route(
 class RayTransport:
     """Reaches the replicas of the deployment behind a handle."""
 
-    def __init__(self, handle: DeploymentHandle, *, silence: float = SILENCE) -> None:
-        self._handle, self._silence = handle, silence
+    def __init__(self, handle: DeploymentHandle, ingresses: Ingresses, *, silence: float = SILENCE) -> None:
+        self._handle, self._ingresses, self._silence = handle, ingresses, silence
         self._source: str | None = None
 
     async def start(self, source: str) -> wire.Status:
@@ -91,6 +91,9 @@ class RayTransport:
         except LOST as error:
             raise ReplicaLostError(f"replica {replica} does not answer: {_first_line(error)}") from None
         return answer
+
+    async def is_replaced(self) -> bool:
+        return self._source is not None and await self._ingresses.successor(self._source) is not None
 
     def statuses(self) -> dict[str, wire.Status]:
         router = _router()
