@@ -28,6 +28,7 @@ OF_ONE_ENGINE: dict[str, str] = {
     "test_responses_tell_how_near_they_came_to_the_ceilings": "measures the engine of its process; test_front has ours",
     "test_a_replay_has_the_same_bits_in_any_crowd": "the crowd is spread over the replicas",
     "test_steps_add_up_to_what_was_computed": "a fork's number is null, for each engine counts its own",
+    "test_the_cache_map_tells_counts_of_a_running_request_and_none_of_its_tokens": "the same: it looks the number up",
     "test_no_step_is_faster_than_the_memory": "sets the meter of its process's engine",
     "test_metrics_and_answers_tell_what_came_of_drafts": "what engines count has the label `replica`",
     "test_metrics_count": "what engines count has the label `replica`; test_front has ours",
