@@ -28,7 +28,7 @@ def test_rows_and_slices_of_rows(rows: FloatRows) -> None:
 def test_a_row_that_is_not_there(rows: FloatRows, index: int) -> None:
     with pytest.raises(IndexError, match=f"row {index} of 3"):
         rows[index]
-    with pytest.raises(IndexError, match="steps of 2"):
+    with pytest.raises(IndexError, match="step 1, not 2"):
         rows[::2]
 
 

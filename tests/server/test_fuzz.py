@@ -80,7 +80,9 @@ def test_random_bodies(path: str) -> None:
     async def test(client: Client) -> None:
         rng = random.Random(path)
         statuses: dict[int, int] = {}
-        for _ in range(400):
+        for count in range(2000):
+            if count >= 400 and statuses.get(200, 0) > 10:
+                break  # most random bodies are refused
             body = body_for(rng, schema)
             data = json.dumps(body)
             if rng.random() < 0.05:
@@ -94,7 +96,7 @@ def test_random_bodies(path: str) -> None:
             else:
                 assert answer.content
         if path != "/v1/embeddings":
-            assert statuses[200] > 10, statuses
+            assert statuses.get(200, 0) > 10, statuses
 
     in_process(test, llm=make_llm(max_waiting=10_000))
 

@@ -16,6 +16,11 @@ export const SLIDERS: Record<string, { min: number; max: number; step: number }>
 
 type Change = (name: string, value: unknown) => void;
 
+/** A parameter's name, which may break after an underscore where it is too long for its line. */
+function breakable(name: string): unknown[] {
+  return name.split("_").map((part, index) => (index ? html`_<wbr />${part}` : part));
+}
+
 export function paramForm(caps: Capabilities, params: Params, effective: Effective, change: Change): TemplateResult {
   const byName = new Map(caps.parameters.map((one) => [one.name, one]));
   const common = COMMON.flatMap((name) => byName.get(name) ?? []);
@@ -49,7 +54,7 @@ function field(one: Parameter, params: Params, effective: Effective, change: Cha
   const isSet = params[one.name] !== undefined;
   return html`
     <div class="param ${isSet ? "set" : ""}">
-      <label for=${id} title=${one.help}>${one.name.replace(/_/g, "_\u200b")}</label>
+      <label for=${id} title=${one.help}>${breakable(one.name)}</label>
       <span class="origin" title="Who set the value in force: ${origin}">${origin}</span>
       <span class="control">${control(one, id, value, isSet, change)}</span>
       ${isSet
