@@ -30,7 +30,7 @@ export function follow(): void {
         if (news.steps[0] && log.at(-1) && news.steps[0].number <= (log.at(-1)?.number ?? -1)) log = []; // a new server counts anew
         log.push(...news.steps);
         if (log.length > MOST) log.splice(0, log.length - MOST);
-        if (news.steps.some((step) => step.works.some((work) => work.samples > 1))) for (const branch of app.tree.list()) noteDrafts(branch);
+        for (const branch of app.tree.list()) if (mayChangeDrafts(branch, news.steps)) noteDrafts(branch);
         for (const listen of listeners) listen();
       }
     } catch (error) {
@@ -56,10 +56,19 @@ export function followAnew(): void {
 
 app.onTokens((branch) => { if (branch.state !== "running") noteDrafts(branch); });
 
+/** Whether these steps tell something of a branch's drafts: they verified one, or follow a step that did. */
+function mayChangeDrafts(branch: Branch, steps: readonly Step[]): boolean {
+  const works = steps.flatMap((step) => step.works.filter((work) => work.request === branch.number));
+  return works.some((work) => work.samples > 1) || (works.length > 0 && Boolean(branch.drafted?.size));
+}
+
 /** Keep on the branch what is known of its drafts: the log forgets old steps. */
 function noteDrafts(branch: Branch): void {
-  const found = draftedOf(branch, log);
-  if (found.size) branch.drafted = new Map([...(branch.drafted ?? []), ...found]);
+  const first = log.flatMap((step) => step.works).find((work) => work.request === branch.number);
+  if (!first) return;
+  // What the log still has is decided anew: the last step of an answer may have come after its tokens.
+  const forgotten = [...(branch.drafted ?? [])].filter(([index]) => index <= first.start - branch.prompt.length);
+  branch.drafted = new Map([...forgotten, ...draftedOf(branch, log)]);
 }
 
 /** The tokens of an answer that a draft guessed, and those that stand where a draft was wrong, by their index. */

@@ -74,7 +74,8 @@ export class TokenView {
 
   /** Mark what is known now of the drafts. */
   markDrafts(): void {
-    for (const [index, drafted] of this.branch?.drafted ?? []) markDraft(this.spans[index], drafted);
+    const drafted = this.branch?.drafted;
+    if (drafted?.size) this.spans.forEach((span, index) => markDraft(span, drafted.get(index)));
   }
 
   /** Draw the tokens that came, as many as a frame has room for. */
