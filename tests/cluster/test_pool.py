@@ -258,10 +258,21 @@ def test_a_server_that_is_to_go_ends_its_answers_by_name(llm: LLM) -> None:
         fakes = [Fake("a", Replica(llm))]
         pool = ReplicaPool(FakeTransport(fakes), await fakes[0].replica.status(), resolver(llm.checkpoint, ()))
         events: list[Event] = []
-        await pool.start_async([Submission(PROMPT, SamplingParams(max_tokens=450, n=2), events.append)])
-        while not events:
-            await asyncio.sleep(0.01)
+        # The engine waits before it takes the request and after it, so that no answer ends too soon.
+        gates = [threading.Event(), threading.Event()]
+        before, after = (lambda _engine, gate=gate: gate.wait(30) for gate in gates)
+        held = [asyncio.create_task(asyncio.to_thread(llm.driver.call, before))]
+        await asyncio.sleep(0.2)
+        asked = Submission(PROMPT, SamplingParams(max_tokens=450, n=2), events.append)
+        taken = asyncio.create_task(pool.start_async([asked]))
+        await asyncio.sleep(0.2)
+        held.append(asyncio.create_task(asyncio.to_thread(llm.driver.call, after)))
+        await asyncio.sleep(0.2)
+        gates[0].set()
+        await taken
         pool.end_all()
+        gates[1].set()
+        await asyncio.gather(*held)
         with pytest.raises(EngineError, match="closed, or closing"):
             await pool.start_async([Submission(PROMPT, ASKED, events.append)])
         async with asyncio.timeout(30):
