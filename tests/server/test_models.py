@@ -159,9 +159,11 @@ def test_the_least_recently_used_is_unloaded_and_what_is_in_use_stays(files: dic
         long = asyncio.create_task(ask(client, "ash", max_tokens=400, ignore_eos=True))
         while not host.models[0].num_users:
             await asyncio.sleep(0)
+        busy = host_module.Lease(host, host.models[0])  # so that ash stays in use, however soon that answer ends
         await ask(client, "cedar")  # used later than ash
         assert await ask(client, "birch") == first["birch"], "the same bits when it is loaded again"
         assert (await states(client))["cedar"] == "unloaded"
+        busy.release()
         assert len(await long) > 20
         assert host._held <= (host.budget or 0)
 
