@@ -8,7 +8,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.harness import Client, in_process
+from tests.brake import Brake
+from tests.server.harness import Client, in_process, make_llm
 from unspool.server.config import ServerConfig
 
 # The Gateway API Inference Extension's model-server protocol (proposal 003), by vLLM's names: queued, running, use of
@@ -27,6 +28,9 @@ async def scraped(client: Client, prefix: str) -> dict[str, Metric]:
 
 @pytest.mark.parametrize("prefix", ["unspool:", "vllm:"])
 def test_the_metrics_of_the_model_server_protocol(prefix: str) -> None:
+    llm = make_llm()
+    brake = Brake(llm.engine)
+
     async def test(client: Client) -> None:
         for path in ("/health", "/v1/models"):
             assert (await client.get(path)).status_code == 200
@@ -46,8 +50,9 @@ def test_the_metrics_of_the_model_server_protocol(prefix: str) -> None:
             await asyncio.sleep(0.001)
         busy = await scraped(client, prefix)
         assert 0 < max(sample.value for sample in busy["kv_cache_usage_perc"].samples) <= 1
+        brake.release()
         assert (await asking).status_code == 200
         chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         assert (await client.post("/v1/chat/completions", chat)).status_code == 200
 
-    in_process(test, ServerConfig(metrics_prefix=prefix, log_format="off"))
+    in_process(test, ServerConfig(metrics_prefix=prefix, log_format="off"), llm)

@@ -44,7 +44,7 @@ class Server:
         return [each for each in found if b"unspool.cluster.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
     def replicas(self) -> int:
-        page = httpx.get(f"{self.url}/metrics").text
+        page = httpx.get(f"{self.url}/metrics", timeout=HANG).text
         return int(float(next(line for line in page.splitlines() if line.startswith("unspool:replicas{")).split()[-1]))
 
 
@@ -125,7 +125,7 @@ def test_a_server_of_two_processes_from_start_to_end(model: Path) -> None:
         wait_until_gone(workers)
         assert not any(folder.exists() for folder in folders)
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/health")
+            httpx.get(f"{server.url}/health", timeout=HANG)
 
 
 @pytest.mark.slow

@@ -6,7 +6,10 @@ import asyncio
 import dataclasses
 import json
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -30,6 +33,7 @@ Call with <tool_call>{"name": …, "arguments": …}</tool_call></s>{% endif %}
 
 
 CONTEXT = 2048
+PATIENCE = 600.0  # seconds until a test that hangs is given up
 
 
 def make_llm(template: str | None = TEMPLATE, context: int = CONTEXT, **options: Any) -> LLM:
@@ -39,12 +43,26 @@ def make_llm(template: str | None = TEMPLATE, context: int = CONTEXT, **options:
 
 
 class Client:
-    """Talks to the application without a socket."""
+    """Talks to the application without a socket. An answer is returned when it has ended; `sent` has by path what came
+    of it so far."""
 
     def __init__(self, service: Service, app: Any = None) -> None:
-        self.service = service
-        transport = httpx.ASGITransport(app or build(service), raise_app_exceptions=True)
+        self.service, self._app = service, app or build(service)
+        self.sent: dict[str, bytearray] = defaultdict(bytearray)
+        transport = httpx.ASGITransport(self._noted, raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
+
+    async def _noted(self, scope: Any, receive: Any, send: Any) -> None:
+        async def note(message: Any) -> None:
+            self.sent[scope["path"]] += message.get("body", b"")
+            await send(message)
+
+        await self._app(scope, receive, note)
+
+    async def has_sent(self, path: str, text: bytes, count: int = 1) -> None:
+        """Wait until so much has come."""
+        while self.sent[path].count(text) < count:
+            await asyncio.sleep(0.005)
 
     async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         headers = {"content-type": "application/json", **more.pop("headers", {})}
@@ -100,7 +118,7 @@ def in_process(
         service = await open_service(llm, config or ServerConfig(log_format="off"))
         client = Client(service)
         try:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE):
                 await test(client)
                 await idle(llm)
                 await llm.driver.call_async(lambda engine: engine.check())
@@ -125,6 +143,13 @@ async def idle(llm: LLM) -> None:
     assert stats["blocks_free"] == stats["blocks"]
 
 
+def wait_until(is_so: Callable[[], object]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.005)
+
+
 class Live:
     """A server on 127.0.0.1, in a thread."""
 
@@ -135,7 +160,7 @@ class Live:
         self._config, self._llm, self._host = config, llm, host
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(30), "the server did not start"
+        assert self._ready.wait(PATIENCE), "the server did not start"
         port = self.server.servers[0].sockets[0].getsockname()[1]
         self.address = ("127.0.0.1", port)
         self.url = f"http://127.0.0.1:{port}"
@@ -144,6 +169,7 @@ class Live:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         if self._host is None:
             assert self._llm is not None
             self.service = await open_service(self._llm, self._config)
@@ -158,15 +184,34 @@ class Live:
 
     def wait_idle(self) -> None:
         assert self._llm is not None
-        for _ in range(3000):
-            if not self._llm.engine.has_work:
-                break
-            threading.Event().wait(0.01)
-        stats = self._llm.engine.stats
+        driver = self._llm.driver
+        wait_until(lambda: driver.call(lambda engine: not engine.has_work))
+        stats = driver.call(lambda engine: dict(engine.stats))
         assert (stats["running"], stats["waiting"]) == (0, 0), stats
         assert stats["blocks_free"] == stats["blocks"], stats
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Meanwhile the server does nothing, and no time runs out in it."""
+        stands, go_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            stands.set()
+            assert go_on.wait(PATIENCE)
+
+        self._loop.call_soon_threadsafe(pause)
+        assert stands.wait(PATIENCE)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+    def settle(self) -> None:
+        """Wait until what the event loop is at has been done."""
+        with self.paused():
+            pass
+
     def stop(self) -> None:
         self.server.should_exit = True
-        self._thread.join(60)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the server did not stop"

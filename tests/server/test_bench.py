@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import Live
+from tests.server.harness import PATIENCE, Live
 from tests.unit.schemas import validate
 from unspool.bench import determinism, serve
 from unspool.cli import main as cli
@@ -61,12 +61,12 @@ def bad_server(answer: Callable[[asyncio.StreamWriter], Any]) -> Iterator[str]:
     task = loop.create_task(run())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.gather(task, return_exceptions=True)))
     thread.start()
-    started.wait(10)
+    assert started.wait(PATIENCE)
     try:
         yield f"http://127.0.0.1:{port[0]}"
     finally:
         loop.call_soon_threadsafe(task.cancel)
-        thread.join(10)
+        thread.join(PATIENCE)
         for left in asyncio.all_tasks(loop):
             left.cancel()
         loop.run_until_complete(asyncio.sleep(0))
@@ -74,7 +74,7 @@ def bad_server(answer: Callable[[asyncio.StreamWriter], Any]) -> Iterator[str]:
 
 
 async def hang(writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(60)
+    await asyncio.sleep(PATIENCE)
 
 
 async def drip(writer: asyncio.StreamWriter) -> None:
@@ -118,8 +118,9 @@ async def no_http(writer: asyncio.StreamWriter) -> None:
     ],
 )
 def test_a_bad_server_is_a_result_and_never_a_hang(answer: Handler, error: str, capsys: Capture) -> None:
+    seconds = 0.5 if error == "timeout" else PATIENCE
     with bad_server(answer) as url:
-        status = serve.main(["--url", f"bad={url}", "--rate", "50", "--requests", "2", "--timeout", "0.5"])
+        status = serve.main(["--url", f"bad={url}", "--rate", "50", "--requests", "2", "--timeout", str(seconds)])
     assert status == 1
     [row] = told(capsys)["rows"]
     assert (row["requests"], row["failed"], row["errors"]) == (2, 2, {error: 2})
@@ -167,7 +168,7 @@ def url_of(server: Live) -> str:
 
 def test_an_open_load_on_our_server(server: Live, capsys: Capture) -> None:
     arguments = ["--url", f"ours={url_of(server)}", "--rate", "40", "80", "--requests", "4", "--mix", "short"]
-    assert serve.main([*arguments, "--first", "60", "--between", "60"]) == 0
+    assert serve.main([*arguments, "--first", "600", "--between", "600"]) == 0
     rows = told(capsys)["rows"]
     assert [(row["server"], row["rate"], row["requests"], row["failed"], row["met"]) for row in rows] == [
         ("ours", 40.0, 4, 0, 4), ("ours", 80.0, 4, 0, 4),

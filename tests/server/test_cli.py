@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import brake
+from tests.server.harness import PATIENCE
 from tests.server.test_load import LONG, raw_request, read_until
 from unspool import web
 from unspool.cli import inspect, main, serve
@@ -42,7 +44,7 @@ class Process:
         """Its status and all that it said. (`communicate` would miss what was read along with the first line.)"""
         assert self.process.stderr is not None
         self.said += self.process.stderr.read()
-        return self.process.wait(timeout=60), self.said
+        return self.process.wait(timeout=PATIENCE), self.said
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +55,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sigterm_ends_streams_and_the_process(model: Path) -> None:
-    server = Process("-m", str(model), "--drain", "0", "--log", "json", "--api-key", "sk-x", "--host", "127.0.0.1")
-    assert httpx.get(f"http://127.0.0.1:{server.port}/v1/models").status_code == 401
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    arguments = ["-m", str(model), "--drain", "0", "--log", "json", "--api-key", "sk-x", "--host", "127.0.0.1"]
+    server = Process(*arguments, command=brake.COMMAND)
+    assert httpx.get(f"http://127.0.0.1:{server.port}/v1/models", timeout=PATIENCE).status_code == 401
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         data = raw_request({**LONG, "max_tokens": 400})
         connection.sendall(data.replace(b"host: localhost", b"host: localhost\r\nauthorization: Bearer sk-x"))
         read_until(connection, b"data: ")
@@ -81,23 +84,22 @@ def test_text_is_utf8_where_the_locale_has_no_encoding(model: Path) -> None:
     """What a model writes can be printed, and what is asked of it can be read."""
     command = [sys.executable, "-m", "unspool", "run", "--raw", "-m", str(model), "--device", "reference"]
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        [*command, "--seed", "1", "-n", "30", "Käse"], env=environment, capture_output=True, timeout=60, check=False
-    )
+    command += ["--seed", "1", "-n", "30", "Käse"]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stdout.decode().isascii(), "the answer was to hold more than ASCII"
 
 
 def test_wrong_usage_is_one_line(model: Path) -> None:
     command = [sys.executable, "-m", "unspool", "serve", "-m", str(model), "--port", "99999"]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert done.stderr == "unspool: port is 99999; allowed: 0 to 65535\n"
 
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unspool", "serve", "--device", "reference", *arguments]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -148,7 +150,7 @@ def test_wrong_usage_of_serve_is_told_by_name(
 
 def test_ctrl_c_says_that_it_stops(model: Path) -> None:
     server = Process("-m", str(model), "--host", "localhost")
-    assert httpx.get(f"http://127.0.0.1:{server.port}/health").status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=PATIENCE).status_code == 200
     status, said = server.stop(signal.SIGINT)
     assert status == 0
     assert said.endswith("\nstopping\nstopped\n")

@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.server.harness import Live
+from tests.server.harness import PATIENCE, Live
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
@@ -28,7 +28,7 @@ class weather(pydantic.BaseModel):
 
 @pytest.fixture
 def client(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
 def test_chat(client: openai.OpenAI) -> None:
@@ -170,7 +170,7 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, server: Live) -> None
 
 def test_async_clients_share_the_engine(server: Live) -> None:
     async def run() -> None:
-        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         model = (await client.models.list()).data[0].id
 
         async def stream(seed: int) -> str:
@@ -188,7 +188,7 @@ def test_async_clients_share_the_engine(server: Live) -> None:
 
 
 def test_anthropics_client(server: Live) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE)
     answer = client.messages.create(model=server.service.name, max_tokens=6, messages=USER, system="Be.")
     assert answer.stop_reason in ("max_tokens", "end_turn")
     assert answer.usage.output_tokens <= 6

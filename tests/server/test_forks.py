@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.brake import Brake
 from tests.server.harness import Client, in_process, make_llm
 from unspool.llm import LLM
 from unspool.models.random import SHAPES, random_checkpoint
@@ -242,6 +243,9 @@ def test_neither_steps_nor_cache_show_a_token() -> None:
 
 
 def test_the_cache_map_tells_counts_of_a_running_request_and_none_of_its_tokens() -> None:
+    llm = make_llm()
+    brake = Brake(llm.engine)
+
     async def test(client: Client) -> None:
         secret = [297, 301, 307, 311, 313, 317] * 12
         asked = asyncio.create_task(client.ok("/v1/fork", {**ASKED, "prompt": secret, "max_tokens": 1500}))
@@ -255,12 +259,18 @@ def test_the_cache_map_tells_counts_of_a_running_request_and_none_of_its_tokens(
         assert request["prompt_tokens"] == len(secret)
         assert all(isinstance(value, int) for name, value in request.items() if name not in ("blocks", "states"))
         assert max(request["blocks"], default=0) < told["num_blocks"]
+        brake.release()
         assert (await asked)["number"] == number
 
-    in_process(test)
+    in_process(test, llm=llm)
 
 
 def test_the_cache_map_accounts_for_every_state_of_recurrent_layers() -> None:
+    shape = dataclasses.replace(SHAPES["tiny-qwen3.5"], context_length=512)
+    checkpoint = dataclasses.replace(random_checkpoint(shape), eos_ids=())
+    llm = LLM(checkpoint, device="cpu", threads=1, kv_tokens=2048)
+    brake = Brake(llm.engine)
+
     async def test(client: Client) -> None:
         before = (await client.get("/v1/engine/cache")).json()["states"]
         assert before["counts"] == {"free": before["num_slots"], "held": 0, "snapshot": 0}
@@ -271,15 +281,14 @@ def test_the_cache_map_accounts_for_every_state_of_recurrent_layers() -> None:
         [request] = told["requests"]
         held = [index for index, use in enumerate(_unrolled(told["states"]["map"])) if use == "held"]
         assert sorted(request["states"]) == held
+        brake.release()
         await asked
         after = (await client.get("/v1/engine/cache")).json()["states"]
         assert after["counts"]["held"] == 0
         assert after["counts"]["snapshot"] >= 2, "of the prompt and of the whole"
         assert sum(count for _, count in after["map"]) == after["num_slots"] == sum(after["counts"].values())
 
-    shape = dataclasses.replace(SHAPES["tiny-qwen3.5"], context_length=512)
-    checkpoint = dataclasses.replace(random_checkpoint(shape), eos_ids=())
-    in_process(test, llm=LLM(checkpoint, device="cpu", threads=1, kv_tokens=2048))
+    in_process(test, llm=llm)
 
 
 def _unrolled(runs: list[list[Any]]) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import CONTEXT, Client, in_process, make_llm
+from tests.brake import Brake
+from tests.server.harness import CONTEXT, PATIENCE, Client, in_process, make_llm
 from unspool.errors import EngineDiedError
 from unspool.server.config import ServerConfig
 from unspool.server.run import Server, serve
@@ -235,8 +236,11 @@ def test_a_dead_engine_is_told_to_everyone() -> None:
         whole_run = runner.run
         runner.run = lambda plan: whole_run(plan) if len(plan.works) < 2 else _panic()  # type: ignore[method-assign]
         long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
-        both = asyncio.gather(client.post("/v1/completions", long), client.events("/v1/completions", long))
-        whole, streamed = await asyncio.wait_for(both, 30)
+        with Brake(service.llm.engine):  # until both are under way
+            asked = asyncio.gather(client.post("/v1/completions", long), client.events("/v1/completions", long))
+            while service.engine.num_open < 2:
+                await asyncio.sleep(0.005)
+        whole, streamed = await asyncio.wait_for(asked, PATIENCE)
         assert whole.status_code == 503
         for error in (whole.json()["error"], streamed[-2][1]["error"]):
             assert (error["code"], error["message"]) == ("engine_died", "the engine stopped: Panic: out of fuel")

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.harness import Client, in_process
+from tests.brake import Brake
+from tests.server.harness import PATIENCE, Client, in_process, make_llm, wait_until
 from tests.server.test_cli import Process
 from unspool.errors import RequestError
 from unspool.models.random import SHAPES, write_random_gguf
@@ -109,7 +110,7 @@ def test_keys_are_matched_with_their_accounts(file: Path) -> None:
 
 async def until(true: object, ring: KeyRing) -> None:
     """Wait until a function of no arguments says so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not true():  # type: ignore[operator]
             await asyncio.sleep(0.005)
 
@@ -160,6 +161,8 @@ def sample(held: KeyRing, name: str) -> float:
 def test_a_bad_file_leaves_requests_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "WATCH_SECONDS", 0.01)
     file.write_text("sk-a\n")
+    llm = make_llm()
+    brake = Brake(llm.engine)
 
     async def test(client: Client) -> None:
         held = host_of(client.service).keys
@@ -167,33 +170,33 @@ def test_a_bad_file_leaves_requests_alone(file: Path, monkeypatch: pytest.Monkey
         running = asyncio.create_task(
             client.post("/v1/completions", {**BODY, "max_tokens": 200, "ignore_eos": True}, headers=bearer("sk-a"))
         )
-        await asyncio.sleep(0.02)
+        await until(lambda: llm.driver.num_open, held)
         file.write_text("sk-b\n")
         held.ask()
         await until(lambda: held.match("sk-b"), held)
+        brake.release()
         assert (await client.post("/v1/completions", BODY, headers=bearer("sk-a"))).status_code == 401
         assert (await client.post("/v1/completions", BODY, headers=bearer("sk-b"))).status_code == 200
         done = await running  # under way when its key went
         assert done.json()["usage"]["completion_tokens"] == 200
         watching.cancel()
 
-    in_process(test, ServerConfig(api_key_file=str(file), log_format="off"))
+    in_process(test, ServerConfig(api_key_file=str(file), log_format="off"), llm)
 
 
 def test_a_process_reads_its_keys_again_on_sighup(tmp_path: Path, file: Path) -> None:
     model = tmp_path / "tiny.gguf"
     write_random_gguf(model, SHAPES["tiny"])
-    file.write_text("sk-a\n")
+    file.write_text("sk-a name=ann\n")
     server = Process("-m", str(model), "--drain", "0", "--api-key-file", str(file))
     url = f"http://127.0.0.1:{server.port}/v1/models"
-    assert httpx.get(url, headers=bearer("sk-a")).status_code == 200
+    assert httpx.get(url, headers=bearer("sk-a"), timeout=PATIENCE).status_code == 200
+    before = file.stat()
     file.write_text("sk-b name=bea\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # so that it does not see the change by itself
     server.process.send_signal(signal.SIGHUP)
-    for _ in range(400):
-        if (status := httpx.get(url, headers=bearer("sk-b")).status_code) == 200:
-            break
-    assert status == 200
-    assert httpx.get(url, headers=bearer("sk-a")).status_code == 401
+    wait_until(lambda: httpx.get(url, headers=bearer("sk-b"), timeout=PATIENCE).status_code == 200)
+    assert httpx.get(url, headers=bearer("sk-a"), timeout=PATIENCE).status_code == 401
     code, said = server.stop()
     assert code == 0
     assert said.count("again: 1 keys") == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import CONTEXT, Client, in_process
+from tests.server.harness import CONTEXT, PATIENCE, Client, in_process
 from unspool import strict_json
 from unspool.server import http, kinds
 from unspool.server.config import ServerConfig
@@ -142,13 +142,14 @@ class Held:
 
     def __init__(self, function: Callable[..., Any], when: Callable[..., bool] = lambda *given, **named: True) -> None:
         self._function, self._when = function, when
-        self.num_waiting = 0
+        self._lock, self.num_waiting = threading.Lock(), 0
         self._released = threading.Event()
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         if self._when(*given, **named):
-            self.num_waiting += 1
-            assert self._released.wait(30), "the event loop waits for this"
+            with self._lock:
+                self.num_waiting += 1
+            assert self._released.wait(PATIENCE), "the event loop waits for this"
         return self._function(*given, **named)
 
     async def reached(self, count: int = 1) -> None:

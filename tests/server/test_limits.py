@@ -12,16 +12,16 @@ import resource
 import select
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.harness import Live
+from tests.brake import Brake
+from tests.server.harness import PATIENCE, Live, make_llm, wait_until
 from tests.server.test_cli import Process, model  # noqa: F401 (a fixture)
 from tests.server.test_load import raw_request, read_until
 from unspool.errors import EngineError
@@ -34,8 +34,12 @@ GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @contextmanager
-def connected(server: Live) -> Iterator[socket.socket]:
-    with socket.create_connection(server.address, timeout=30) as connection:
+def connected(server: Live, sent: bytes = b"") -> Iterator[socket.socket]:
+    """A connection on which this is there when the server sees it: no time can run out before."""
+    with ExitStack() as stack:
+        with server.paused() if sent else nullcontext():
+            connection = stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE))
+            connection.sendall(sent)
         yield connection
 
 
@@ -81,11 +85,14 @@ def push(connection: socket.socket, piece: bytes, most: int) -> int:
 
 def drip(connection: socket.socket, piece: bytes) -> bool:
     """Send pieces slowly; whether the other side answers or closes within the time that a test may hang."""
-    for _ in range(3000):
+    for _ in range(60_000):
         readable, _, _ = select.select([connection], [], [], 0.01)
         if readable:
             return True
-        connection.sendall(piece)
+        try:
+            connection.sendall(piece)
+        except ConnectionError:  # it was closed since we looked
+            return True
     return False
 
 
@@ -114,7 +121,7 @@ def test_a_path_is_bounded(make_server: Callable[..., Live]) -> None:
 
 def test_heads_within_the_bounds_are_taken(server: Live) -> None:
     headers = {f"x-{number}": "v" * 300 for number in range(MAX_HEADERS - 20)}
-    assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
+    assert httpx.get(f"{server.url}/health", headers=headers, timeout=PATIENCE).status_code == 200
     with connected(server) as connection:
         for byte in GET:  # one by one
             connection.sendall(bytes([byte]))
@@ -149,8 +156,8 @@ def test_trailers_and_chunk_frames_are_bounded_and_not_headers(make_server: Call
 
 def test_a_head_has_a_time(make_server: Callable[..., Live]) -> None:
     server = make_server(header_timeout=0.3)
-    with connected(server) as slow, connected(server) as silent, connected(server) as blank:
-        slow.sendall(b"GET /health HTTP/1.1\r\n")
+    head = b"GET /health HTTP/1.1\r\n"
+    with connected(server, head) as slow, connected(server) as silent, connected(server) as blank:
         status, body = answer_of(slow)
         assert (status, body["error"]["code"]) == (408, "request_timeout")
         assert is_closed(slow)
@@ -160,21 +167,22 @@ def test_a_head_has_a_time(make_server: Callable[..., Live]) -> None:
 
 def test_dripping_a_head_wins_no_time(make_server: Callable[..., Live]) -> None:
     server = make_server(header_timeout=0.3)
-    with connected(server) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
+    with connected(server, b"GET /health HTTP/1.1\r\nx: ") as connection:
         assert drip(connection, b"y")
         assert answer_of(connection)[0] == 408
 
 
 def test_idle_connections_are_closed_and_busy_ones_are_not(make_server: Callable[..., Live]) -> None:
-    server = make_server(idle_timeout=0.3, header_timeout=0.3)
-    with connected(server) as idle, connected(server) as blank, connected(server) as busy:
+    llm = make_llm()
+    brake = Brake(llm.engine)
+    server = make_server(llm, idle_timeout=0.3, header_timeout=0.3)
+    asked = raw_request({"prompt": "a", "max_tokens": 100, "ignore_eos": True, "stream": True})
+    with connected(server, asked) as busy, connected(server, GET) as idle, connected(server, GET) as blank:
         for connection in (idle, blank):
-            connection.sendall(GET)
             assert answer_of(connection)[0] == 200
-        busy.sendall(raw_request({"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}))
         assert is_closed(idle)
         assert drip(blank, b"\r\n"), "line breaks are no request, and win no time"
+        brake.release()
         assert b"[DONE]" in read_until(busy, b"[DONE]", 1 << 30)
 
 
@@ -182,16 +190,18 @@ def test_a_body_that_nobody_reads_wins_no_time(
     make_server: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request is refused by its head; its body may end, so that its connection can be used again, but soon."""
-    monkeypatch.setattr("unspool.server.connection.LINGER", 0.5)
     server = make_server(**KEY)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n"
-    with connected(server) as quick, connected(server) as slow:
-        for connection in (quick, slow):
+    for linger in (PATIENCE, 0.5):
+        monkeypatch.setattr("unspool.server.connection.LINGER", linger)
+        with connected(server) as connection:
             connection.sendall(head)
             assert answer_of(connection)[0] == 401
-        quick.sendall(b"x" * 1000 + GET)
-        assert answer_of(quick)[0] == 200
-        assert is_closed(slow)
+            if linger == PATIENCE:
+                connection.sendall(b"x" * 1000 + GET)
+                assert answer_of(connection)[0] == 200
+            else:
+                assert is_closed(connection)
 
 
 def test_pipelines_are_bounded(make_server: Callable[..., Live]) -> None:
@@ -226,7 +236,7 @@ def test_what_is_no_request_of_ours_is_answered_and_closed(server: Live, sent: b
         if status == 400:
             assert body["error"]["code"] == "invalid_http"
             assert is_closed(connection)
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
 
 
 def test_damaged_requests_harm_nobody(server: Live) -> None:
@@ -247,7 +257,7 @@ def test_damaged_requests_harm_nobody(server: Live) -> None:
                 connection.shutdown(socket.SHUT_WR)
                 connection.settimeout(0.02)
                 connection.recv(65536)
-    assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+    assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
     wait_until(lambda: len(server.server.server_state.connections) <= 1)  # httpx's own may linger
 
 
@@ -256,33 +266,25 @@ def test_idle_connections_make_room_for_new_ones(make_server: Callable[..., Live
     with ExitStack() as stack:
         idle = [stack.enter_context(connected(server)) for _ in range(40)]
         for _ in range(3):
-            assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+            assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
         assert is_closed(idle[0])
 
 
 def test_beyond_the_limit_only_probes_are_answered(make_server: Callable[..., Live]) -> None:
-    server = make_server(max_connections=4, read_timeout=60)
+    server = make_server(max_connections=4, read_timeout=PATIENCE)
     with ExitStack() as stack:
         for _ in range(4):  # busy: their bodies are awaited
             busy = stack.enter_context(connected(server))
             busy.sendall(raw_request({"prompt": "a"})[:-1])
         wait_until(lambda: len(server.server.server_state.tasks) == 4)
-        assert httpx.get(f"{server.url}/health").status_code == 200
-        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
         assert "4 connections" in refused.json()["error"]["message"]
         crowd = [stack.enter_context(connected(server)) for _ in range(SURPLUS + 20)]
         for connection in crowd[:3]:
             connection.close()
-    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=30).status_code == 200
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if is_so():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not come")
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE).status_code == 200
 
 
 def test_a_limit_is_logged_once(make_server: Callable[..., Live], caplog: pytest.LogCaptureFixture) -> None:
@@ -293,7 +295,7 @@ def test_a_limit_is_logged_once(make_server: Callable[..., Live], caplog: pytest
                 connection = stack.enter_context(connected(server))
                 if number % 2:
                     connection.sendall(b"garbage \0\r\n\r\n")
-        httpx.get(f"{server.url}/health", timeout=30)
+        httpx.get(f"{server.url}/health", timeout=PATIENCE)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert sum("limit of 4 connections" in text for text in warnings) == 1
     assert sum("not HTTP" in text for text in warnings) == 1
@@ -345,7 +347,7 @@ def test_without_descriptors_it_waits_instead_of_looping(
         make: Any = Echo
         listener = Listener([listening], Gate(ServerConfig(), 10), make)
         reader, writer = await asyncio.open_connection(*listening.getsockname())
-        assert await asyncio.wait_for(reader.readexactly(5), 30) == b"taken"
+        assert await asyncio.wait_for(reader.readexactly(5), PATIENCE) == b"taken"
         assert listening.num_accepts == Exhausted.num_failures + 2  # the one that was taken, and none behind it
         writer.close()
         listener.close()
@@ -362,9 +364,9 @@ def test_few_descriptors_are_neither_a_flood_nor_a_hang(model: Path) -> None:  #
         stack.callback(process.process.kill)
         crowd = []
         for _ in range(200):
-            crowd.append(stack.enter_context(socket.create_connection(("127.0.0.1", process.port), timeout=30)))
+            crowd.append(stack.enter_context(socket.create_connection(("127.0.0.1", process.port), timeout=PATIENCE)))
         for _ in range(5):
-            assert httpx.get(f"http://127.0.0.1:{process.port}/health", timeout=30).status_code == 200
+            assert httpx.get(f"http://127.0.0.1:{process.port}/health", timeout=PATIENCE).status_code == 200
         status, said = process.stop()
         assert status == 0
         assert "this process may open 128 files" in said

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.brake import Brake
 from tests.server.harness import CONTEXT, Client, in_process, make_llm
 
 COMPLETION = "/completion"
@@ -205,7 +206,9 @@ def test_slots_say_when_all_are_in_use() -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_slot")
         running.cancel()
 
-    in_process(test, llm=make_llm(max_running=1))
+    llm = make_llm(max_running=1)
+    Brake(llm.engine)
+    in_process(test, llm=llm)
 
 
 def test_formats_with_a_schema_beside_the_type() -> None:

@@ -7,7 +7,6 @@ import json
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.harness import Client, Live, in_process, make_llm, parse_events
+from tests.brake import Brake
+from tests.server.harness import PATIENCE, Client, Live, in_process, make_llm, parse_events, wait_until
+from unspool.llm import LLM
 from unspool.server.config import ServerConfig
 
 LONG = {"prompt": "hello", "max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -41,9 +42,16 @@ def finished(server: Live) -> dict[str, int]:
     return dict(server.service.llm.engine.finished)
 
 
+def braked(**options: Any) -> LLM:
+    """A model whose engine computes a few steps and then none, so that no answer ends of itself."""
+    llm = make_llm(**options)
+    Brake(llm.engine)
+    return llm
+
+
 def test_a_disconnect_cancels_a_stream(make_server: Callable[..., Live]) -> None:
-    server = make_server(make_llm(device="reference"))
-    with socket.create_connection(server.address, timeout=30) as connection:
+    server = make_server(braked())
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(raw_request(LONG))
         read_until(connection, b"data: ")
     server.wait_idle()
@@ -52,11 +60,10 @@ def test_a_disconnect_cancels_a_stream(make_server: Callable[..., Live]) -> None
 
 
 def test_a_disconnect_cancels_a_whole_answer(make_server: Callable[..., Live]) -> None:
-    server = make_server(make_llm(device="reference"))
-    with socket.create_connection(server.address, timeout=30) as connection:
+    server = make_server(braked())
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(raw_request(LONG | {"stream": False, "n": 3}))
-        while not server.service.llm.engine.stats["running"]:
-            time.sleep(0.002)
+        wait_until(lambda: server.service.llm.engine.stats["running"])
     server.wait_idle()
     assert finished(server) == {"abort": 3}
 
@@ -66,11 +73,11 @@ def test_half_a_body_costs_nothing(make_server: Callable[..., Live]) -> None:
     whole = raw_request(LONG)
     connections = []
     for cut in (10, 60, len(whole) - 20, len(whole) - 1):
-        connection = socket.create_connection(server.address, timeout=30)
+        connection = socket.create_connection(server.address, timeout=PATIENCE)
         connection.sendall(whole[:cut])
         connections.append(connection)
     connections.pop().close()  # one leaves in the middle
-    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE).status_code == 200
     assert read_until(connections[-1], b"request_timeout").startswith(b"HTTP/1.1 408")
     for connection in connections:
         connection.close()
@@ -81,14 +88,15 @@ def test_a_reader_that_stands_still_is_cut(make_server: Callable[..., Live]) -> 
     server = make_server(stall_timeout=0.3)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(30)
+        connection.settimeout(PATIENCE)
         connection.connect(server.address)
         wide = LONG | {"n": 16, "logprobs": 20, "max_tokens": 400}
         connection.sendall(raw_request(wide))
-        other = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 64}, timeout=60)
+        other = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 64}, timeout=PATIENCE)
         assert other.status_code == 200
         server.wait_idle()
-        time.sleep(2)  # the answer may be ready before its reader has stood still for long enough
+        # The answer may be ready before its reader has stood still for long enough.
+        wait_until(lambda: not server.server.server_state.connections)
         data = read_until(connection, b"[DONE]", 1 << 30)
     assert b"[DONE]" not in data
 
@@ -96,20 +104,22 @@ def test_a_reader_that_stands_still_is_cut(make_server: Callable[..., Live]) -> 
 def test_a_slow_reader_gets_everything(server: Live) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(30)
+        connection.settimeout(PATIENCE)
         connection.connect(server.address)
         connection.sendall(
             raw_request({"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True, "logprobs": 5})
         )
+        data = read_until(connection, b"data: ")
         server.wait_idle()  # the engine never waits for it
-        data = read_until(connection, b"[DONE]\n\n", 1 << 30)
+        data += read_until(connection, b"[DONE]\n\n", 1 << 30)
     body = data.split(b"\r\n\r\n", 1)[1]
     assert body.count(b"data: ") > 100
     assert b'"finish_reason":"length"' in body
 
 
 def test_framing_on_the_wire(server: Live) -> None:
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 50}, timeout=60) as answer:
+    body = {**LONG, "max_tokens": 50}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as answer:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.headers["cache-control"] == "no-cache"
         data = b"".join(answer.iter_bytes())
@@ -120,10 +130,10 @@ def test_framing_on_the_wire(server: Live) -> None:
 
 def test_silence_is_filled(make_server: Callable[..., Live]) -> None:
     """While others are served first, a queued stream still says that it lives."""
-    server = make_server(make_llm(device="reference", max_running=1), ping_interval=0.05)
+    server = make_server(braked(max_running=1), ping_interval=0.05)
     with (
-        socket.create_connection(server.address, timeout=30) as first,
-        socket.create_connection(server.address, timeout=30) as second,
+        socket.create_connection(server.address, timeout=PATIENCE) as first,
+        socket.create_connection(server.address, timeout=PATIENCE) as second,
     ):
         first.sendall(raw_request(LONG))
         read_until(first, b"data: ")
@@ -132,40 +142,41 @@ def test_silence_is_filled(make_server: Callable[..., Live]) -> None:
 
 
 def test_a_full_queue_is_told(make_server: Callable[..., Live]) -> None:
-    server = make_server(make_llm(device="reference", max_running=1, max_waiting=2))
+    llm = make_llm(max_running=1, max_waiting=2)
+    brake = Brake(llm.engine)
+    server = make_server(llm)
     connections = []
     for _ in range(3):
-        connection = socket.create_connection(server.address, timeout=30)
+        connection = socket.create_connection(server.address, timeout=PATIENCE)
         connection.sendall(raw_request(LONG))
         read_until(connection, b"HTTP/1.1 200 OK")
         connections.append(connection)
-        while server.service.llm.engine.stats["running"] != 1:
-            time.sleep(0.002)
-    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        wait_until(lambda: server.service.llm.engine.stats["running"] == 1)
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
     assert int(answer.headers["retry-after"]) >= 1
     for connection in connections:
         connection.close()
     server.wait_idle()
-    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
+    brake.release()
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE).status_code == 200
 
 
 def test_a_burst_is_taken_as_far_as_it_can_run_or_wait() -> None:
     async def test(client: Client) -> None:
-        burst = [client.post("/v1/completions", {"prompt": "a", "max_tokens": 4}) for _ in range(6)]
+        """All six arrive before the engine's thread takes its next step."""
+        driver, gate = client.service.llm.driver, threading.Event()
+        waits = asyncio.create_task(driver.call_async(lambda _: gate.wait(PATIENCE)))
+        ask = {"prompt": "a", "max_tokens": 4}
+        burst = [asyncio.create_task(client.post("/v1/completions", ask)) for _ in range(6)]
+        while driver._calls.qsize() < 6:
+            await asyncio.sleep(0.005)
+        gate.set()
         statuses = [answer.status_code for answer in await asyncio.gather(*burst)]
         assert sorted(statuses) == [200] * 3 + [429] * 3
-
-    async def paused(client: Client) -> None:
-        """All six arrive before the engine's thread takes its next step."""
-        engine, gate = client.service.engine, threading.Event()
-        waits = asyncio.create_task(engine.call_async(lambda _: gate.wait(30)))
-        await asyncio.sleep(0.05)
-        asyncio.get_running_loop().call_later(0.3, gate.set)
-        await test(client)
         await waits
 
-    in_process(paused, llm=make_llm(max_running=1, max_waiting=2))
+    in_process(test, llm=make_llm(max_running=1, max_waiting=2))
 
 
 def test_a_deadline_ends_honestly() -> None:
@@ -177,12 +188,12 @@ def test_a_deadline_ends_honestly() -> None:
         assert answer["usage"]["completion_tokens"] < 1500
         assert len(answer["unspool"]["choices"]) == 1
 
-    in_process(test, llm=make_llm(device="reference"))
+    in_process(test, llm=braked())
 
 
 def test_stopping_ends_streams_honestly(make_server: Callable[..., Live]) -> None:
-    server = make_server(make_llm(device="reference"), drain=0.0)
-    with socket.create_connection(server.address, timeout=30) as connection:
+    server = make_server(braked(), drain=0.0)
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(raw_request(LONG))
         read_until(connection, b"data: ")
         server.server.should_exit = True
@@ -192,15 +203,19 @@ def test_stopping_ends_streams_honestly(make_server: Callable[..., Live]) -> Non
 
 
 def test_draining_lets_answers_finish_and_takes_no_more(make_server: Callable[..., Live]) -> None:
-    server = make_server(make_llm(device="reference"), drain=60.0)
+    llm = make_llm()
+    brake = Brake(llm.engine)
+    server = make_server(llm, drain=PATIENCE)
     with (
-        socket.create_connection(server.address, timeout=60) as running,
-        socket.create_connection(server.address, timeout=60) as late,
+        socket.create_connection(server.address, timeout=PATIENCE) as running,
+        socket.create_connection(server.address, timeout=PATIENCE) as late,
     ):
         running.sendall(raw_request({**LONG, "max_tokens": 300}))
         read_until(running, b"data: ")
         late.sendall(raw_request({"prompt": "a"})[:20])  # connected before, asks after
         server.server.should_exit = True
+        wait_until(lambda: server.service.state != "ready")
+        brake.release()
         data = read_until(running, b"[DONE]\n\n", 1 << 30)
     assert b'"finish_reason":"length"' in data
     server.stop()
@@ -210,29 +225,27 @@ def test_draining_lets_answers_finish_and_takes_no_more(make_server: Callable[..
 
 
 def test_while_draining_probes_and_new_work_are_answered(make_server: Callable[..., Live]) -> None:
-    server = make_server(make_llm(device="reference"), drain=60.0)
-    with socket.create_connection(server.address, timeout=60) as running:
+    server = make_server(braked(), drain=PATIENCE)
+    with socket.create_connection(server.address, timeout=PATIENCE) as running:
         running.sendall(raw_request(LONG))
         read_until(running, b"data: ")
         server.server.should_exit = True
-        while server.service.state == "ready":
-            time.sleep(0.01)
-        ready, health = httpx.get(f"{server.url}/ready"), httpx.get(f"{server.url}/health")
+        wait_until(lambda: server.service.state != "ready")
+        ready, health = (httpx.get(f"{server.url}/{path}", timeout=PATIENCE) for path in ("ready", "health"))
         assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
         assert (health.status_code, health.json()) == (200, {"status": "ok"})
-        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert "retry-after" in refused.headers
 
 
 def test_a_second_signal_ends_the_drain(make_server: Callable[..., Live]) -> None:
-    server = make_server(make_llm(device="reference"), drain=600.0)
-    with socket.create_connection(server.address, timeout=60) as running:
+    server = make_server(braked(), drain=600.0)
+    with socket.create_connection(server.address, timeout=PATIENCE) as running:
         running.sendall(raw_request(LONG))
         read_until(running, b"data: ")
         server.server.should_exit = True
-        while server.service.state == "ready":
-            time.sleep(0.01)
+        wait_until(lambda: server.service.state != "ready")
         server.server.force_exit = True
         data = read_until(running, b"[DONE]\n\n", 1 << 30)
     assert b'"finish_reason":"abort"' in data
@@ -241,7 +254,8 @@ def test_a_second_signal_ends_the_drain(make_server: Callable[..., Live]) -> Non
 def test_a_thousand_requests_with_random_aborts(make_server: Callable[..., Live]) -> None:
     server = make_server(make_llm(kv_tokens=2048, max_running=48, step_tokens=256))
     rng = random.Random(11)
-    alone = httpx.post(f"{server.url}/v1/completions", json=_job(random.Random(0)) | {"stream": False, "n": 1}).json()
+    job = _job(random.Random(0)) | {"stream": False, "n": 1}
+    alone = httpx.post(f"{server.url}/v1/completions", json=job, timeout=PATIENCE).json()
 
     async def one(http: httpx.AsyncClient, seed: int) -> str:
         own = random.Random(seed)
@@ -249,7 +263,7 @@ def test_a_thousand_requests_with_random_aborts(make_server: Callable[..., Live]
         leaves_after = own.randrange(8) if own.random() < 0.5 else None
         path = own.choice(["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
         try:
-            async with asyncio.timeout(own.uniform(0.001, 0.3) if own.random() < 0.2 else 60):
+            async with asyncio.timeout(own.uniform(0.001, 0.3) if own.random() < 0.2 else PATIENCE):
                 async with http.stream("POST", server.url + path, json=_as(path, body)) as answer:
                     assert answer.status_code == 200, await answer.aread()
                     count = 0
@@ -263,7 +277,7 @@ def test_a_thousand_requests_with_random_aborts(make_server: Callable[..., Live]
 
     async def run() -> list[str]:
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=16)
-        async with httpx.AsyncClient(limits=limits, timeout=60) as http:
+        async with httpx.AsyncClient(limits=limits, timeout=PATIENCE) as http:
             gate = asyncio.Semaphore(64)
 
             async def gated(seed: int) -> str:
@@ -277,10 +291,10 @@ def test_a_thousand_requests_with_random_aborts(make_server: Callable[..., Live]
     assert outcomes.count("left") > 100
     server.wait_idle()
     server.service.llm.engine.check()
-    page = httpx.get(f"{server.url}/metrics").text
+    page = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
     for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert f'unspool:{gauge}{{model_name="{server.service.name}"}} 0.0' in page
-    again = httpx.post(f"{server.url}/v1/completions", json=_job(random.Random(0)) | {"stream": False, "n": 1}).json()
+    again = httpx.post(f"{server.url}/v1/completions", json=job, timeout=PATIENCE).json()
     assert again["choices"] == alone["choices"]
 
 

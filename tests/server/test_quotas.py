@@ -7,7 +7,6 @@ import json
 import random
 import re
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.harness import CONTEXT, Client, Live, in_process, make_llm
+from tests.brake import Brake
+from tests.server.harness import CONTEXT, PATIENCE, Client, Live, in_process, make_llm, wait_until
 from unspool.server.config import ServerConfig
 from unspool.server.faults import HTTPFault
 from unspool.server.host import host_of
@@ -319,7 +319,9 @@ def test_streams_are_settled_when_they_end(tmp_path: Path) -> None:
 def test_an_abort_gives_back_what_was_not_computed(tmp_path: Path, make_server: Callable[..., Live]) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-a name=ann tokens_per_minute=100000 concurrent_requests=1\n")
-    server = make_server(make_llm(device="reference"), api_key_file=str(file))
+    llm = make_llm()
+    Brake(llm.engine, 20)
+    server = make_server(llm, api_key_file=str(file))
     account = host_of(server.service).keys.match("sk-a")
     assert account is not None
     clock = Clock()  # stands still: nothing fills up meanwhile
@@ -328,20 +330,17 @@ def test_an_abort_gives_back_what_was_not_computed(tmp_path: Path, make_server: 
     data = json.dumps({**BODY, "max_tokens": 2000, "stream": True}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-a\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    with socket.create_connection(server.address, timeout=30) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(head.encode() + data)
         seen = b""
         while seen.count(b"data: ") < 5:
             seen += connection.recv(65536)
         assert b"x-ratelimit-remaining-tokens: 97997" in seen
-        refused = httpx.post(server.url + COMPLETIONS, json=BODY, headers={"authorization": "Bearer sk-a"})
+        headers = {"authorization": "Bearer sk-a"}
+        refused = httpx.post(server.url + COMPLETIONS, json=BODY, headers=headers, timeout=PATIENCE)
         assert refused.status_code == 429
     server.wait_idle()
-    for _ in range(2000):
-        if not account.num_running:  # the event loop has seen the end too
-            break
-        time.sleep(0.01)
-    assert account.num_running == 0
+    wait_until(lambda: not account.num_running)  # the event loop has seen the end too
     used = 100_000 - account._buckets["tokens"].remaining(0)
     assert used == 3 + account.counts.num_tokens
     assert 3 <= account.counts.num_tokens < 2000

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.brake import Brake
 from unspool.config import EngineConfig
 from unspool.engine.driver import Driver, Submission
 from unspool.engine.engine import Engine
@@ -25,7 +26,7 @@ from unspool.events import Event, Failed, Finished, Text
 from unspool.params import SamplingParams
 
 PROMPT = [5, 6, 7, 8]
-PATIENCE = 60.0  # seconds until a test that hangs is given up
+PATIENCE = 600.0  # seconds until a test that hangs is given up
 Make = Callable[..., Driver]
 
 
@@ -93,10 +94,11 @@ def test_many_at_once_get_what_they_get_alone(make_driver: Make) -> None:
 def test_leaving_early_aborts(make_driver: Make, whole: bool) -> None:
     async def main() -> None:
         driver = make_driver()
-        async with AsyncStream(driver, asked(answer(100, n=2)), whole=whole) as stream:
-            if not whole:
-                await anext(stream)
-        settled(driver)
+        with Brake(driver.engine):
+            async with AsyncStream(driver, asked(answer(100, n=2)), whole=whole) as stream:
+                if not whole:
+                    await anext(stream)
+            settled(driver)
         assert driver.call(lambda engine: dict(engine.finished)) == {"abort": 2}
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
@@ -171,19 +173,21 @@ def test_a_stream_folds_into_its_result(make_driver: Make, whole: bool) -> None:
 
 def test_a_stream_that_is_dropped_is_aborted(make_driver: Make) -> None:
     driver = make_driver()
-    stream = opened(driver, answer(120))
-    next(stream)
-    del stream
-    settled(driver)
+    with Brake(driver.engine):
+        stream = opened(driver, answer(120))
+        next(stream)
+        del stream
+        settled(driver)
     assert driver.call(lambda engine: dict(engine.finished)) == {"abort": 1}
 
 
 def test_an_aborted_stream_gives_its_last_events(make_driver: Make) -> None:
     driver = make_driver()
-    stream = opened(driver, answer(120))
-    next(stream)
-    stream.abort()
-    result = stream.result()
+    with Brake(driver.engine):
+        stream = opened(driver, answer(120))
+        next(stream)
+        stream.abort()
+        result = stream.result()
     assert result.finish_reason == "abort"
     assert 1 <= len(result.token_ids) < 120
 
@@ -225,10 +229,13 @@ def test_ctrl_c_leaves_the_engine_usable(make_driver: Make) -> None:
     driver = make_driver()
     expected = opened(driver, answer(20, seed=1), whole=True).result().token_ids
 
+    kept: list[Stream] = []  # a Ctrl-C that comes while an object is freed is dropped by Python
+
     def ask_for_ever(delay: float) -> None:
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
         while True:
-            opened(driver, answer(100), whole=True).result()
+            kept.append(opened(driver, answer(100), whole=True))
+            kept[-1].result()
 
     for delay in (0.0, 0.001, 0.005, 0.02):
         with pytest.raises(KeyboardInterrupt):
@@ -253,14 +260,15 @@ def test_shutdown_drains_then_aborts(make_driver: Make) -> None:
     async def main() -> None:
         driver = make_driver()
         stream = await AsyncStream(driver, asked(answer(5))).start()
-        await driver.shutdown(drain=30)
+        await driver.shutdown(drain=PATIENCE)
         assert (await stream.result()).finish_reason == "length", "what runs may finish"
         with pytest.raises(EngineClosedError):
             await AsyncStream(driver, asked(answer(5))).start()
 
         driver = make_driver()
-        stream = await AsyncStream(driver, asked(answer(120))).start()
-        await driver.shutdown(drain=0)
+        with Brake(driver.engine):
+            stream = await AsyncStream(driver, asked(answer(120))).start()
+            await driver.shutdown(drain=0)
         assert (await stream.result()).finish_reason == "abort", "what does not finish is told so"
 
     asyncio.run(main())
@@ -268,8 +276,9 @@ def test_shutdown_drains_then_aborts(make_driver: Make) -> None:
 
 def test_closing_ends_what_runs_and_refuses_the_rest(make_driver: Make) -> None:
     driver = make_driver()
-    stream = opened(driver, answer(120))
-    driver.close()
+    with Brake(driver.engine):
+        stream = opened(driver, answer(120))
+        driver.close()
     driver.close()
     assert stream.result().finish_reason == "abort"
     assert not driver.is_ready
@@ -290,6 +299,7 @@ def test_an_engine_that_dies_tells_everyone(make_driver: Make, error: BaseExcept
 
     async def main() -> None:
         driver = make_driver()
+        Brake(driver.engine)  # until it is broken
         waiting = opened(driver, answer(120))
         break_engine(driver, error)
         with pytest.raises(EngineDiedError, match=f"the engine stopped: {name}"):
@@ -310,6 +320,7 @@ def test_an_engine_that_dies_tells_everyone(make_driver: Make, error: BaseExcept
 
 def test_a_call_that_panics_ends_the_engine(make_driver: Make) -> None:
     driver = make_driver()
+    Brake(driver.engine)  # to its end
     running = opened(driver, answer(120))
 
     def panic(engine: Engine) -> None:

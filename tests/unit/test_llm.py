@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
+from tests.brake import Brake
 from unspool.async_llm import AsyncLLM
 from unspool.bench.synthetic import fix_length
 from unspool.config import EngineConfig
@@ -231,14 +232,15 @@ def test_async_answers_are_the_same(checkpoint: Checkpoint, llm: LLM, tmp_path: 
 def test_a_cancelled_task_aborts_its_request(checkpoint: Checkpoint) -> None:
     async def main() -> None:
         async with AsyncLLM(checkpoint, device="reference", kv_tokens=512, block_size=4) as llm:
-            task = asyncio.create_task(llm.generate(PROMPT, max_tokens=400, ignore_eos=True))
-            while not await llm.driver.call_async(lambda engine: engine.has_work):
-                await asyncio.sleep(0.001)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            while await llm.driver.call_async(lambda engine: engine.has_work):
-                await asyncio.sleep(0.001)
+            with Brake(llm.engine):
+                task = asyncio.create_task(llm.generate(PROMPT, max_tokens=400, ignore_eos=True))
+                while not await llm.driver.call_async(lambda engine: engine.has_work):
+                    await asyncio.sleep(0.001)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                while await llm.driver.call_async(lambda engine: engine.has_work):
+                    await asyncio.sleep(0.001)
             assert llm.engine.finished["abort"] == 1
 
     asyncio.run(main())
