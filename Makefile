@@ -7,6 +7,8 @@ VENV    ?= .venv
 CLUSTER_VENV ?= .venv-cluster
 # Of `make compare-llama-cpp`, which has other packages.
 PEER_VENV ?= .venv-llama-cpp
+# Of `make compare-converter`: what llama.cpp's converter needs.
+CONVERTER_VENV ?= .venv-converter
 EXTRAS  ?= server otel test dev interpreter
 PROMPT  ?= Why is the sky blue?
 # Everyone sees README's answer; so small a model goes on and on with some seeds.
@@ -41,7 +43,7 @@ SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-models compare-llama-cpp test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web check-web lint \
+.PHONY: help demo test test-slow test-models compare-llama-cpp compare-converter test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web check-web lint \
         check-deploy native bench clean
 .DELETE_ON_ERROR:
 
@@ -51,6 +53,7 @@ help:
 	@echo "make test-slow      the tests that take longer"
 	@echo "make test-models    every family and variant of models over 600 tokens"
 	@echo "make compare-llama-cpp  GGUF files of every family in llama.cpp and here, in $(PEER_VENV)"
+	@echo "make compare-converter LLAMA_CPP=…  a checkout of llama.cpp converts every family, in $(CONVERTER_VENV)"
 	@echo "make test-gpu       the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
 	@echo "make test-cluster   replicas on a real Ray cluster, killed, stopped and updated, in $(CLUSTER_VENV)"
 	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
@@ -83,6 +86,13 @@ compare-llama-cpp: $(TESTING) $(STAMPS)/install
 	$(PYTHON) -m venv $(PEER_VENV)
 	$(PEER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install xllamacpp
 	$(BIN)/python scripts/compare_llama_cpp.py $(PEER_VENV)/bin/python $(MODELS)
+
+# Checkouts since August 2026 were tried; their converter knows config files as transformers 4 reads them.
+compare-converter: $(TESTING) $(STAMPS)/install
+	@test -f "$(LLAMA_CPP)/convert_hf_to_gguf.py" || { echo "name a checkout of llama.cpp: make compare-converter LLAMA_CPP=…" >&2; exit 1; }
+	$(PYTHON) -m venv $(CONVERTER_VENV)
+	$(CONVERTER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install torch 'transformers<5' sentencepiece protobuf
+	$(BIN)/python scripts/compare_converter.py $(LLAMA_CPP) $(CONVERTER_VENV)/bin/python $(MODELS)
 
 # Where there is a GPU there is a torch that fits it: take the interpreter that has it, install and build nothing.
 test-gpu:
@@ -168,7 +178,7 @@ bench: $(STAMPS)/install
 	@for name in $(BENCH); do $(BIN)/unspool bench $$name || exit; done
 
 clean:
-	rm -rf build dist $(VENV) $(CLUSTER_VENV) $(PEER_VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(CLUSTER_VENV) $(PEER_VENV) $(CONVERTER_VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

@@ -4,8 +4,9 @@
     python scripts/support_table.py docs/models.md      put it between the marks
 
 A family was compared with transformers where tests/fixtures/families has a model of it, with llama.cpp where
-tests/fixtures/llama_cpp.json has a result (scripts/compare_llama_cpp.py writes it), and on real weights where
-docs/notes/models.md tells of one.
+tests/fixtures/llama_cpp.json has a result (scripts/compare_llama_cpp.py writes it), with files of llama.cpp's converter
+where tests/fixtures/converter.json has one (scripts/compare_converter.py), and on real weights
+where docs/notes/models.md tells of one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from unspool.models.support import Support, supported
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
 MARKS = ("<!-- families -->\n", "<!-- /families -->")
+# Results, and what is added to their notes.
+COMPARED = {
+    "llama_cpp.json": "The comparison does as llama.cpp does.",
+    "converter.json": "The comparison leaves it out, too.",
+}
+Result = dict[str, object]
 REAL = {"llama": "SmolLM2-135M", "qwen2": "Qwen2.5-Coder-0.5B", "gemma3": "Gemma-3-270M"}
 
 
@@ -34,31 +41,43 @@ def families_of_fixtures() -> dict[str, str]:
 
 def table() -> str:
     """In Markdown, with the notes below it."""
-    of, results = families_of_fixtures(), json.loads((FIXTURES / "llama_cpp.json").read_text("utf-8"))
-    notes = list(dict.fromkeys(each["note"] for each in results.values() if each["note"]))
-    rows = ["| family | Hugging Face classes | GGUF | models | transformers | llama.cpp | weights |",
-            "|---|---|---|---|---|---|---|"]  # fmt: skip
-    rows += [_row(each, of, results, notes) for each in supported()]
-    told = "The comparison does as llama.cpp does."
-    below = "".join(f"\n{number}. {note}. {told}" for number, note in enumerate(notes, 1))
+    of, notes = families_of_fixtures(), [""]
+    columns = [(_results(name), told) for name, told in COMPARED.items()]
+    rows = ["| family | Hugging Face classes | GGUF | models | transformers | llama.cpp | converter | weights |",
+            "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    rows += [_row(each, of, columns, notes) for each in supported()]
+    below = "".join(f"\n{number}. {note}" for number, note in enumerate(notes) if note)
     return "\n" + "\n".join(rows) + "\n" + below + "\n\n"
 
 
-def _row(support: Support, of: dict[str, str], results: dict[str, dict[str, object]], notes: list[str]) -> str:
+def _results(name: str) -> dict[str, Result]:
+    found: dict[str, Result] = json.loads((FIXTURES / name).read_text("utf-8"))
+    return {model: result for model, result in found.items() if "difference" in result}
+
+
+def _row(support: Support, of: dict[str, str], columns: list[tuple[dict[str, Result], str]], notes: list[str]) -> str:
     models = [name for name, family in of.items() if family == support.family]
-    compared = [results[name] for name in dict.fromkeys([*models, support.family]) if name in results]
-    marks = sorted({notes.index(str(each["note"])) + 1 for each in compared if each["note"]})
-    worst = max((float(str(each["difference"])) for each in compared), default=None)
     cells = [
         f"`{support.family}`",
         ", ".join(f"`{name}`" for name in support.classes) or "–",
         ", ".join(f"`{name}`" for name in support.gguf),
         support.models,
         f"{len(models)}" if models else "–",
-        "–" if worst is None else f"{worst:.0e}" + "".join(f" ({mark})" for mark in marks),
+        *(_compared(results, [*models, support.family], told, notes) for results, told in columns),
         REAL.get(support.family, "random"),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _compared(results: dict[str, Result], models: list[str], told: str, notes: list[str]) -> str:
+    """The largest difference of a family's models, and the numbers of notes on them, which are added to `notes`."""
+    found = [results[name] for name in dict.fromkeys(models) if name in results]
+    marks = []
+    for note in dict.fromkeys(f"{each['note']}. {told}" for each in found if each["note"]):
+        if note not in notes:
+            notes.append(note)
+        marks.append(f" ({notes.index(note)})")
+    return f"{max(float(str(each['difference'])) for each in found):.0e}{''.join(marks)}" if found else "–"
 
 
 def main(arguments: list[str]) -> None:

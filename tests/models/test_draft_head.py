@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 from tests.laws.crowd import Crowd
 from tests.laws.test_speculation import eager
-from tests.models.family_files import FIXTURES
+from tests.models.head_directory import QWEN_HEAD, glm_head, with_glm_head, with_qwen_head
 from tests.models.head_reference import head_rows
 from unspool import ops as backends
 from unspool.config import EngineConfig, ModelConfig
@@ -26,8 +24,7 @@ from unspool.models.random import SHAPES, random_checkpoint, write_random_gguf
 from unspool.models.registry import build, draft_head_of
 from unspool.params import SamplingParams
 from unspool.plan import Plan, Work
-from unspool.weights.safetensors import open_safetensors_directory, write_safetensors
-from unspool.weights.weight import encode_weight
+from unspool.weights.safetensors import open_safetensors_directory
 
 NUM_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -102,37 +99,12 @@ def test_a_gguf_file_brings_its_head(family: str, tmp_path: Path) -> None:
     assert all(found[name].raw == expected[name].raw for name in expected)
 
 
-def with_head(folder: Path, name: str, names: dict[str, str], layer: str, into: str) -> Path:
-    """A fixture with a head: a copy of one of its layers, and what a head has beside it."""
-    shutil.copytree(FIXTURES / name, folder)
-    tensors = open_safetensors_directory(folder)
-    values = json.loads((folder / "config.json").read_text())
-    hidden = values["hidden_size"]
-    copied = {into + key.removeprefix(layer): each for key, each in tensors.items() if key.startswith(layer)}
-    rng = np.random.default_rng(5)
-    for which, stored in names.items():
-        shape = (hidden, 2 * hidden) if which == "eh_proj" else (hidden,)
-        copied[stored] = encode_weight(stored, 0.2 * rng.standard_normal(shape, np.float32))
-    copied = {key: replace(each, name=key) for key, each in copied.items()}
-    file = next(folder.glob("*.safetensors"))
-    write_safetensors(file, {**tensors, **copied})
-    return folder
-
-
 def test_a_directory_of_qwen_brings_its_head(tmp_path: Path) -> None:
-    names = {"eh_proj": "mtp.fc.weight", "enorm": "mtp.pre_fc_norm_embedding.weight"}
-    names |= {"hnorm": "mtp.pre_fc_norm_hidden.weight", "shared_head_norm": "mtp.norm.weight"}
-    attending = json.loads((FIXTURES / "qwen3.5" / "config.json").read_text())["layer_types"].index("full_attention")
-    folder = with_head(tmp_path / "qwen", "qwen3.5", names, f"model.layers.{attending}.", "mtp.layers.0.")
-    check_directory(folder, names, one_more="norm")
+    check_directory(with_qwen_head(tmp_path / "qwen", "qwen3.5"), QWEN_HEAD, one_more="norm")
 
 
 def test_a_directory_of_glm_brings_its_head(tmp_path: Path) -> None:
-    layers = json.loads((FIXTURES / "glm4-moe" / "config.json").read_text())["num_hidden_layers"]
-    into = f"model.layers.{layers}."
-    names = {which: f"{into}{which}.weight" for which in ("eh_proj", "enorm", "hnorm")}
-    names["shared_head_norm"] = f"{into}shared_head.norm.weight"
-    check_directory(with_head(tmp_path / "glm", "glm4-moe", names, f"model.layers.{layers - 1}.", into), names)
+    check_directory(with_glm_head(tmp_path / "glm", "glm4-moe"), glm_head("glm4-moe"))
 
 
 def check_directory(folder: Path, names: dict[str, str], one_more: str = "none") -> None:

@@ -52,6 +52,16 @@ def test_llama_cpp_agrees_on_every_model_that_gguf_can_say() -> None:
     assert all(each["greedy"] and each["difference"] < 1e-3 for each in results.values())
 
 
+def test_files_of_the_converter_were_read() -> None:
+    """Of every model that GGUF can say; what the converter leaves out is told."""
+    from tests.models.family_files import IN_GGUF, NAMES
+
+    results = json.loads((ROOT / "tests" / "fixtures" / "converter.json").read_text("utf-8"))
+    assert set(results) >= set(NAMES)
+    assert all(results[name]["difference"] < (3e-4 if name == "phi3-long" else 1e-4) for name in IN_GGUF)
+    assert not any("refused_here" in each for each in results.values())
+
+
 def test_the_command_line_lists_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--supported"]) == 0
     shown = capsys.readouterr().out

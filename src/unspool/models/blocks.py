@@ -37,6 +37,10 @@ class Place:
     def ops(self) -> Ops:
         return self.reader.ops
 
+    def has(self, name: str) -> bool:
+        """Whether the file has this tensor of this layer; `name` includes the suffix."""
+        return self.reader.has(f"blk.{self.layer}.{name}")
+
     def matrix(self, *parts: tuple[str, int, int]) -> Matrix:
         """One matrix of this layer's weights: (name, out_features, in_features), as in ("ffn_up", 96, 64)."""
         prefix = f"blk.{self.layer}."

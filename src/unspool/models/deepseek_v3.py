@@ -157,7 +157,8 @@ class DeepseekV3(Glm4Moe):
         log = keys.optional_number("rope.scaling.yarn_log_multiplier", low=-1e-9, high=1e3) or 0.0
         if log and scaling is not None:  # cosines and sines are not scaled
             scaling = replace(scaling, attention_factor=1.0)
-        gating = keys.integer("expert_gating_func", 2 if self.scoring == "sigmoid" else 1, low=0, high=100)
+        corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)  # only sigmoids are
+        gating = keys.integer("expert_gating_func", 2 if corrected else 1, low=0, high=100)
         if gating not in GATING:
             keys.fail("expert_gating_func", f"{gating} is not supported; 1 (softmax) and 2 (sigmoid) are")
         has_short_queries = keys.get("attention.q_lora_rank") is not None

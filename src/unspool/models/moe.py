@@ -62,7 +62,7 @@ class Moe:
         count, width, hidden = self.routing.num_experts, self.width, place.hidden
         gate_up_bias = down_bias = None
         parts = [("ffn_gate_exps", width), ("ffn_up_exps", width)] if self.gated else [("ffn_up_exps", width)]
-        if self.fused:
+        if self.fused or place.has("ffn_gate_up_exps.weight"):  # converters can fuse those of any family
             parts = [("ffn_gate_up_exps", 2 * width)]
         if self.expert_bias:
             gate_up_bias = place.expert_vectors(count, ("ffn_gate_exps.bias", width), ("ffn_up_exps.bias", width))
