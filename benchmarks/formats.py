@@ -40,7 +40,7 @@ def rates(format: str, shape: tuple[int, int], rows: int, runs: int, threads: in
     def forward(batch: Batch, kv: KVCache) -> Any:
         return ops.linear(ops.given(batch, shape[1]), matrix)
 
-    step = ops.compile(forward, ops.kv_cache([Storage()], EngineConfig(block_size=BLOCK), 4))
+    step = ops.compile(forward, ops.kv_cache([Storage()], EngineConfig(block_size=BLOCK), rows // BLOCK + 1))
     places = np.arange(rows, dtype=np.int32)
     x = np.random.default_rng(1).standard_normal(rows * shape[1], dtype=np.float32)
     starts, tables = np.array([0, rows], np.int32), np.zeros((1, -(-rows // BLOCK)), np.int32)

@@ -113,6 +113,19 @@ template <int BITS> INLINE Words quad(const uint8_t* c, int q) {
 
 #endif
 
+// --- Reading ahead ---------------------------------------------------------------------------------------------------
+
+// Tiles lie one after another and are read in order, so the bytes that are this far ahead are prefetched. The
+// processor's own prefetcher loses the thread where a block has several sequences of bytes or takes long to multiply:
+// one row of Q5_K then comes at 18 GB/s instead of 45, eight rows of Q4_K at 10 instead of 25.
+constexpr int AHEAD = 8 << 10;
+
+// Addresses that do not exist are ignored by the processor.
+template <int BYTES> INLINE void prefetch_ahead(const uint8_t* p) {
+    const uintptr_t from = reinterpret_cast<uintptr_t>(p) + AHEAD;
+    UNROLL for (int at = 0; at < BYTES; at += 64) __builtin_prefetch(reinterpret_cast<const void*>(from + at), 0, 3);
+}
+
 // --- How many rows at once -------------------------------------------------------------------------------------------
 
 template <int R> struct RowCount {

@@ -135,7 +135,7 @@ template <bool MIN, int R> INLINE void add_pair(const uint8_t* unit, const Whole
 // --- A tile ----------------------------------------------------------------------------------------------------------
 
 template <bool MIN, int R> INLINE void tile_rows(const uint8_t* tile, int64_t blocks, const WholeBlock* x, int stride,
-                                                 const float* scales, float* out) {
+                                                 const float* scales, bool is_first, float* out) {
     constexpr int UNIT = codes_in_unit(MIN) + 2 * CODE_BYTES;
     const F worth = load(reinterpret_cast<const float*>(tile));
     tile += TILE * 4;
@@ -143,7 +143,10 @@ template <bool MIN, int R> INLINE void tile_rows(const uint8_t* tile, int64_t bl
         I sum[R];
         UNROLL for (int r = 0; r < R; r++) sum[r] = izero();
         const int64_t end = done + WHOLE_BLOCKS < blocks ? done + WHOLE_BLOCKS : blocks;
-        for (int64_t b = done; b < end; b += 2, tile += UNIT, x += 2 * stride) add_pair<MIN, R>(tile, x, stride, sum);
+        for (int64_t b = done; b < end; b += 2, tile += UNIT, x += 2 * stride) {
+            if (is_first) prefetch_ahead<UNIT>(tile);
+            add_pair<MIN, R>(tile, x, stride, sum);
+        }
         UNROLL for (int r = 0; r < R; r++) {
             const F part = to_float(sum[r]), scale = mul(worth, set1(scales[r]));
             store(out + r * TILE, fma(part, scale, done ? load(out + r * TILE) : zero()));
@@ -271,7 +274,8 @@ template <bool MIN, int R> void call(const uint8_t* tile, int64_t k, const Panel
     constexpr int PART = part_of(R);
     static_assert(R % PART == 0);
     for (int r = 0; r < R; r += PART)
-        tile_rows<MIN, PART>(tile, blocks_of(WHOLE, k), panel.whole + r, R, panel.scales + r, out + r * TILE);
+        tile_rows<MIN, PART>(tile, blocks_of(WHOLE, k), panel.whole + r, R, panel.scales + r, r == 0,
+                             out + r * TILE);
     if (panel.outliers.count) add_outliers_of<MIN, R>(tile, panel, out);
 }
 
