@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.harness import ANSWERS, REFUSED, WHOLE, Fake, FakeTransport, folded, same, write_model
-from tests.server.harness import Client
+from tests.server.harness import PATIENCE, Client
 from unspool import LLM
 from unspool.ceilings import Ceilings
 from unspool.cluster.back import engine_pages
@@ -201,9 +201,9 @@ def test_a_replicas_steps_can_be_followed(source: ModelSource, llm: LLM) -> None
 
             following = asyncio.create_task(follow())
             await client.ok("/v1/completions", {"prompt": "x", "max_tokens": 5, "ignore_eos": True})
-            await asyncio.sleep(0.3)
+            await client.has_sent("/v1/engine/steps", b'"works"', 5)
             await client.service.engine.shutdown()  # which ends the stream
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 await following
             assert seen[0] >= last
             assert seen == list(range(seen[0], seen[0] + len(seen)))

@@ -29,7 +29,7 @@ class Follower:
 
     def __init__(self, address: str) -> None:
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        self._socket.setsockopt(zmq.RCVTIMEO, 600_000)
         self._socket.connect(address)
 
     def payloads(self) -> list[bytes]:
@@ -98,7 +98,7 @@ def test_subscribers_get_events_as_they_come() -> None:
     address = Address(free_address(), topic="kv")
     publisher = Publisher(address, 16, "CPU")
     subscriber = zmq.Context.instance().socket(zmq.SUB)
-    subscriber.setsockopt(zmq.RCVTIMEO, 30_000)
+    subscriber.setsockopt(zmq.RCVTIMEO, 600_000)
     subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
     subscriber.connect(address.events)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.harness import PATIENCE
 from unspool.cluster import numa
 from unspool.cluster.local import LocalTransport, local_nodes
 from unspool.cluster.models import ModelSource, open_source
@@ -50,18 +52,20 @@ def test_each_replica_runs_on_its_node() -> None:
     source = ModelSource(random="tiny", options={"threads": 1, "kv_tokens": 1024})
 
     async def check() -> list[set[int]]:
-        transport = LocalTransport(source, NODES)
+        transport = LocalTransport(source, NODES, silence=PATIENCE)
         try:
             await transport.start(open_source(source).fingerprint)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 while len(transport.statuses()) < 2:
                     await asyncio.sleep(0.05)
             found = []
             for place in transport.places:
                 assert place.process is not None
-                threads = Path(f"/proc/{place.process.pid}/task").iterdir()
-                allowed = {frozenset(os.sched_getaffinity(int(thread.name))) for thread in threads}
-                found.append(set().union(*allowed))
+                allowed: set[int] = set()
+                for thread in Path(f"/proc/{place.process.pid}/task").iterdir():
+                    with contextlib.suppress(ProcessLookupError):  # it has ended since
+                        allowed |= os.sched_getaffinity(int(thread.name))
+                found.append(allowed)
             return found
         finally:
             await transport.close()
@@ -82,7 +86,7 @@ print(Path("/proc/self/numa_maps").read_text().count("bind:0"))
 """
     if not Path("/proc/self/numa_maps").exists():
         pytest.skip("this kernel does not tell where memory comes from")
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     if "Operation not permitted" in ran.stderr:
         pytest.skip("this container may not bind memory")
     assert int(ran.stdout) > 0, ran.stderr

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.brake import Brake
 from tests.cluster.harness import Fake, FakeTransport
+from tests.server.harness import PATIENCE
 from unspool import LLM
 from unspool.cluster import wire
 from unspool.cluster.models import resolver
@@ -48,7 +50,7 @@ def run(llm: LLM, fakes: Sequence[Fake], params: SamplingParams, act: Callable[.
 
         submission = Submission(PROMPT, params, receive)
         await pool.start_async([submission])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await done.wait()
         await pool.shutdown()
         return events
@@ -135,7 +137,8 @@ def test_an_abort_ends_an_answer_with_its_reason(llm: LLM) -> None:
     def act(pool: ReplicaPool, submission: Submission, event: Event) -> None:
         pool.abort(submission, "stop")
 
-    events = run(llm, [Fake("a", Replica(llm))], SamplingParams(max_tokens=400, seed=3), act)
+    with Brake(llm.engine):
+        events = run(llm, [Fake("a", Replica(llm))], SamplingParams(max_tokens=400, seed=3, ignore_eos=True), act)
     assert [event.reason for event in events if isinstance(event, Finished)] == ["stop"]
 
 
@@ -195,7 +198,7 @@ def test_a_hung_replica_is_taken_last_until_it_reports(llm: LLM) -> None:
         fakes[0].is_hung, fakes[0].num_reports = False, 2
         await pool.start_async([Submission(PROMPT, params, lambda event: None)])
         assert (fakes[0].num_requests, fakes[1].num_requests) == (2, 2)
-        await pool.shutdown(drain=30)
+        await pool.shutdown(drain=PATIENCE)
 
     asyncio.run(check())
 
@@ -209,7 +212,7 @@ def test_a_replica_with_another_model_is_passed_over(llm: LLM) -> None:
         pool = ReplicaPool(FakeTransport(fakes), await fakes[1].replica.status(), resolver(llm.checkpoint, ()))
         events: list[Event] = []
         await pool.start_async([Submission(PROMPT, replace(ASKED, n=1), events.append)])
-        await pool.shutdown(drain=30)
+        await pool.shutdown(drain=PATIENCE)
         return events
 
     assert isinstance(asyncio.run(check())[-1], Finished)
@@ -258,27 +261,18 @@ def test_a_server_that_is_to_go_ends_its_answers_by_name(llm: LLM) -> None:
         fakes = [Fake("a", Replica(llm))]
         pool = ReplicaPool(FakeTransport(fakes), await fakes[0].replica.status(), resolver(llm.checkpoint, ()))
         events: list[Event] = []
-        # The engine waits before it takes the request and after it, so that no answer ends too soon.
-        gates = [threading.Event(), threading.Event()]
-        before, after = (lambda _engine, gate=gate: gate.wait(30) for gate in gates)
-        held = [asyncio.create_task(asyncio.to_thread(llm.driver.call, before))]
-        await asyncio.sleep(0.2)
-        asked = Submission(PROMPT, SamplingParams(max_tokens=450, n=2), events.append)
-        taken = asyncio.create_task(pool.start_async([asked]))
-        await asyncio.sleep(0.2)
-        held.append(asyncio.create_task(asyncio.to_thread(llm.driver.call, after)))
-        await asyncio.sleep(0.2)
-        gates[0].set()
-        await taken
-        pool.end_all()
-        gates[1].set()
-        await asyncio.gather(*held)
-        with pytest.raises(EngineError, match="closed, or closing"):
-            await pool.start_async([Submission(PROMPT, ASKED, events.append)])
-        async with asyncio.timeout(30):
-            while pool.num_open:
+        with Brake(llm.engine):
+            params = SamplingParams(max_tokens=450, n=2, ignore_eos=True)
+            await pool.start_async([Submission(PROMPT, params, events.append)])
+            while not events:
                 await asyncio.sleep(0.01)
-        assert llm.driver.call(lambda engine: engine.stats["running"] + engine.stats["waiting"]) == 0
+            pool.end_all()
+            with pytest.raises(EngineError, match="closed, or closing"):
+                await pool.start_async([Submission(PROMPT, ASKED, events.append)])
+            async with asyncio.timeout(PATIENCE):
+                while pool.num_open:
+                    await asyncio.sleep(0.01)
+            assert llm.driver.call(lambda engine: engine.stats["running"] + engine.stats["waiting"]) == 0
         return events
 
     ends = [event for event in asyncio.run(check()) if isinstance(event, Failed)]
@@ -309,7 +303,7 @@ def test_what_is_held_back_is_told_by_a_replica_too(llm: LLM) -> None:
             done.set()
 
     llm.driver.start([Submission(PROMPT, params, receive)])
-    assert done.wait(60)
+    assert done.wait(PATIENCE)
     assert held(straight)
     assert held(run(llm, [Fake("a", Replica(llm))], params)) == held(straight)
 
@@ -327,7 +321,7 @@ def test_a_long_step_is_no_sign_of_death(llm: LLM) -> None:
     async def check() -> None:
         gate, replica = threading.Event(), Replica(llm)
         before = await replica.status()
-        step = asyncio.create_task(llm.driver.call_async(lambda engine: gate.wait()))
+        step = asyncio.create_task(llm.driver.call_async(lambda engine: gate.wait(PATIENCE)))
         await asyncio.sleep(0)
         assert await replica.status() == before
         pool = ReplicaPool(FakeTransport([Fake("a", replica)]), before, resolver(llm.checkpoint, ()))

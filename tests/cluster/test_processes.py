@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-HANG = 240.0
+HANG = 600.0
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen[bytes]:

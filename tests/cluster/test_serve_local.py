@@ -21,7 +21,7 @@ import pytest
 from tests.cluster.harness import LONG, write_model
 from tests.cluster.test_processes import children, wait_until_gone
 
-HANG = 240.0
+HANG = 600.0
 STORY = {"prompt": "Once upon a time", "max_tokens": 1900} | LONG
 
 
@@ -33,6 +33,13 @@ def wait_for(test: Callable[[], Any], seconds: float = HANG) -> Any:
     return found
 
 
+def command_line(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
 @dataclass
 class Server:
     process: subprocess.Popen[str]
@@ -40,8 +47,7 @@ class Server:
 
     @property
     def workers(self) -> list[int]:
-        found = children(self.process.pid)
-        return [each for each in found if b"unspool.cluster.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
+        return [each for each in children(self.process.pid) if b"unspool.cluster.worker" in command_line(each)]
 
     def replicas(self) -> int:
         page = httpx.get(f"{self.url}/metrics", timeout=HANG).text
@@ -117,8 +123,13 @@ def test_a_server_of_two_processes_from_start_to_end(model: Path) -> None:
                 os.kill(worker, signal.SIGKILL)
 
         assert text_of(server, {20: lose_all}) == calm
-        wait_for(lambda: server.replicas() == 2)
-        workers = server.workers
+        lost = set(workers)
+
+        def replaced() -> list[int]:
+            found = server.workers
+            return found if len(found) == 2 and not lost & set(found) and server.replicas() == 2 else []
+
+        workers = wait_for(replaced)
         assert (folders := {path.parent for worker in workers for path in sockets_of(worker)})
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(HANG) == 0

@@ -67,7 +67,7 @@ def test_loading_tells_its_progress_and_leaves_the_cores_to_other_models(path: P
         if len(shares) == 1:
             worker = threading.Thread(target=lambda: found.append(answer(ready)))
             worker.start()
-            worker.join(60)
+            worker.join(600)
 
     found: list[Any] = []
     config = EngineConfig(device="cpu", kv_tokens=256, threads=1)

@@ -80,7 +80,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         def interrupted(engine: Engine) -> object:
             if next(count) == number:
-                assert watching.wait(60)
+                assert watching.wait(600)
                 for _ in range(times):
                     heard.clear()
                     while not heard.is_set():  # again if the main thread was just about to sleep

@@ -95,7 +95,7 @@ def test_only_instructions_are_found(home: Path) -> None:
 def test_a_fault_of_the_engines_own_still_ends_it(home: Path, tmp_path: Path) -> None:
     answers = narrow.narrow(home, [home / "lib" / "libasks.so"], tmp_path / "copy")
     command = [sys.executable, "-c", LOADS, str(tmp_path / "copy" / "lib" / "libasks.so"), "stop"]
-    done = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(answers)}, timeout=60)
+    done = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(answers)}, timeout=600)
     assert done.returncode == -4  # SIGILL
 
 

@@ -66,7 +66,7 @@ def test_a_header_that_is_overwritten_changes_no_token(smollm2_path: Path, tmp_p
     tokenizer = open_checkpoint(path).tokenizer()
     expected = [tokenizer.decode([token]) for token in range(2000)]
     done = subprocess.run(
-        [sys.executable, "-c", CHANGED_HEADER, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", CHANGED_HEADER, str(path)], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == str(expected)
@@ -108,7 +108,7 @@ mapping[len(mapping) - 1]
 def test_a_read_of_what_is_gone_names_the_file(options: list[str], path: Path) -> None:
     """The system ends the process all the same; a handler of somebody else's comes after ours."""
     done = subprocess.run(
-        [sys.executable, *options, "-c", CUT_FILE, str(path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *options, "-c", CUT_FILE, str(path)], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == -signal.SIGBUS
     assert done.stdout == f"{ord('G')}\n"
@@ -130,6 +130,6 @@ os.kill(os.getpid(), signal.SIGSEGV)
 @pytest.mark.parametrize("how", ["fault", "signal"])
 def test_a_fault_elsewhere_ends_the_process_as_ever(how: str, path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(path), how], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", ELSEWHERE, str(path), how], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stderr) == (-signal.SIGSEGV, "")

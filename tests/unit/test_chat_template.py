@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from unspool import isolation
 from unspool.chat import template as chat
 from unspool.chat.template import MAX_SOURCE, ChatTemplate
 from unspool.errors import ModelError, RequestError
@@ -94,7 +95,8 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[LimitedProcess]:
     """The renderer with small limits, so that a test of them is a short one."""
     renderer = LimitedProcess("unspool.chat.sandbox", ("jinja2", "markupsafe"), 96 << 20, 1 << 20)
     monkeypatch.setattr(chat, "_renderer", renderer)
-    monkeypatch.setattr(chat, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr(chat, "MAX_SECONDS", 1.0)  # of processor time
+    monkeypatch.setattr(isolation, "PATIENCE", 600)
     yield renderer
     renderer.close()
 

@@ -52,7 +52,7 @@ def test_an_unknown_command_is_named(argument: str, hint: str, capsys: Capture) 
 
 
 def test_python_dash_m(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "unspool", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "unspool", "--version"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, f"unspool {VERSION}\n")
 
 

@@ -291,7 +291,7 @@ class Terminal:
     def wait_for(self, text: str, again: str = "") -> None:
         """Reads on until `text` has come. `again` is typed whenever nothing comes for two seconds: a ^C that arrives
         between readline's prompt and its waiting for input is lost, for people too, and they press it again."""
-        for _ in range(30):
+        for _ in range(300):
             while text not in self.seen and select.select([self._master], [], [], 2)[0]:
                 read = self._decoder.decode(os.read(self._master, 4096))
                 self.seen += read
@@ -303,7 +303,7 @@ class Terminal:
         raise AssertionError(f"{text!r} did not come; there was {self.seen!r}")
 
     def close(self) -> int:
-        status = self.process.wait(timeout=60)
+        status = self.process.wait(timeout=600)
         os.close(self._master)
         return status
 
@@ -324,6 +324,7 @@ def test_on_a_terminal(chat_model: str, own_cache: Path) -> None:
     terminal.wait_for("› ", again="\x03")
     terminal.type("/set max_tokens 3\n")
     terminal.wait_for("max_tokens = 3")
+    terminal.wait_for("› ")
     terminal.type("/ret\t\n")
     terminal.wait_for("3 tokens")
     terminal.wait_for("› ")

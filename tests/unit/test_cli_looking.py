@@ -196,14 +196,17 @@ def test_what_cannot_be_tokenized(arguments: list[str], told: str, chat_model: s
 
 
 # ps -----------------------------------------------------------------------------------------------------------------
-def test_a_server_is_listed_while_it_runs(home: Path, chat_model: str, capsys: Capture) -> None:
+def test_a_server_is_listed_while_it_runs(
+    home: Path, chat_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ps, "ASK_SECONDS", 600.0)
     command = [sys.executable, "-m", "unspool", "serve", "-m", chat_model, "--port", "0", "--device", "reference",
                "--log", "off", "--drain", "0"]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         assert "tiny-chat" in process.stderr.readline()
-        for _ in range(2000):
+        for _ in range(60_000):
             if running.running():
                 break
             threading.Event().wait(0.01)
@@ -219,7 +222,7 @@ def test_a_server_is_listed_while_it_runs(home: Path, chat_model: str, capsys: C
         assert lines[1].endswith("tiny-chat")
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     assert main(["ps"]) == 0
     assert "no server runs here" in capsys.readouterr().err
 

@@ -76,7 +76,7 @@ def confined() -> None:
 def test_what_model_written_code_may_do(code: str, reason: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("here")
-    outcome = run_python(code.replace("{path}", str(kept)))
+    outcome = run_python(code.replace("{path}", str(kept)), seconds=600)
     assert outcome.reason.startswith(reason)
     assert outcome.passed == (reason == "passed")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]

@@ -28,7 +28,7 @@ def process() -> Iterator[LimitedProcess]:
 
 def render(process: LimitedProcess, source: str) -> str:
     request = json.dumps({"source": source, "variables": {"messages": []}}).encode()
-    reply: dict[str, str] = json.loads(process.call(request, 30))
+    reply: dict[str, str] = json.loads(process.call(request, 300))
     return reply["text"] if "text" in reply else f"failed: {reply['failed']}"
 
 
@@ -85,10 +85,10 @@ def test_a_child_sees_neither_the_directory_nor_the_environment(tmp_path: Path) 
         "import sys; sys.path.remove(''); from unspool.chat.template import ChatTemplate;"
         "print(ChatTemplate('x').source)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.stdout == "x\n", done.stderr
     code = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}; {code}"
-    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=600)
     assert done.stdout == "x\n", done.stderr
     assert not (tmp_path / "executed").exists()
 
@@ -99,9 +99,9 @@ def test_a_program_that_ends_takes_its_child_along() -> None:
         "print(template._renderer._process.pid, flush=True);"
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     pid = int(done.stdout)
-    for _ in range(1000):
+    for _ in range(60_000):
         if not _runs(pid):
             break
         threading.Event().wait(0.01)

@@ -41,7 +41,7 @@ CONTROL_PLANE = (
 def imported_by(statement: str) -> set[str]:
     """Top-level modules that a fresh interpreter has after a statement."""
     code = f"{statement}\nimport json, sys\nprint(json.dumps([name.partition('.')[0] for name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -208,7 +208,7 @@ def test_one_process_fetches_and_the_others_take_what_it_fetched(fake: Fake, mon
 
     def slow(*arguments: Any) -> Path:
         started.set()
-        assert release.wait(60)
+        assert release.wait(600)
         return download(*arguments)
 
     def waiting(what: str, done: int, total: int | None) -> None:
@@ -218,7 +218,7 @@ def test_one_process_fetches_and_the_others_take_what_it_fetched(fake: Fake, mon
     monkeypatch.setattr(packaged, "_download", slow)
     first = threading.Thread(target=lambda: paths.append(fake.fetch()))
     first.start()
-    assert started.wait(60)
+    assert started.wait(600)
     paths.append(fake.fetch(waiting))
     first.join()
     assert told == ["another process fetches pack==1"]
