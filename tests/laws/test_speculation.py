@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.crowd import Crowd
+from tests.steady_costs import SteadyCosts
 from unspool.bench.synthetic import fix_length
 from unspool.config import EngineConfig
 from unspool.drafter import BaseDrafter
@@ -46,7 +47,7 @@ class Oracle(BaseDrafter):
 
 def eager(engine: Engine) -> None:
     """Let every proposal be sent: on models this small nothing ever pays, least of all on a busy machine."""
-    engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])
+    engine.speculation.policy.costs = SteadyCosts([(1, 1.0), (64, 1.0001)])
     for drafter in engine.speculation.drafters.values():
         if drafter.seconds(1) > 0:
             drafter.seconds = lambda count: 1e-9 * count

@@ -10,12 +10,12 @@ import pytest
 from tests.laws.crowd import Crowd
 from tests.laws.emulated_device import device_crowd
 from tests.laws.test_speculation import Oracle, eager
+from tests.steady_costs import SteadyCosts
 from unspool.bench.synthetic import fix_length
 from unspool.drafter import BaseDrafter
 from unspool.events import Finished
 from unspool.models.random import SHAPES, write_random_gguf
 from unspool.params import BeamParams, Constraint, SamplingParams
-from unspool.speculate.estimates import Costs
 
 PROMPT = (70, 71, 72)
 
@@ -163,7 +163,7 @@ def test_a_device_is_run_ahead_of_while_no_draft_pays(seed, tiny, make_job) -> N
         for context, draft in zip(contexts, propose(contexts, counts), strict=True)
     ]
     crowd.engine.speculation.drafters = {"oracle": oracle}
-    crowd.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 12.0)])
+    crowd.engine.speculation.policy.costs = SteadyCosts([(1, 1.0), (64, 12.0)])
     fix_length(crowd.engine, 4)
     assert crowd.together(jobs, rng) == expected
     assert device.used > 5, "it was run ahead of"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.laws.crowd import Crowd, Job
+from tests.steady_costs import SteadyCosts
 from unspool.engine import state
 from unspool.errors import ModelError, RequestError
 from unspool.events import Text
@@ -17,7 +18,6 @@ from unspool.models.registry import architecture_of
 from unspool.models.shapes import EVERY_FAMILY, SHAPES
 from unspool.ops.storage import state_bytes
 from unspool.params import BeamParams, SamplingParams
-from unspool.speculate.estimates import Costs
 
 RECURRENT = [name for name in EVERY_FAMILY if state_bytes(architecture_of(SHAPES[name]).storage)]
 pytestmark = pytest.mark.parametrize("shape", RECURRENT)
@@ -95,7 +95,7 @@ def test_drafts_change_nothing(shape: str, tiny: Tiny) -> None:
     for options in ({}, {"state_bytes": each}, {"state_bytes": 3 * each}):
         guesses = Guesses(len(PROMPT))
         fast = Crowd(tiny(shape), kv_tokens=512, block_size=8, speculate=guesses, **options)
-        fast.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])  # drafts pay, whatever the machine does
+        fast.engine.speculation.policy.costs = SteadyCosts([(1, 1.0), (64, 1.0001)])  # drafts pay
         for seed in range(4):
             job = Job(PROMPT, SamplingParams(max_tokens=30, temperature=0.7, seed=seed, ignore_eos=True, logprobs=0))
             answer = plain.alone(job)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ops.cuda_setting import MARKS
+from tests.steady_costs import SteadyCosts
 from unspool.bench.synthetic import Synthetic, fix_length
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
@@ -15,7 +16,6 @@ from unspool.engine.runner import make_runner
 from unspool.events import Failed
 from unspool.models.random import SHAPES, random_checkpoint
 from unspool.params import SamplingParams
-from unspool.speculate.estimates import Costs
 from unspool.speculate.model import ModelDrafter
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -40,7 +40,7 @@ def test_drafts_are_checked_by_the_device(params, monkeypatch) -> None:
     plain = answer(engine, **params)
     speculation = engine.speculation
     speculation.drafters = {"synthetic": Synthetic({PROMPT: plain}, 0.7, config.vocab_size)}
-    speculation.policy.costs = Costs([(1, 1.0), (64, 1.1)])
+    speculation.policy.costs = SteadyCosts([(1, 1.0), (64, 1.1)])
     fix_length(engine, 3)
     launched: list[tuple[int, int]] = []
     launch = engine.runner.launch
@@ -65,7 +65,7 @@ def test_a_draft_is_made_on_the_device_and_read_once() -> None:
     speculation = engine.speculation
     drafter = ModelDrafter("own", make_runner(engine.runner.model, engine.config, engine.runner.kv.num_blocks))
     speculation.drafters = {"own": drafter}
-    speculation.policy.costs = Costs([(1, 1.0), (64, 1.1)])
+    speculation.policy.costs = SteadyCosts([(1, 1.0), (64, 1.1)])
     fix_length(engine, 5)
     assert answer(engine, temperature=1) == plain
     assert speculation.total.accepted == speculation.total.drafted == 5

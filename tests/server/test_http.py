@@ -236,7 +236,7 @@ def test_a_dead_engine_is_told_to_everyone() -> None:
         whole_run = runner.run
         runner.run = lambda plan: whole_run(plan) if len(plan.works) < 2 else _panic()  # type: ignore[method-assign]
         long = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
-        with Brake(service.llm.engine):  # until both are under way
+        with Brake(service.llm.engine, 0):  # until both are under way
             asked = asyncio.gather(client.post("/v1/completions", long), client.events("/v1/completions", long))
             while service.engine.num_open < 2:
                 await asyncio.sleep(0.005)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.server.harness import Client, in_process, make_llm
+from tests.steady_costs import SteadyCosts
 from unspool.llm import LLM
 from unspool.params import SamplingParams
-from unspool.speculate.estimates import Costs
 
 # A bias makes the tiny model say one letter over and over, so that looking back finds what comes next.
 PROMPT, LENGTH = "AB", 32
@@ -16,7 +16,7 @@ BODY = {"prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, "logit_bias": 
 
 def eager_llm() -> LLM:
     llm = make_llm(speculate="lookup")
-    llm.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.5)])
+    llm.engine.speculation.policy.costs = SteadyCosts([(1, 1.0), (64, 1.5)])
     return llm
 
 
