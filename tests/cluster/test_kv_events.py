@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +20,11 @@ msgspec = pytest.importorskip("msgspec")
 PROMPT = list(range(40, 140))
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+@pytest.fixture
+def address() -> Iterator[Address]:
+    """Of sockets that are files: a port that is free now may be another process's when it is bound."""
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path may have 107 characters
+        yield Address(f"ipc://{folder}/events", f"ipc://{folder}/replay", topic="kv")
 
 
 class Follower:
@@ -55,8 +58,7 @@ class Follower:
         self._socket.close(linger=0)
 
 
-def test_a_follower_knows_the_cache() -> None:
-    address = Address(free_address(), free_address())
+def test_a_follower_knows_the_cache(address: Address) -> None:
     assert address.replay is not None
     with LLM(stand_in("tiny"), threads=1, kv_tokens=256, block_size=16) as llm:
         publisher = publish(llm, address)
@@ -94,8 +96,7 @@ def test_a_follower_knows_the_cache() -> None:
     publisher.close()
 
 
-def test_subscribers_get_events_as_they_come() -> None:
-    address = Address(free_address(), topic="kv")
+def test_subscribers_get_events_as_they_come(address: Address) -> None:
     publisher = Publisher(address, 16, "CPU")
     subscriber = zmq.Context.instance().socket(zmq.SUB)
     subscriber.setsockopt(zmq.RCVTIMEO, 600_000)
@@ -141,9 +142,8 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
     data_parallel_rank: int | None = None
 
 
-def test_messages_are_those_of_vllm() -> None:
+def test_messages_are_those_of_vllm(address: Address) -> None:
     """Decoded by its schema, and byte for byte what its encoder makes of the same values."""
-    address = Address(free_address(), free_address())
     publisher = Publisher(address, 16, "GPU")
     assert address.replay is not None
     follower = Follower(address.replay)
@@ -172,10 +172,9 @@ def test_messages_are_those_of_vllm() -> None:
 
 
 def test_an_address_in_use_is_refused_by_name() -> None:
-    address = Address(free_address())
-    publisher = Publisher(address, 16, "CPU")
-    try:
-        with pytest.raises(RequestError, match=r"cannot be published at tcp://127\.0\.0\.1"):
-            Publisher(address, 16, "CPU")
-    finally:
-        publisher.close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RequestError, match=rf"cannot be published at tcp://127\.0\.0\.1:{port}"):
+            Publisher(Address(f"tcp://127.0.0.1:{port}"), 16, "CPU")
