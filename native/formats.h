@@ -16,7 +16,6 @@ constexpr int TILE = 16;   // output features in a tile: one per lane
 constexpr int BLOCK = 32;  // activations that share one scale
 constexpr int SUPER = 256;
 
-// The values of MXFP4's codes are integer multiples of half its scale, from -12 to 12, so tiles store them as Q5_0. //
 // How a format's codes lie in a tile. Codes are unsigned, `value = scale · (code - offset)`, or `scale · code + min`.
 struct Scheme {
     int bits;    // 2, 3, 4, 5, 6 or 8; 0: floats
@@ -25,14 +24,19 @@ struct Scheme {
     bool super;  // scales are 8-bit integers, times a float16 per 256 values
     int offset;
     bool whole = false;  // scales are integers, see below
+    bool fp4 = false;    // codes are looked up in FP4_CODES, and scales are powers of two
 };
 
 constexpr Scheme SCHEMES[NUM_FORMATS] = {
     {0, 0, false, false, 0},  {0, 0, false, false, 0}, {0, 0, false, false, 0},   {8, 32, false, false, 128},
     {4, 32, false, false, 8}, {4, 32, true, false, 0}, {5, 32, false, false, 16}, {5, 32, true, false, 0},
     {2, 16, true, true, 0},   {3, 16, false, true, 4}, {4, 32, true, true, 0},    {5, 32, true, true, 0},
-    {6, 16, false, true, 32}, {5, 32, false, false, 16}, {4, 32, false, false, 8, true}, {4, 32, true, false, 8, true},
+    {6, 16, false, true, 32}, {4, 32, false, false, 16, false, true}, {4, 32, false, false, 8, true},
+    {4, 32, true, false, 8, true},
 };
+
+// Sixteen plus the values of MXFP4's codes in units of half its scale.
+constexpr uint8_t FP4_CODES[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 // Values per block of a format in files: rows consist of whole blocks.
 constexpr int block_values(Format format) {
@@ -43,17 +47,21 @@ constexpr int block_values(Format format) {
 // K, then their codes.
 //   scales, plain, with minimum: d[16] m[16], float16, for one block; without: d[16] for each of two blocks
 //   scales, whole: for two blocks: d[16][2] (m[16][2]), 16-bit integers; before all units worth[16], float32
+//   scales, powers: for four blocks: the exponent[16] of a float32, 8 bits each; zero: the scale is zero. The last unit
+//                  has the codes of its blocks alone
 //   scales, super: for eight blocks: d[16] dmin[16] (float16; dmin is zero where there is no minimum), then for each
 //                  block scale[groups][16] (min[groups][16]), 8 bits each
 //   codes: vectors of 64 bytes; byte 4·lane + i belongs to that lane and to value 4·q + i, where q is the quad:
 //     4 bits: vector j holds quad j in its low nibbles and quad j + 4 in the high ones
 //     2 bits: vector j holds quads 4j to 4j + 3 from the lowest bits up;  1 bit: one vector, quad q in bit q
 //     8 bits: vector q holds quad q;  3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2
-constexpr int LAYOUT_VERSION = 2;  // increased with every change of the layout, because files may hold packed tiles
-constexpr int blocks_per_unit(const Scheme& s) { return s.super ? SUPER / BLOCK : s.min && !s.whole ? 1 : 2; }
+constexpr int LAYOUT_VERSION = 3;  // increased with every change of the layout, because files may hold packed tiles
+constexpr int blocks_per_unit(const Scheme& s) {
+    return s.super ? SUPER / BLOCK : s.fp4 ? 4 : s.min && !s.whole ? 1 : 2;
+}
 constexpr int tile_head_bytes(const Scheme& s) { return s.whole ? TILE * 4 : 0; }
 constexpr int scale_bytes_per_block(const Scheme& s) {
-    return s.super ? BLOCK / s.group * TILE * (s.min ? 2 : 1) : TILE * 2 * (s.min ? 2 : 1);
+    return s.fp4 ? TILE : s.super ? BLOCK / s.group * TILE * (s.min ? 2 : 1) : TILE * 2 * (s.min ? 2 : 1);
 }
 constexpr int scale_bytes_per_unit(const Scheme& s) {
     return blocks_per_unit(s) * scale_bytes_per_block(s) + (s.super ? 64 : 0);

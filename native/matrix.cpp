@@ -32,12 +32,23 @@ float half_to_float(const uint8_t* p) {
 // Thirty-two values of one row, unpacked.
 struct Codes {
     alignas(16) uint32_t quads[8];  // one byte per code
-    uint16_t d = 0, dmin = 0;       // float16; minima of super formats are subtracted
+    uint16_t d = 0, dmin = 0;       // float16, or an exponent; minima of super formats are subtracted
     int8_t scales[2] = {0, 0};      // of super formats
     uint8_t mins[2] = {0, 0};
 
     uint8_t* bytes() { return reinterpret_cast<uint8_t*>(quads); }
 };
+
+// The scale of an exponent as tiles store it: the exponent of a float32.
+float power_of_two(uint8_t exponent) {
+    const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+// MXFP4's exponents count from -127, and codes are in units of half their scale. What is below 2⁻¹²⁶ counts as zero.
+ALWAYS uint8_t half_of_scale(uint8_t exponent) { return exponent > 0 ? static_cast<uint8_t>(exponent - 1) : 0; }
 
 ALWAYS uint32_t word(const uint8_t* p) {
     uint32_t w;
@@ -92,6 +103,12 @@ template <Format format> ALWAYS void take_apart(const uint8_t* row, int64_t b, C
             const uint8_t* p = row + b * 18;
             out.d = short_word(p);
             split_nibbles(p + 2, out);
+            break;
+        }
+        case MXFP4: {
+            const uint8_t* p = row + b * 17;
+            out.d = half_of_scale(*p);
+            split_nibbles(p + 1, out);
             break;
         }
         case Q4_1: {
@@ -173,6 +190,7 @@ template <class F> auto with_format(Format format, F f) {
         case Q4_K: return f(std::integral_constant<Format, Q4_K>());
         case Q5_K: return f(std::integral_constant<Format, Q5_K>());
         case Q6_K: return f(std::integral_constant<Format, Q6_K>());
+        case MXFP4: return f(std::integral_constant<Format, MXFP4>());
         default: throw std::logic_error("a format without codes");
     }
 }
@@ -180,12 +198,14 @@ template <class F> auto with_format(Format format, F f) {
 // The value of each of the 32 codes, by the arithmetic of the format's definition.
 template <Format format> ALWAYS void values_of(Codes& codes, float* out) {
     constexpr Scheme s = SCHEMES[format];
-    const float d = half_to_float(reinterpret_cast<uint8_t*>(&codes.d));
+    const float d = s.fp4 ? power_of_two(static_cast<uint8_t>(codes.d))
+                          : half_to_float(reinterpret_cast<uint8_t*>(&codes.d));
     const float m = half_to_float(reinterpret_cast<uint8_t*>(&codes.dmin));
     for (int i = 0; i < BLOCK; i++) {
         const int g = i / s.group;
         const float scale = s.super ? d * static_cast<float>(codes.scales[g]) : d;
-        float value = scale * static_cast<float>(static_cast<int>(codes.bytes()[i]) - s.offset);
+        const int code = s.fp4 ? FP4_CODES[codes.bytes()[i]] : codes.bytes()[i];
+        float value = scale * static_cast<float>(code - s.offset);
         if (s.min) value = s.super ? value - m * static_cast<float>(codes.mins[g]) : value + m;
         out[i] = value;
     }
@@ -226,9 +246,9 @@ constexpr auto SINGLE_BITS = [] {
 // Formats without super-blocks already have their codes in the order of the words. Only the scales of `c` are set.
 template <Format format> ALWAYS void plain_words(const uint8_t* row, int64_t b, Codes& c, uint32_t* words) {
     constexpr Scheme s = SCHEMES[format];
-    constexpr int head = s.min ? 4 : 2, fifth = s.bits == 5 ? 4 : 0;
+    constexpr int head = s.fp4 ? 1 : s.min ? 4 : 2, fifth = s.bits == 5 ? 4 : 0;
     const uint8_t* p = row + b * (head + fifth + (s.bits == 8 ? 32 : 16));
-    c.d = short_word(p);
+    c.d = s.fp4 ? half_of_scale(*p) : short_word(p);
     if (s.min) c.dmin = short_word(p + 2);
     if constexpr (s.bits == 8)
         for (int q = 0; q < 8; q++) words[q] = word(p + head + 4 * q) ^ 0x80808080u;
@@ -298,6 +318,10 @@ void pack_codes_tile(const uint8_t* source, int64_t source_stride, int count, in
                 code_words<s.bits>(c.quads, words[lane]);
             } else {
                 plain_words<format>(row, b, c, words[lane]);
+            }
+            if (s.fp4) {
+                scales[lane] = static_cast<uint8_t>(c.d);
+                continue;
             }
             if (!s.super) {
                 memcpy(scales + 2 * lane, &c.d, 2);
@@ -374,7 +398,7 @@ template <Format format> void unpack_codes_row(const uint8_t* tile, int lane, in
         get_codes(tile + codes_offset(s, b), s.bits, lane, c.quads);
         const uint8_t* scales = tile + scales_offset(s, b);
         const uint8_t* head = s.super ? tile + unit_offset(s, b) : scales;
-        c.d = short_word(head + 2 * lane);
+        c.d = s.fp4 ? scales[lane] : short_word(head + 2 * lane);
         if (s.min || s.super) c.dmin = short_word(head + 32 + 2 * lane);
         if (s.super)
             for (int g = 0; g < groups; g++) {
@@ -417,8 +441,9 @@ int64_t row_bytes(Format format, int64_t columns) {
 int64_t tile_bytes(Format format, int64_t columns) {
     if (SCHEMES[format].bits == 0) return (columns * TILE * plain_size(format) + 63) / 64 * 64;
     const Scheme& s = SCHEMES[format];
-    const int per_unit = blocks_per_unit(s);
-    return tile_head_bytes(s) + (columns / BLOCK + per_unit - 1) / per_unit * unit_bytes(s);
+    const int64_t blocks = columns / BLOCK, units = (blocks + blocks_per_unit(s) - 1) / blocks_per_unit(s);
+    const int64_t missing = s.fp4 ? units * blocks_per_unit(s) - blocks : 0;
+    return tile_head_bytes(s) + units * unit_bytes(s) - missing * code_bytes(s);
 }
 
 void Arena::reserve(size_t bytes) {
@@ -455,38 +480,7 @@ int64_t Matrix::packed_bytes() const {
     return bytes;
 }
 
-namespace {
-
-// A block of MXFP4 (an exponent, then nibbles in Q4_0's order) becomes a block of Q5_0 with the same values. Scales
-// that float16 cannot represent do not occur in models: smaller ones become zero, larger ones infinite.
-void widen_mxfp4(const uint8_t* from, uint8_t* to) {
-    constexpr int8_t TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    const int exponent = from[0] - 128;  // of half the scale
-    const uint16_t scale = exponent > 15    ? 0x7c00
-                           : exponent >= -14 ? static_cast<uint16_t>((exponent + 15) << 10)
-                           : exponent >= -24 ? static_cast<uint16_t>(1 << (exponent + 24))
-                                             : 0;
-    memcpy(to, &scale, 2);
-    uint32_t fifth = 0;
-    for (int i = 0; i < BLOCK / 2; i++) {
-        const int low = TWICE[from[1 + i] & 15] + 16, high = TWICE[from[1 + i] >> 4] + 16;
-        to[6 + i] = static_cast<uint8_t>((low & 15) | (high & 15) << 4);
-        fifth |= static_cast<uint32_t>(low >> 4) << i | static_cast<uint32_t>(high >> 4) << (i + BLOCK / 2);
-    }
-    memcpy(to + 2, &fifth, 4);
-}
-
-std::vector<uint8_t> widen_rows(const uint8_t* source, int count, int64_t columns) {
-    const int64_t blocks = count * columns / BLOCK, from = row_bytes(MXFP4, BLOCK), to = row_bytes(Q5_0, BLOCK);
-    std::vector<uint8_t> rows(static_cast<size_t>(blocks * to));
-    for (int64_t b = 0; b < blocks; b++) widen_mxfp4(source + b * from, rows.data() + b * to);
-    return rows;
-}
-
-}  // namespace
-
 void pack_tile(Format format, const uint8_t* source, int count, int64_t columns, uint8_t* tile) {
-    if (format == MXFP4) return pack_tile(Q5_0, widen_rows(source, count, columns).data(), count, columns, tile);
     const int64_t stride = row_bytes(format, columns);
     if (format == W4_0) return pack_whole_tile<Q4_0, W4_0>(source, stride, count, columns, tile);
     if (format == W4_1) return pack_whole_tile<Q4_1, W4_1>(source, stride, count, columns, tile);
@@ -528,9 +522,7 @@ void Matrix::read_row(int64_t row, float* out) const {
             const int64_t step = packed() ? TILE * size : size, start = packed() ? lane * size : 0;
             for (int64_t k = 0; k < columns_; k++) out[k] = plain_value(format, data + start + k * step);
         } else {
-            std::vector<uint8_t> wide;
-            if (format == MXFP4 && !packed()) data = (wide = widen_rows(data, 1, columns_)).data();
-            with_format(format == MXFP4 ? Q5_0 : format, [&](auto constant) {
+            with_format(format, [&](auto constant) {
                 if (packed()) return unpack_codes_row<constant()>(data, lane, columns_, out);
                 for (int64_t b = 0; b < columns_ / BLOCK; b++) {
                     Codes codes;

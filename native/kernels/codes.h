@@ -19,6 +19,11 @@ INLINE V vneg(V a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
 INLINE void vstore(float* p, V a) { _mm256_storeu_ps(p, a); }
 INLINE V vload_f16(const uint16_t* p) { return load8_f16(p); }
 INLINE V vload_i8(const uint8_t* p) { return load8_i8(reinterpret_cast<const int8_t*>(p)); }
+INLINE V vload_power(const uint8_t* p) {  // 2 to the power of exponents
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23));
+}
+INLINE F load_power(const uint8_t* p) { return {vload_power(p), vload_power(p + 8)}; }
 INLINE V vfloat(VI a) { return _mm256_cvtepi32_ps(a); }
 INLINE VI vset1i(int a) { return _mm256_set1_epi32(a); }
 template <int N> INLINE VI vshl(VI a) { return _mm256_slli_epi32(a, N); }
@@ -38,9 +43,18 @@ INLINE V vload_i8(const uint8_t* p) { return load_i8(reinterpret_cast<const int8
 INLINE V vfloat(VI a) { return to_float(a); }
 #if defined(KERNEL_ISA_AVX512)
 INLINE VI vset1i(int a) { return _mm512_set1_epi32(a); }
+INLINE F load_power(const uint8_t* p) {  // 2 to the power of exponents
+    return as_float(ishl<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+}
 #else
 INLINE VI vset1i(int a) { return VI{} + a; }
+INLINE F load_power(const uint8_t* p) {
+    I exponents;
+    for (int i = 0; i < TILE; i++) exponents[i] = p[i];
+    return as_float(exponents << 23);
+}
 #endif
+INLINE V vload_power(const uint8_t* p) { return load_power(p); }
 template <int N> INLINE VI vshl(VI a) { return ishl<N>(a); }
 INLINE VI vaddi(VI a, VI b) { return iadd(a, b); }
 #endif
@@ -48,12 +62,20 @@ constexpr int HALVES = TILE / LANES;
 
 // --- The codes of one quad (four values of K for each lane) ----------------------------------------------------------
 
+// Codes are of BITS bits, or FP4: 4-bit floats, which are looked up.
+constexpr int FP4 = 0;
+template <Format FMT> constexpr int CODES = SCHEMES[FMT].fp4 ? FP4 : SCHEMES[FMT].bits;
+
 #if defined(KERNEL_ISA_AVX512) || defined(KERNEL_ISA_AVX2)
 
 #if defined(KERNEL_ISA_AVX512)
 INLINE VI vbytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE VI vand(VI a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask))); }
 INLINE VI vor(VI a, VI b) { return _mm512_or_si512(a, b); }
+INLINE VI fp4_codes(VI a) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(FP4_CODES));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), a);
+}
 template <int N> INLINE VI vshift(VI a) {
     if constexpr (N > 0) return _mm512_slli_epi16(a, N);
     if constexpr (N < 0) return _mm512_srli_epi16(a, -N);
@@ -63,6 +85,10 @@ template <int N> INLINE VI vshift(VI a) {
 INLINE VI vbytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 INLINE VI vand(VI a, int mask) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(mask))); }
 INLINE VI vor(VI a, VI b) { return _mm256_or_si256(a, b); }
+INLINE VI fp4_codes(VI a) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(FP4_CODES));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), a);
+}
 template <int N> INLINE VI vshift(VI a) {
     if constexpr (N > 0) return _mm256_slli_epi16(a, N);
     if constexpr (N < 0) return _mm256_srli_epi16(a, -N);
@@ -80,6 +106,7 @@ template <int Q, int TO> INLINE VI pair(const uint8_t* c) {
 template <int Q, int TO> INLINE VI bit(const uint8_t* c) { return vand(vshift<TO - Q>(vbytes(c)), 1 << TO); }
 
 template <int BITS, int Q> INLINE VI quad(const uint8_t* c) {
+    if constexpr (BITS == FP4) return fp4_codes(nibble<Q>(c));
     if constexpr (BITS == 8) return vbytes(c + 64 * Q);
     if constexpr (BITS == 6) return vor(nibble<Q>(c), pair<Q, 4>(c + 256));
     if constexpr (BITS == 5) return vor(nibble<Q>(c), bit<Q, 4>(c + 256));
@@ -100,15 +127,22 @@ INLINE Words words(const uint8_t* p) {
     return __builtin_convertvector(bytes, Words);
 }
 
+// Lookups one by one would take twice the time.
+INLINE Words fp4_codes(Words a) {
+    const Words size = a & 7, negative = a > 7;
+    const Words value = size + ((size > 4) & (size - 4)) + ((size == 7) & 2);  // 0 1 2 3 4 6 8 12
+    return 16 + (value ^ negative) - negative;
+}
+
 template <int BITS> INLINE Words quad(const uint8_t* c, int q) {
     if constexpr (BITS == 8) return words(c + 64 * q);
     Words low;
-    if constexpr (BITS >= 4) low = words(c + 64 * (q % 4)) >> (q < 4 ? 0 : 4) & 15;
+    if constexpr (BITS >= 4 || BITS == FP4) low = words(c + 64 * (q % 4)) >> (q < 4 ? 0 : 4) & 15;
     else low = words(c + 64 * (q / 4)) >> (2 * (q % 4)) & 3;
     if constexpr (BITS == 6) low |= (words(c + 256 + 64 * (q / 4)) >> (2 * (q % 4)) & 3) << 4;
     if constexpr (BITS == 5) low |= (words(c + 256) >> q & 1) << 4;
     if constexpr (BITS == 3) low |= (words(c + 128) >> q & 1) << 2;
-    return low;
+    return BITS == FP4 ? fp4_codes(low) : low;
 }
 
 #endif
@@ -116,7 +150,7 @@ template <int BITS> INLINE Words quad(const uint8_t* c, int q) {
 // --- Reading ahead ---------------------------------------------------------------------------------------------------
 
 // Tiles lie one after another and are read in order, so the bytes that are this far ahead are prefetched. The
-// processor's own prefetcher loses the thread where a block has several sequences of bytes or takes long to multiply:
+// processor's own prefetcher fails where a block has several sequences of bytes or takes long to multiply:
 // one row of Q5_K then comes at 18 GB/s instead of 45, eight rows of Q4_K at 10 instead of 25.
 constexpr int AHEAD = 8 << 10;
 

@@ -43,9 +43,10 @@ template <int BITS, int GROUP, int G, int R> INLINE void dots(const uint8_t* c, 
 
 #elif defined(KERNEL_ISA_AVX2)
 
-// maddubs adds two products of at most (2^bits - 1) · 128 in 16 bits. As many such sums as fit are added before they
-// are widened. 8-bit codes do not fit even once, so their nibbles are multiplied separately.
-template <int BITS> constexpr int SUMS = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;
+// maddubs adds two products of at most (2^bits - 1) · 128 in 16 bits, those of FP4 of at most 28 · 128. As many such
+// sums as fit are added before they are widened. 8-bit codes do not fit even once, so their nibbles are multiplied
+// separately.
+template <int BITS> constexpr int SUMS = BITS == 5 || BITS == FP4 ? 4 : BITS <= 4 ? 8 : 2;
 
 INLINE VI broadcast(const QBlock& x, int q) { return _mm256_set1_epi32(reinterpret_cast<const quad_t*>(x.q)[q]); }
 
@@ -214,7 +215,7 @@ INLINE void add_group(const uint8_t* codes, const Row* x, V scale, V min, V (&ac
         else if constexpr (S.group == 32) dot[r] = vshl<(S.offset == 8 ? 0 : S.offset == 16 ? 1 : 4)>(vset1i(x[r].ns));
         else dot[r] = vset1i(wrapping_mul(-S.offset, x[r].s[G]));
     }
-    dots<S.bits, S.group, G, R>(codes, x, dot);
+    dots<CODES<FMT>, S.group, G, R>(codes, x, dot);
     UNROLL for (int r = 0; r < R; r++) {
         acc[r] = vfma(vfloat(dot[r]), vmul(scale, vset1(x[r].d)), acc[r]);
         if constexpr (S.min) {
@@ -237,6 +238,8 @@ INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, 
             V min1 = S.min ? vmul(dmin, vload_i8(m + TILE)) : vzero();
             add_group<FMT, 1>(codes + H * 32, x, vmul(d, vload_i8(s + TILE)), min1, acc);
         }
+    } else if constexpr (S.fp4) {
+        add_group<FMT, 0>(codes + H * 32, x, vload_power(scales + H * LANES), vzero(), acc);
     } else {
         const uint16_t* s = reinterpret_cast<const uint16_t*>(scales) + H * LANES;
         V min = S.min ? vload_f16(s + TILE) : vzero();
@@ -249,7 +252,7 @@ INLINE void add_block(const uint8_t* scales, V d, V dmin, const uint8_t* codes, 
 // Both halves of a tile at once: four values of a row are then broadcast once for 16 output features, not twice. This
 // needs twice as many sums, so it is for codes whose sums need no intermediate widening.
 template <Format FMT, int R> constexpr bool TOGETHER =
-    SCHEMES[FMT].group == 32 && SCHEMES[FMT].bits == 4 && R >= 3 && R <= 4;
+    SCHEMES[FMT].group == 32 && CODES<FMT> == 4 && R >= 3 && R <= 4;
 
 template <int BITS, int Q, int R>
 INLINE void dot_quad_twice(const uint8_t* c, const QBlock* x, VI (&low)[R], VI (&high)[R]) {
@@ -280,10 +283,10 @@ template <Format FMT, int R> INLINE void add_block_together(const uint8_t* scale
     static_assert(S.offset == 0 || S.offset == 8);
     VI low[R], high[R];
     UNROLL for (int r = 0; r < R; r++) low[r] = high[r] = _mm256_setzero_si256();
-    dot_quad_twice<S.bits, 0, R>(c, x, low, high), dot_quad_twice<S.bits, 4, R>(c, x, low, high);
-    dot_quad_twice<S.bits, 1, R>(c, x, low, high), dot_quad_twice<S.bits, 5, R>(c, x, low, high);
-    dot_quad_twice<S.bits, 2, R>(c, x, low, high), dot_quad_twice<S.bits, 6, R>(c, x, low, high);
-    dot_quad_twice<S.bits, 3, R>(c, x, low, high), dot_quad_twice<S.bits, 7, R>(c, x, low, high);
+    dot_quad_twice<CODES<FMT>, 0, R>(c, x, low, high), dot_quad_twice<CODES<FMT>, 4, R>(c, x, low, high);
+    dot_quad_twice<CODES<FMT>, 1, R>(c, x, low, high), dot_quad_twice<CODES<FMT>, 5, R>(c, x, low, high);
+    dot_quad_twice<CODES<FMT>, 2, R>(c, x, low, high), dot_quad_twice<CODES<FMT>, 6, R>(c, x, low, high);
+    dot_quad_twice<CODES<FMT>, 3, R>(c, x, low, high), dot_quad_twice<CODES<FMT>, 7, R>(c, x, low, high);
     if constexpr (S.super) {
         const uint8_t* m = scales + TILE;
         scale_half<FMT, R>(low, x, vmul(d0, vload_i8(scales)), S.min ? vmul(m0, vload_i8(m)) : vzero(), acc0);
@@ -359,7 +362,7 @@ INLINE void add_group_many(const VI (*codes)[2], const QBlock* x, const V (&scal
     constexpr int QUADS = S.group / 4;
     for (int r = 0; r < R; r += AT_ONCE) {
         VI low[AT_ONCE], high[AT_ONCE];
-        dots_many<S.bits, G * QUADS, (G + 1) * QUADS, AT_ONCE>(codes, x + r, low, high);
+        dots_many<CODES<FMT>, G * QUADS, (G + 1) * QUADS, AT_ONCE>(codes, x + r, low, high);
         UNROLL for (int i = 0; i < AT_ONCE; i++) {
             scale_many<FMT, G, 0>(low[i], x[r + i], scale[0], min[0], out + (r + i) * TILE);
             scale_many<FMT, G, 1>(high[i], x[r + i], scale[1], min[1], out + (r + i) * TILE);
@@ -369,7 +372,8 @@ INLINE void add_group_many(const VI (*codes)[2], const QBlock* x, const V (&scal
 
 template <Format FMT, int G> INLINE V scale_of(const uint8_t* scales, V d, int half) {
     constexpr Scheme S = SCHEMES[FMT];
-    if constexpr (S.super) return vmul(d, vload_i8(scales + G * TILE + half * LANES));
+    if constexpr (S.fp4) return vload_power(scales + half * LANES);
+    else if constexpr (S.super) return vmul(d, vload_i8(scales + G * TILE + half * LANES));
     else return vload_f16(reinterpret_cast<const uint16_t*>(scales) + half * LANES);
 }
 template <Format FMT, int G> INLINE V min_of(const uint8_t* scales, V dmin, int half) {
@@ -383,9 +387,9 @@ template <Format FMT, int R> INLINE void add_block_many(const uint8_t* scales, V
                                                         const QBlock* x, float* out) {
     constexpr Scheme S = SCHEMES[FMT];
     VI codes[8][2];
-    take_quads<S.bits, 0>(c, codes), take_quads<S.bits, 1>(c, codes), take_quads<S.bits, 2>(c, codes);
-    take_quads<S.bits, 3>(c, codes), take_quads<S.bits, 4>(c, codes), take_quads<S.bits, 5>(c, codes);
-    take_quads<S.bits, 6>(c, codes), take_quads<S.bits, 7>(c, codes);
+    take_quads<CODES<FMT>, 0>(c, codes), take_quads<CODES<FMT>, 1>(c, codes), take_quads<CODES<FMT>, 2>(c, codes);
+    take_quads<CODES<FMT>, 3>(c, codes), take_quads<CODES<FMT>, 4>(c, codes), take_quads<CODES<FMT>, 5>(c, codes);
+    take_quads<CODES<FMT>, 6>(c, codes), take_quads<CODES<FMT>, 7>(c, codes);
     const V scale[2] = {scale_of<FMT, 0>(scales, d0, 0), scale_of<FMT, 0>(scales, d1, 1)};
     const V min[2] = {min_of<FMT, 0>(scales, m0, 0), min_of<FMT, 0>(scales, m1, 1)};
     add_group_many<FMT, 0, R>(codes, x, scale, min, out);
@@ -410,6 +414,21 @@ void add_block_many(const uint8_t*, V, V, V, V, const uint8_t*, const QBlock*, f
 
 // --- Outliers --------------------------------------------------------------------------------------------------------
 
+// One code in each lane.
+#if defined(KERNEL_ISA_AVX512)
+INLINE I fp4_column(I a) { return _mm512_and_si512(fp4_codes(a), iset1(255)); }
+#elif defined(KERNEL_ISA_AVX2)
+INLINE I fp4_column(I a) {
+    const __m256i low = _mm256_set1_epi32(255);
+    return {_mm256_and_si256(fp4_codes(a.a), low), _mm256_and_si256(fp4_codes(a.b), low)};
+}
+#else
+INLINE I fp4_column(I a) {
+    for (int i = 0; i < TILE; i++) a[i] = FP4_CODES[a[i]];
+    return a;
+}
+#endif
+
 // The 16 weights at place k of a tile.
 template <Format FMT> INLINE F column(const uint8_t* tile, int k) {
     constexpr Scheme S = SCHEMES[FMT];
@@ -424,10 +443,13 @@ template <Format FMT> INLINE F column(const uint8_t* tile, int k) {
     if constexpr (S.bits == 6) code = ior(code, ishl<4>(load_bits(rest + 64 * (q / 4), byte + 2 * (q % 4), 3)));
     if constexpr (S.bits == 5) code = ior(code, ishl<4>(load_bits(rest, byte + q, 1)));
     if constexpr (S.bits == 3) code = ior(code, ishl<2>(load_bits(c + 128, byte + q, 1)));
+    if constexpr (S.fp4) code = fp4_column(code);
     const F value = to_float(iadd(code, -S.offset));
     constexpr int groups = BLOCK / S.group;
     const uint8_t* scales = tile + scales_offset(S, b);
-    if constexpr (S.super) {
+    if constexpr (S.fp4) {
+        return mul(load_power(scales), value);
+    } else if constexpr (S.super) {
         const uint8_t* head = tile + unit_offset(S, b);
         F d = mul(load_f16(reinterpret_cast<const uint16_t*>(head)),
                   load_i8(reinterpret_cast<const int8_t*>(scales) + g * TILE));
@@ -497,7 +519,7 @@ INLINE void tile_rows(const uint8_t* tile, int64_t k, const Row* x, float* out) 
             if constexpr (HALVES == 2) d1 = vload_f16(head + LANES), m1 = vneg(vload_f16(head + TILE + LANES));
             scales += 64;
         }
-        for (int i = 0; i < per_unit && (per_unit != 2 || i < left); i++, x += STRIDE) {
+        for (int i = 0; i < per_unit && (S.super || i < left); i++, x += STRIDE) {
             prefetch_ahead<unit_bytes(S) / per_unit>(tile + i * (unit_bytes(S) / per_unit));
             if constexpr (!FINE && MANY<FMT, R>) {
                 add_block_many<FMT, R>(scales, d0, d1, m0, m1, codes, x, out);
@@ -558,7 +580,8 @@ void fill_linear(Kernels& kernels) {
     kernels.tiles[Q8_0] = tile<Q8_0>;
     kernels.tiles[Q4_0] = tile<Q4_0>;
     kernels.tiles[Q4_1] = tile<Q4_1>;
-    kernels.tiles[Q5_0] = kernels.tiles[MXFP4] = tile<Q5_0>;
+    kernels.tiles[Q5_0] = tile<Q5_0>;
+    kernels.tiles[MXFP4] = tile<MXFP4>;
     kernels.tiles[Q5_1] = tile<Q5_1>;
     kernels.tiles[Q2_K] = tile<Q2_K>;
     kernels.tiles[Q3_K] = tile<Q3_K>;

@@ -95,6 +95,23 @@ def test_integers_are_exact(bench: Bench, format: str) -> None:
     assert np.array_equal(y, (x.astype(np.float64) @ weight.dequantize().astype(np.float64).T).astype(np.float32))
 
 
+@pytest.mark.parametrize("columns", [32, 96, 128, 192])
+def test_mxfp4_has_any_code_and_scale(bench: Bench, columns: int) -> None:
+    """Also scales that float16 does not have, and numbers of blocks that do not fill the tile's last unit."""
+    rng = np.random.default_rng(17)
+    blocks = rng.integers(0, 256, (24, columns // 32, 17), dtype=np.uint8)
+    blocks[:, :, 0] = rng.integers(30, 200, (24, 1))  # one for each row: sums of its products are then exact
+    blocks[7, :, 0] = 0
+    weight = Weight("w", "mxfp4", (24, columns), blocks.reshape(-1))
+    x = rng.integers(-127, 128, (15, columns)).astype(np.float32)
+    x[:, ::32] = 127
+    matrix = bench.ops.matrix([weight])
+    y = bench.run(lambda ops, x, b, kv: ops.linear(x, matrix), x)
+    wanted = (x.astype(np.float64) @ weight.dequantize().astype(np.float64).T).astype(np.float32)
+    assert np.abs(y[:, 7]).max() < 1e-33  # about 2⁻¹²⁷, or zero
+    assert np.array_equal(np.delete(y, 7, axis=1), np.delete(wanted, 7, axis=1))
+
+
 @pytest.mark.parametrize("format", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"])
 def test_any_bytes_of_a_k_quant(bench: Bench, format: str) -> None:
     """Random bytes reach every code, scale and minimum; exact activations leave only float rounding."""
