@@ -5,10 +5,10 @@ PYTHON  ?= python3
 VENV    ?= .venv
 # Of `make test-cluster`: Ray is large, and stays out of the other one.
 CLUSTER_VENV ?= .venv-cluster
-# Of `make compare-llama-cpp`, which has other packages.
+# Of `make compare-llama-cpp` and `make compare-real-models`: llama.cpp.
 PEER_VENV ?= .venv-llama-cpp
-# Of `make compare-converter`: what llama.cpp's converter needs.
-CONVERTER_VENV ?= .venv-converter
+# Of `make compare-converter` and `make compare-real-models`: torch and transformers.
+REFERENCE_VENV ?= .venv-reference
 EXTRAS  ?= server otel test dev interpreter
 PROMPT  ?= Why is the sky blue?
 # Everyone sees README's answer; so small a model goes on and on with some seeds.
@@ -43,8 +43,9 @@ SANITIZED := build/sanitize-$(subst $(COMMA),-,$(SANITIZE))
 SANITIZED_TESTS := $(wildcard tests/ops/test_cpu_*.py) tests/unit/test_tokenizer_native.py \
                    tests/unit/test_sampling_native.py tests/unit/test_changed_file.py
 
-.PHONY: help demo test test-slow test-models compare-llama-cpp compare-converter test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web check-web lint \
-        check-deploy native bench clean
+.PHONY: help demo test test-slow test-models compare-llama-cpp compare-converter compare-real-models peer-env \
+        reference-env test-gpu test-sanitize test-web test-eval eval-env test-clients test-cluster cluster-tests web \
+        check-web lint check-deploy native bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -53,7 +54,8 @@ help:
 	@echo "make test-slow      the tests that take longer"
 	@echo "make test-models    every family and variant of models over 600 tokens"
 	@echo "make compare-llama-cpp  GGUF files of every family in llama.cpp and here, in $(PEER_VENV)"
-	@echo "make compare-converter LLAMA_CPP=…  a checkout of llama.cpp converts every family, in $(CONVERTER_VENV)"
+	@echo "make compare-converter LLAMA_CPP=…  a checkout of llama.cpp converts every family, in $(REFERENCE_VENV)"
+	@echo "make compare-real-models FILES=…  perplexity and greedy tokens of GGUF files here, in llama.cpp and in transformers"
 	@echo "make test-gpu       the tests that need an NVIDIA GPU, with $(PYTHON)'s own torch and triton"
 	@echo "make test-cluster   replicas on a real Ray cluster, killed, stopped and updated, in $(CLUSTER_VENV)"
 	@echo "make test-sanitize  the native tests, on kernels built with sanitizers (SANITIZE=thread for races)"
@@ -82,17 +84,24 @@ test-models: $(TESTING) $(STAMPS)/install
 	$(BIN)/python -m pytest -m "not gpu" tests/models $(PYTEST)
 
 # The newest prebuilt llama.cpp is the package xllamacpp. Afterwards, `python scripts/support_table.py docs/models.md`.
-compare-llama-cpp: $(TESTING) $(STAMPS)/install
-	$(PYTHON) -m venv $(PEER_VENV)
-	$(PEER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install xllamacpp
+compare-llama-cpp: $(TESTING) $(STAMPS)/install peer-env
 	$(BIN)/python scripts/compare_llama_cpp.py $(PEER_VENV)/bin/python $(MODELS)
 
-# Checkouts since August 2026 were tried; their converter knows config files as transformers 4 reads them.
-compare-converter: $(TESTING) $(STAMPS)/install
+# Tried with a checkout of August 2026, whose converter knows config files as transformers 4 reads them.
+compare-converter: $(TESTING) $(STAMPS)/install reference-env
 	@test -f "$(LLAMA_CPP)/convert_hf_to_gguf.py" || { echo "name a checkout of llama.cpp: make compare-converter LLAMA_CPP=…" >&2; exit 1; }
-	$(PYTHON) -m venv $(CONVERTER_VENV)
-	$(CONVERTER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install torch 'transformers<5' sentencepiece protobuf
-	$(BIN)/python scripts/compare_converter.py $(LLAMA_CPP) $(CONVERTER_VENV)/bin/python $(MODELS)
+	$(BIN)/python scripts/compare_converter.py $(LLAMA_CPP) $(REFERENCE_VENV)/bin/python $(MODELS)
+
+compare-real-models: $(TESTING) $(STAMPS)/install peer-env reference-env
+	$(BIN)/python scripts/compare_real_models.py $(PEER_VENV)/bin/python $(REFERENCE_VENV)/bin/python $(FILES)
+
+peer-env:
+	$(PYTHON) -m venv $(PEER_VENV)
+	$(PEER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install xllamacpp
+
+reference-env:
+	$(PYTHON) -m venv $(REFERENCE_VENV)
+	$(REFERENCE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install torch 'transformers<5' accelerate gguf sentencepiece protobuf
 
 # Where there is a GPU there is a torch that fits it: take the interpreter that has it, install and build nothing.
 test-gpu:
@@ -178,7 +187,7 @@ bench: $(STAMPS)/install
 	@for name in $(BENCH); do $(BIN)/unspool bench $$name || exit; done
 
 clean:
-	rm -rf build dist $(VENV) $(CLUSTER_VENV) $(PEER_VENV) $(CONVERTER_VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(CLUSTER_VENV) $(PEER_VENV) $(REFERENCE_VENV) $(EVAL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
