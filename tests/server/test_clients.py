@@ -126,7 +126,8 @@ def test_completions(client: openai.OpenAI) -> None:
 
 def test_responses(client: openai.OpenAI) -> None:
     model = client.models.list().data[0].id
-    answer = client.responses.create(model=model, input="Hello", max_output_tokens=8, store=False)
+    more = {"seed": 1, "ignore_eos": True}
+    answer = client.responses.create(model=model, input="Hello", max_output_tokens=8, store=False, extra_body=more)
     assert answer.output_text
     with client.responses.stream(model=model, input="Hello", text_format=Place, max_output_tokens=80) as stream:
         kinds = {event.type for event in stream}

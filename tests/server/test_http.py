@@ -18,7 +18,7 @@ from unspool.server.run import Server, serve
 from unspool.server.service import Service
 from unspool.server.tracing import OtelTracer, traces_url
 
-BODY = {"prompt": "a", "max_tokens": 2}
+BODY = {"prompt": "a", "max_tokens": 2, "ignore_eos": True}
 QUIET: dict[str, Any] = {"log_format": "off"}
 
 

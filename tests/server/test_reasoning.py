@@ -167,7 +167,7 @@ def test_thinking_is_turned_off_where_the_template_can() -> None:
         answer = await client.ok(CHAT, off)
         assert "reasoning" not in answer["choices"][0]["message"]
         assert answer["usage"]["prompt_tokens"] > len(await prompt())
-        body = {"messages": USER, "max_tokens": 8, "thinking": {"type": "disabled"}}
+        body = {"messages": USER, "max_tokens": 8, "thinking": {"type": "disabled"}, "ignore_eos": True}
         assert (await client.ok(MESSAGES, body))["content"][0]["type"] == "text"
 
     in_process(test, llm=thinker())
