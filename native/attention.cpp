@@ -178,9 +178,9 @@ struct Attention : Instruction {
             const int64_t from = piece.split < 0 ? seen : std::max<int64_t>(seen, int64_t{piece.split} * SPLIT);
             const int64_t to = piece.split < 0 ? last : std::min<int64_t>(last, int64_t{piece.split + 1} * SPLIT - 1);
             const KvView view = kv.view(shape.layer, piece.head);
+            const int32_t* table = step.table(kv.group_of(shape.layer), item.sequence);
             for (int64_t block = from / kv.block_size; block <= to / kv.block_size; block++)
-                ahead.add(view.base + step.tables[item.sequence * step.table_width + block] * view.block_stride,
-                          kv.head_bytes(shape.layer));
+                ahead.add(view.base + table[block] * view.block_stride, kv.head_bytes(shape.layer));
         }
     }
 
@@ -219,9 +219,9 @@ struct Attention : Instruction {
         turn(program, row, values + (shape.num_heads + head) * shape.head_dim, shape.k_norm, head,
              &KeyChannels::of_keys, key);
         const KvCache& kv = program.kv();
+        const int64_t slot = step.slot(kv.group_of(shape.layer), row);
         program.kernels().store_kv(
-            kv.view(shape.layer, head), step.slots[row] / kv.block_size,
-            static_cast<int>(step.slots[row] % kv.block_size), key,
+            kv.view(shape.layer, head), slot / kv.block_size, static_cast<int>(slot % kv.block_size), key,
             values + (shape.num_heads + shape.num_kv_heads) * shape.head_dim + head * shape.value_dim);
     }
 
@@ -248,15 +248,14 @@ struct Attention : Instruction {
 
     void gather_queries(const Program& program, const Step& step, const Item& item, int from, int count, float* q,
                         QueryGroup& out) const {
+        const int32_t* table = step.table(program.kv().group_of(shape.layer), item.sequence);
         for (int n = 0; n < count; n++) {
             const int32_t position = step.positions[row_at(step, item.first + (from + n) / group())];
             out.last[n] = position;
             out.first[n] = shape.window ? std::max(0, position + 1 - shape.window) : 0;
         }
-        out.queries = {
-            q,           count,         out.first,           out.last, step.tables + item.sequence * step.table_width,
-            shape.scale, shape.softcap, is_integer(program), nullptr,  nullptr,
-            nullptr};
+        out.queries = {q,           count,         out.first,           out.last, table,  shape.scale,
+                       shape.softcap, is_integer(program), nullptr,  nullptr, nullptr};
     }
 
     void attend_some(Program& program, const Step& step, int thread, const Item& item, int head, int split, int from,
@@ -427,6 +426,7 @@ void Program::attention(Operand qkv, AttentionShape shape, Forms out) {
     attention->qkv = qkv, attention->shape = shape, attention->out = out;
     want_scratch(attention->scratch_bytes(*kernels_));
     if (shape.stores) layers_.push_back(shape.layer);
+    look_back(kv_->group_of(shape.layer), shape.window);
     auto measure = std::make_unique<Measure>();
     measure->attention = attention.get();
     instructions_.push_back(std::move(measure));

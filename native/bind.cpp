@@ -106,9 +106,10 @@ nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t,
                                                  Array<int32_t, 1> states, Array<int32_t, 1> saves,
                                                  const std::optional<Array<float, 1>>& given) {
     Program& program = nb::cast<Program&>(self);
-    if (positions.size() != ids.size() || slots.size() != ids.size())
+    const auto groups = static_cast<size_t>(program.num_groups());
+    if (positions.size() != ids.size() || slots.size() != groups * ids.size())
         throw nb::value_error("ids, positions and slots differ in length");
-    if (starts.size() < 2 || tables.shape(0) != starts.size() - 1)
+    if (starts.size() < 2 || tables.shape(0) != groups * (starts.size() - 1))
         throw nb::value_error("tables and starts differ in their number of sequences");
     const Step step{static_cast<int64_t>(ids.size()),
                     ids.data(),
@@ -162,6 +163,12 @@ KeyChannels checked_channels(const LayerKv& kv, std::vector<int32_t> order, std:
     return {std::move(order), std::move(of_keys), std::move(of_queries), true};
 }
 
+uint8_t* checked_block(const KvCache& kv, int64_t block, int group) {
+    if (group < 0 || group >= kv.num_groups() || block < 0 || block >= kv.blocks(group))
+        throw nb::index_error("no such block");
+    return kv.block(block, group);
+}
+
 uint8_t* checked_state(const KvCache& kv, int64_t slot) {
     if (slot < 0 || slot >= kv.states || kv.state_bytes() == 0) throw nb::index_error("no such state");
     return kv.state(slot);
@@ -170,15 +177,22 @@ uint8_t* checked_state(const KvCache& kv, int64_t slot) {
 void bind_kv(nb::module_& m) {
     nb::class_<KvCache>(m, "KvCache")
         .def("__init__",
-             [](KvCache* self, const std::vector<std::tuple<int, int, int, int64_t>>& layers, int block_size,
-                int64_t blocks, int64_t states, const std::string& type) {
+             [](KvCache* self, const std::vector<std::tuple<int, int, int, int64_t, int>>& layers, int block_size,
+                const std::vector<int64_t>& blocks, int64_t states, const std::string& type) {
                  const KvType kind = type == "f16" ? KV_F16 : type == "f32" ? KV_F32 : KV_Q8;
                  std::vector<LayerKv> shapes;
-                 for (const auto& [heads, key_dim, value_dim, state_bytes] : layers)
-                     shapes.push_back({heads, key_dim, value_dim, state_bytes});
+                 for (const auto& [heads, key_dim, value_dim, state_bytes, group] : layers) {
+                     if (group < 0 || group >= static_cast<int>(blocks.size())) throw nb::index_error("no such group");
+                     shapes.push_back({heads, key_dim, value_dim, state_bytes, group});
+                 }
                  new (self) KvCache(shapes, block_size, blocks, states, kind);
              })
-        .def_prop_ro("block_bytes", &KvCache::block_bytes)
+        .def_prop_ro("block_bytes",  // of each group
+                     [](const KvCache& self) {
+                         std::vector<int64_t> bytes;
+                         for (int group = 0; group < self.num_groups(); group++) bytes.push_back(self.block_bytes(group));
+                         return bytes;
+                     })
         .def_prop_ro("state_bytes", &KvCache::state_bytes)
         // How a layer's keys are stored as integers: for each place, head after head, the channel and the factor of
         // keys; None until a program has measured it.
@@ -194,22 +208,21 @@ void bind_kv(nb::module_& m) {
                  self.set_channels(layer, checked_channels(self.shape(layer), std::move(order), std::move(of_keys)));
              })
         .def("copy_block",
-             [](KvCache& self, int64_t source, int64_t target) {
-                 if (source < 0 || target < 0 || source >= self.blocks || target >= self.blocks)
-                     throw nb::index_error("no such block");
-                 if (source != target)
-                     memcpy(self.block(target), self.block(source), static_cast<size_t>(self.block_bytes()));
+             [](KvCache& self, int64_t source, int64_t target, int group) {
+                 const uint8_t* from = checked_block(self, source, group);
+                 uint8_t* to = checked_block(self, target, group);
+                 if (from != to) memcpy(to, from, static_cast<size_t>(self.block_bytes(group)));
              })
         .def("read_block",
-             [](KvCache& self, int64_t block) {
-                 if (block < 0 || block >= self.blocks) throw nb::index_error("no such block");
-                 return nb::bytes(self.block(block), static_cast<size_t>(self.block_bytes()));
+             [](KvCache& self, int64_t block, int group) {
+                 const uint8_t* from = checked_block(self, block, group);
+                 return nb::bytes(from, static_cast<size_t>(self.block_bytes(group)));
              })
-        .def("write_block", [](KvCache& self, int64_t block, nb::bytes data) {
-            if (block < 0 || block >= self.blocks) throw nb::index_error("no such block");
-            if (static_cast<int64_t>(data.size()) != self.block_bytes())
+        .def("write_block", [](KvCache& self, int64_t block, nb::bytes data, int group) {
+            uint8_t* to = checked_block(self, block, group);
+            if (static_cast<int64_t>(data.size()) != self.block_bytes(group))
                 throw nb::value_error("the data does not have the size of a block");
-            memcpy(self.block(block), data.data(), data.size());
+            memcpy(to, data.data(), data.size());
         })
         .def("clear_state",
              [](KvCache& self, int64_t slot) {

@@ -39,11 +39,11 @@ void KeyChannels::add_head(const std::vector<double>& queries, const std::vector
     }
 }
 
-KvCache::Layer KvCache::layer_of(const LayerKv& shape) {
+KvCache::Layer KvCache::layer_of(const LayerKv& shape) const {
     const int64_t element = type == KV_F32 ? 4 : type == KV_F16 ? 2 : 1;
     const int64_t key_bytes = type == KV_Q8 ? 4 * key_words(shape.key_dim) : element * shape.key_dim;
     const int64_t scales = type == KV_Q8 ? 4 * block_size : 0;
-    Layer layer{shape, block_bytes_, 0, rounded(key_bytes * block_size + scales), state_bytes_, 0, 0, 0.0f};
+    Layer layer{shape, block_bytes(shape.group), 0, rounded(key_bytes * block_size + scales), state_bytes_, 0, 0, 0.0f};
     layer.padded_dim = (shape.value_dim + TILE - 1) / TILE * TILE;
     layer.head_bytes = layer.values + rounded(element * layer.padded_dim * block_size + scales);
     if (type != KV_Q8 || shape.heads == 0) return layer;
@@ -55,11 +55,13 @@ KvCache::Layer KvCache::layer_of(const LayerKv& shape) {
     return layer;
 }
 
-KvCache::KvCache(const std::vector<LayerKv>& layers, int block_size, int64_t blocks, int64_t states, KvType type)
-    : block_size(block_size), blocks(blocks), states(states), type(type) {
+KvCache::KvCache(const std::vector<LayerKv>& layers, int block_size, std::vector<int64_t> blocks, int64_t states,
+                 KvType type)
+    : block_size(block_size), states(states), type(type) {
+    for (int64_t count : blocks) groups_.push_back({count, 0, 0});
     for (const LayerKv& shape : layers) {
         layers_.push_back(layer_of(shape));
-        block_bytes_ += layers_.back().head_bytes * shape.heads;
+        groups_[static_cast<size_t>(shape.group)].block_bytes += layers_.back().head_bytes * shape.heads;
         state_bytes_ += rounded(shape.state_bytes);
         KeyChannels plain;
         for (int head = 0; head < shape.heads; head++)
@@ -68,7 +70,9 @@ KvCache::KvCache(const std::vector<LayerKv>& layers, int block_size, int64_t blo
         channels_.push_back(std::move(plain));
     }
     // Sixteen keys are read at once, so with small blocks the last read may go past the end.
-    memory_ = Memory(static_cast<size_t>(block_bytes_ * blocks) + 4096, true);
+    int64_t bytes = 0;
+    for (Group& group : groups_) group.start = bytes, bytes += group.block_bytes * group.blocks;
+    memory_ = Memory(static_cast<size_t>(bytes) + 4096, true);
     if (state_bytes_ * states > 0) states_ = Memory(static_cast<size_t>(state_bytes_ * states), true);
 }
 
@@ -80,8 +84,8 @@ std::vector<LayerKv> KvCache::shapes() const {
 
 KvView KvCache::view(int layer, int head) const {
     const Layer& found = layers_[static_cast<size_t>(layer)];
-    return {memory_.data() + found.offset + head * found.head_bytes,
-            block_bytes_,
+    return {block(0, found.shape.group) + found.offset + head * found.head_bytes,
+            block_bytes(found.shape.group),
             found.values,
             block_size,
             found.shape.key_dim,

@@ -136,6 +136,20 @@ void Program::reserve(const Step& step) {
         scratch_ = Memory(static_cast<size_t>(scratch_bytes_ * threads), false);
 }
 
+// Kernels read keys in sixteens, so the first position that they read is a multiple of that.
+int64_t Program::first_needed(int group, int64_t position) const {
+    const auto index = static_cast<size_t>(group);
+    if (index >= windows_.size() || windows_[index] <= 0) return 0;
+    return std::max<int64_t>(0, position + 1 - windows_[index]) / TILE * TILE;
+}
+
+void Program::look_back(int group, int window) {
+    const auto index = static_cast<size_t>(group);
+    if (index >= windows_.size()) windows_.resize(index + 1, -1);
+    int64_t& most = windows_[index];
+    most = most == 0 || window == 0 ? 0 : std::max<int64_t>(most, window);
+}
+
 std::string Program::check(const Step& s) const {
     auto text = [](const char* what, int64_t value, const char* limit, int64_t bound) {
         return std::string(what) + " " + std::to_string(value) + limit + std::to_string(bound);
@@ -156,13 +170,21 @@ std::string Program::check(const Step& s) const {
         if (!kv_) continue;
         if (s.positions[i] / kv_->block_size >= s.table_width)
             return text("position", s.positions[i], " is past the end of a table of blocks: ", s.table_width);
-        if (s.slots[i] < 0 || s.slots[i] >= kv_->blocks * kv_->block_size)
-            return text("slot", s.slots[i], " is outside the cache's ", kv_->blocks * kv_->block_size);
+        for (int group = 0; group < kv_->num_groups(); group++) {
+            const int64_t slots = kv_->blocks(group) * kv_->block_size;
+            if (s.slot(group, i) < 0 || s.slot(group, i) >= slots)
+                return text("slot", s.slot(group, i), " is outside the cache's ", slots);
+        }
     }
-    if (kv_)
-        for (int64_t i = 0; i < s.sequences * s.table_width; i++)
-            if (s.tables[i] < 0 || s.tables[i] >= kv_->blocks)
-                return text("block", s.tables[i], " is outside the cache's ", kv_->blocks);
+    for (int group = 0; kv_ && group < kv_->num_groups(); group++)
+        for (int64_t sequence = 0; sequence < s.sequences; sequence++) {
+            const int64_t needed = first_needed(group, s.positions[s.starts[sequence]]) / kv_->block_size;
+            for (int64_t i = 0; i < s.table_width; i++) {
+                const int32_t block = s.table(group, sequence)[i];
+                if ((block < 0 && (block < -1 || i >= needed)) || block >= kv_->blocks(group))
+                    return text("block", block, " is outside the cache's ", kv_->blocks(group));
+            }
+        }
     if (kv_ && kv_->state_bytes() > 0) {
         if (s.num_states != s.sequences)
             return text("a state for each of", s.sequences, " sequences is needed, not ", s.num_states);
@@ -241,19 +263,24 @@ void Program::study(const Step& step) {
             row_sequence_[static_cast<size_t>(r)] = static_cast<int32_t>(s);
     shares_fresh_blocks_ = false;
     if (!kv_ || step.sequences < 2) return;
-    block_owner_.resize(static_cast<size_t>(kv_->blocks), 0);
     const int64_t base = stamp_ + 1;  // the owners that earlier steps wrote are below it
-    for (int64_t r = 0; r < step.rows; r++) {
-        int64_t& owner = block_owner_[static_cast<size_t>(step.slots[r] / kv_->block_size)];
-        const int64_t mine = base + sequence_of(r);
-        if (owner >= base && owner != mine) shares_fresh_blocks_ = true;
-        owner = mine;
-    }
-    for (int64_t s = 0; s < step.sequences; s++) {
-        const int64_t used = step.positions[step.starts[s + 1] - 1] / kv_->block_size + 1;
-        for (int64_t i = 0; i < std::min(used, step.table_width); i++) {
-            const int64_t owner = block_owner_[static_cast<size_t>(step.tables[s * step.table_width + i])];
-            if (owner >= base && owner != base + s) shares_fresh_blocks_ = true;
+    block_owner_.resize(static_cast<size_t>(kv_->num_groups()));
+    for (int group = 0; group < kv_->num_groups(); group++) {
+        std::vector<int64_t>& owners = block_owner_[static_cast<size_t>(group)];
+        owners.resize(static_cast<size_t>(kv_->blocks(group)), 0);
+        for (int64_t r = 0; r < step.rows; r++) {
+            int64_t& owner = owners[static_cast<size_t>(step.slot(group, r) / kv_->block_size)];
+            const int64_t mine = base + sequence_of(r);
+            if (owner >= base && owner != mine) shares_fresh_blocks_ = true;
+            owner = mine;
+        }
+        for (int64_t s = 0; s < step.sequences; s++) {
+            const int64_t used = step.positions[step.starts[s + 1] - 1] / kv_->block_size + 1;
+            for (int64_t i = 0; i < std::min(used, step.table_width); i++) {
+                const int32_t block = step.table(group, s)[i];
+                const int64_t owner = block < 0 ? 0 : owners[static_cast<size_t>(block)];
+                if (owner >= base && owner != base + s) shares_fresh_blocks_ = true;
+            }
         }
     }
     stamp_ += step.sequences;
@@ -369,17 +396,20 @@ void Program::measure() {
     int64_t vocabulary = tables_[0]->rows();
     for (const Matrix* table : tables_) vocabulary = std::min(vocabulary, table->rows());
     int32_t ids[TOKENS], positions[TOKENS];
-    int64_t slots[TOKENS];
+    const auto groups = static_cast<size_t>(kv_->num_groups());
+    std::vector<int64_t> slots(groups * TOKENS);
+    for (size_t i = 0; i < slots.size(); i++) slots[i] = static_cast<int64_t>(i) % TOKENS;
     for (int i = 0; i < TOKENS; i++) {
         const uint64_t part = static_cast<uint32_t>(i + 1) * 2654435761u;  // of 2³²: multiples of the golden ratio
         ids[i] = static_cast<int32_t>(part * static_cast<uint64_t>(vocabulary) >> 32);
-        positions[i] = i, slots[i] = i;
+        positions[i] = i;
     }
-    const int32_t starts[] = {0, TOKENS}, table[] = {0}, logit_rows[] = {TOKENS - 1}, states[] = {0};
+    const int32_t starts[] = {0, TOKENS}, logit_rows[] = {TOKENS - 1}, states[] = {0};
+    const std::vector<int32_t> tables(groups, 0);
     const auto theirs = kv_;
-    kv_ = std::make_shared<KvCache>(kv_->shapes(), TOKENS, 1, 1, kv_->type);
+    kv_ = std::make_shared<KvCache>(kv_->shapes(), TOKENS, std::vector<int64_t>(groups, 1), 1, kv_->type);
     measures_ = true;
-    run_step({TOKENS, ids, positions, slots, 1, starts, table, 1, 1, logit_rows, 1, 0, states, nullptr});
+    run_step({TOKENS, ids, positions, slots.data(), 1, starts, tables.data(), 1, 1, logit_rows, 1, 0, states, nullptr});
     measures_ = false;
     for (int layer : layers_)
         if (!theirs->channels(layer).known) theirs->set_channels(layer, kv_->channels(layer));

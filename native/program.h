@@ -36,10 +36,10 @@ struct Step {
     int64_t rows;
     const int32_t* ids;
     const int32_t* positions;
-    const int64_t* slots;
+    const int64_t* slots;  // [groups of blocks][rows]
     int64_t sequences;
     const int32_t* starts;
-    const int32_t* tables;  // [sequences][table_width]
+    const int32_t* tables;  // [groups of blocks][sequences][table_width]; -1: a block that no row sees any more
     int64_t table_width;
     int64_t num_logits;
     const int32_t* logit_rows;
@@ -48,6 +48,11 @@ struct Step {
     const int32_t* saves;   // per row: the slot that states are also written to after this row, or negative; null: none
     int64_t given_values = 0;
     const float* given = nullptr;  // rows of float32 that the caller provides; null: none
+
+    int64_t slot(int group, int64_t row) const { return slots[group * rows + row]; }
+    const int32_t* table(int group, int64_t sequence) const {
+        return tables + (group * sequences + sequence) * table_width;
+    }
 };
 
 // A causal convolution over the last tokens of each sequence (ops/recurrence.py).
@@ -304,6 +309,7 @@ public:
     const Kernels& kernels() const { return *kernels_; }
     const Pool& pool() const { return *pool_; }
     KvCache& kv() const { return *kv_; }
+    int num_groups() const { return kv_ ? kv_->num_groups() : 1; }
     bool measures() const { return measures_; }
     const Rope& rope(int index) const { return ropes_[static_cast<size_t>(index)]; }
     int32_t sequence_of(int64_t row) const { return row_sequence_[static_cast<size_t>(row)]; }
@@ -316,6 +322,8 @@ private:
     const float* run_step(const Step& step);
     void reserve(const Step& step);
     void study(const Step& step);
+    void look_back(int group, int window);  // an attention over this group's blocks is added
+    int64_t first_needed(int group, int64_t position) const;  // the first position that kernels read for a row
     void part_rows(int64_t rows);
     void deal(const Step& step);
     void work(int thread);
@@ -364,6 +372,7 @@ private:
     std::vector<const Matrix*> tables_;     // by token
     std::vector<const Matrix*> positions_;  // by position
     std::vector<int> layers_;               // with attention
+    std::vector<int64_t> windows_;          // of each group of blocks: the keys that a row sees at most; 0: all, -1: none
     bool measures_ = false;                 // the current step was started by measure()
     Operand output_;
     int64_t output_width_ = 0;
@@ -379,7 +388,7 @@ private:
     std::vector<int32_t> row_sequence_;
     Panels panels_, narrow_panels_;
     Parts parts_;
-    std::vector<int64_t> block_owner_;
+    std::vector<std::vector<int64_t>> block_owner_;  // of each group: the sequence that wrote a block last
     int64_t stamp_ = 0;
     bool shares_fresh_blocks_ = false;
     const Step* step_ = nullptr;

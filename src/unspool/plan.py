@@ -7,10 +7,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 PENDING = -1  # stands for a token that the device has chosen and the host has not read
+NO_BLOCK = -1  # in a table: a block that was released, because no token to come sees it
 
 
 class Work(NamedTuple):
     """One request's part of a step: compute `tokens` at positions `start`, `start + 1`, … into `blocks`.
+
+    A model whose layers keep keys for different times has a table of blocks for each group of layers: `blocks` is the
+    first group's, `others` are those of the other groups. A table of layers with a window has NO_BLOCK where it was.
 
     Its output is one of three: logits for the last `num_logits` tokens; hidden rows (after the model's last norm) for
     the last `num_hidden` tokens; or nothing. The last `num_samples` rows of logits choose tokens: none inside a prompt,
@@ -28,15 +32,17 @@ class Work(NamedTuple):
     num_samples: int
     state: int = -1  # the slot that its layers' states are in, which is written; -1: states are not kept
     saves: tuple[tuple[int, int], ...] = ()  # (offset, slot): the states after the token `tokens[offset]` go there, too
+    others: tuple[tuple[int, ...], ...] = ()
     num_hidden: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A step. Blocks and states are copied before anything is computed, each list in its order."""
+    """A step. Blocks and states are copied before anything is computed, each list in its order: (source, target), and
+    for a block the group of layers that it belongs to."""
 
     works: tuple[Work, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int, int], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
 
     @cached_property

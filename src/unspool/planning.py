@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from unspool.cache.blocks import blocks_in_window
 from unspool.config import ModelConfig
-from unspool.engine.sizing import num_kv_blocks, num_states
+from unspool.engine.sizing import KvSizes, num_states
 from unspool.errors import BackendError, RequestError
 from unspool.models.costs import StepCosts, step_costs
 from unspool.models.registry import architecture_of
@@ -61,6 +62,18 @@ class KvLayers:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Layers that see a window of keys: they have blocks of their own, which are released behind it."""
+
+    num_layers: int
+    window: int  # keys that a token sees
+    held_tokens: int  # of a sequence, whose keys and values are kept at most while it decodes
+    kv_bytes_per_token: int
+    kv_tokens: int  # that there is room for
+    kv_bytes: int
+
+
+@dataclass(frozen=True)
 class Floor:
     """A minimum time, and what limits it."""
 
@@ -83,8 +96,9 @@ class Plan:
     step_bytes: int  # weights that one token reads: without lookup tables, and with only the experts that it uses
     kv_dtype: str
     kv_bytes_per_token: int
-    kv_tokens: int
-    kv_bytes: float
+    kv_tokens: int  # that layers without a window have room for; if all layers have windows, those with the largest
+    kv_bytes: int  # in all layers
+    windows: list[Window]
     state_bytes: int  # of the recurrent layers of one sequence; 0: there are none
     num_states: int  # sequences and snapshots that fit
     free_bytes: int
@@ -99,7 +113,7 @@ class Plan:
         return self.problem is None and self.workspace_bytes + self.total_bytes <= self.free_bytes
 
     @property
-    def total_bytes(self) -> float:
+    def total_bytes(self) -> int:
         """Weights and a full cache."""
         return self.weight_bytes + self.kv_bytes + self.num_states * self.state_bytes
 
@@ -124,6 +138,7 @@ class Planner:
         self._keys_alone = target.kind == "cuda"
         kept = self._architecture.storage
         self._kv_bytes = kv_bytes_per_token(kept, self._engine.kv_dtype, keys_alone=self._keys_alone)
+        self.sizes = KvSizes(kept, self._context, self._engine, keys_alone=self._keys_alone)
         self.costs: StepCosts = step_costs(model, weights.values(), self._kv_bytes, lambda w: self._held(w)[1])
 
     # Memory ---------------------------------------------------------------------------------------------------------
@@ -134,7 +149,6 @@ class Planner:
             name, nbytes = self._held(weight)
             formats[name] += nbytes
         (num_blocks, num_slots), workspace, problem = self._blocks(formats.total())
-        tokens = num_blocks * engine.block_size
         return Plan(
             model=self._name,
             architecture=model.architecture,
@@ -147,8 +161,9 @@ class Planner:
             step_bytes=round(self.costs.weight_bytes()),
             kv_dtype=engine.kv_dtype,
             kv_bytes_per_token=self._kv_bytes,
-            kv_tokens=tokens,
-            kv_bytes=tokens * self._kv_bytes,
+            kv_tokens=num_blocks[0] * engine.block_size,
+            kv_bytes=self.sizes.nbytes(num_blocks),
+            windows=self._windows(num_blocks),
             state_bytes=state_bytes(self._architecture.storage),
             num_states=num_slots,
             free_bytes=target.free,
@@ -156,15 +171,32 @@ class Planner:
             workspace_bytes=workspace,
             request_tokens=self.request_tokens,
             requests={
-                length: min([num_blocks // -(-length // engine.block_size), *([num_slots] if num_slots else [])])
+                length: min([self.sizes.at_once(num_blocks, length), *([num_slots] if num_slots else [])])
                 for length in sorted({self.request_tokens, self._context})
             },
             problem=problem,
         )
 
-    def _blocks(self, weights: int) -> tuple[tuple[int, int], int, str | None]:
-        """Blocks of the cache and slots for states, bytes of a step's workspace, and the reason if there is no room."""
-        storage, context, target = self._architecture.storage, self._context, self._target
+    def _windows(self, num_blocks: Sequence[int]) -> list[Window]:
+        size, sizes = self._engine.block_size, self.sizes
+        return [
+            Window(
+                num_layers=len(group.layers),
+                window=group.window,
+                held_tokens=blocks_in_window(group.window, size, 1) * size,
+                kv_bytes_per_token=nbytes,
+                kv_tokens=count * size,
+                kv_bytes=count * size * nbytes,
+            )
+            for group, count, nbytes in zip(sizes.groups, num_blocks, sizes.bytes_per_token, strict=True)
+            if group.window is not None
+        ]
+
+    def _blocks(self, weights: int) -> tuple[tuple[tuple[int, ...], int], int, str | None]:
+        """Blocks of the cache's groups and slots for states, bytes of a step's workspace, and the reason if there is no
+        room."""
+        storage, target = self._architecture.storage, self._target
+        none = tuple(0 for _ in self.sizes.groups)
         room, workspace = None, 0
         if target.kind == "cuda":
             from unspool.ops.cuda import memory
@@ -174,21 +206,20 @@ class Planner:
                 try:
                     room = memory.kv_room(target.free - weights, target.total, self._architecture.widths, self._engine)
                 except BackendError as error:
-                    return (0, 0), workspace, str(error)
+                    return (none, 0), workspace, str(error)
         elif target.name:  # another computer: all memory that weights leave
             room = target.free - weights
             if room <= 0 and self._engine.kv_tokens is None:
-                return (0, 0), 0, f"the weights alone take {weights / 1e9:.1f} GB of {target.total / 1e9:.1f} GB"
+                return (none, 0), 0, f"the weights alone take {weights / 1e9:.1f} GB of {target.total / 1e9:.1f} GB"
         try:
             num_slots = num_states(storage, self._engine, room)
             if room is not None:
                 room -= num_slots * state_bytes(storage)
-            blocks = num_kv_blocks(storage, context, self._engine, room, keys_alone=self._keys_alone)
-            return (blocks, num_slots), workspace, None
+            return (self.sizes.blocks(room), num_slots), workspace, None
         except RequestError as error:
             if room is None:  # the user's setting, which an engine would refuse too
                 raise
-            return (0, 0), workspace, str(error)
+            return (none, 0), workspace, str(error)
 
     def _held(self, weight: Weight) -> tuple[str, int]:
         """The format of a weight during computation, and its bytes."""

@@ -1,50 +1,60 @@
 """Thousands of random schedules on a fake model that reads its history from the blocks it was told to.
 
 The fake model writes each token into the slot of its block and chooses the next token by hashing what it finds there,
-so a block shared, copied, evicted or rewound wrongly changes an answer. Every finished answer must equal the one that
-the same request gives alone, and every block must be accounted for after every step.
+so a block shared, copied, evicted, released or rewound wrongly changes an answer. Where it has several groups of
+layers, it writes into the blocks of each, and reads of each as far back as the group's window. Every finished answer
+must equal the one that the same request gives alone, and every block must be accounted for after every step.
 """
 
 from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Sequence
 
 import pytest
 
-from unspool.cache.blocks import Blocks, root_key
+from unspool.cache import blocks as blocks_module
+from unspool.cache.blocks import Blocks, blocks_in_window, root_key
 from unspool.cache.states import States
-from unspool.engine import recurrent
+from unspool.engine import recurrent, tables
 from unspool.engine.request import Request
 from unspool.engine.scheduler import ALL_SCORED_TOKENS, SCORED_TOKENS, Scheduler
-from unspool.plan import Plan, Work
+from unspool.plan import NO_BLOCK, Plan, Work
 
 VOCABULARY = 5  # small, so that random prompts often share prefixes
+Windows = tuple[int | None, ...]  # of each group of layers
 
 
-def next_token(history: list[int], seed: int) -> int:
-    return zlib.crc32(bytes(history) + bytes([seed])) % VOCABULARY
+def next_token(history: list[int], seed: int, windows: Windows = (None,)) -> int:
+    """From what each group of layers sees of a history."""
+    seen = b"|".join(bytes(history if window is None else history[-window:]) for window in windows)
+    return zlib.crc32(seen + bytes([seed])) % VOCABULARY
 
 
 class FakeMemory:
     """One token in each slot; what the keys and values of a real model would be."""
 
-    def __init__(self, blocks: Blocks, num_states: int = 0) -> None:
-        self.size = blocks.block_size
-        self.slots = [[-1] * blocks.block_size for _ in range(blocks.num_blocks)]
+    def __init__(self, groups: Sequence[Blocks], num_states: int = 0) -> None:
+        self.size = groups[0].block_size
+        self.windows = tuple(group.window for group in groups)
+        self.slots = [[[-1] * self.size for _ in range(group.num_blocks)] for group in groups]
         self.states: list[list[int]] = [[-1] * 3 for _ in range(num_states)]  # each all tokens that it has seen
 
     def run(self, plan: Plan, seeds: dict[int, int]) -> dict[int, list[int]]:
         """Compute a plan: the tokens that each work's logits choose, drafts verified."""
-        for source, target in plan.copies:
-            self.slots[target] = list(self.slots[source])
+        for source, target, group in plan.copies:
+            self.slots[group][target] = list(self.slots[group][source])
         for source, target in plan.state_copies:
             self.states[target] = list(self.states[source])
         chosen = {}
         for work in plan.works:
             for offset, token in enumerate(work.tokens):
                 position = work.start + offset
-                self.slots[work.blocks[position // self.size]][position % self.size] = token
+                for slots, table in zip(self.slots, (work.blocks, *work.others), strict=True):
+                    block = table[position // self.size]
+                    assert block != NO_BLOCK
+                    slots[block][position % self.size] = token
             if self.states:
                 self.update_state(work)
             if work.num_samples:
@@ -63,47 +73,62 @@ class FakeMemory:
                 self.states[saves[offset]] = list(history)
         self.states[work.state] = history
 
+    def seen_at(self, work: Work, position: int) -> list[list[int]]:
+        """What each group of layers sees from a position."""
+        seen = []
+        for slots, table, window in zip(self.slots, (work.blocks, *work.others), self.windows, strict=True):
+            first = 0 if window is None else max(0, position + 1 - window)
+            assert NO_BLOCK not in table[first // self.size : position // self.size + 1], "a released block is read"
+            seen.append([slots[table[p // self.size]][p % self.size] for p in range(first, position + 1)])
+        return seen
+
     def verify(self, work: Work, seed: int) -> list[int]:
         end = work.start + len(work.tokens)
-        history = [self.slots[work.blocks[p // self.size]][p % self.size] for p in range(end)]
         if self.states:
-            assert self.states[work.state] == history
+            assert self.states[work.state] == self.seen_at(work, end - 1)[0]
         tokens: list[int] = []
         for position in range(end - work.num_samples, end):
-            tokens.append(next_token(history[: position + 1], seed))
-            if position + 1 < end and history[position + 1] != tokens[-1]:
+            seen = b"|".join(map(bytes, self.seen_at(work, position)))
+            tokens.append(zlib.crc32(seen + bytes([seed])) % VOCABULARY)
+            if position + 1 < end and work.tokens[position + 1 - work.start] != tokens[-1]:
                 break
         return tokens
 
 
-def answer_alone(prompt: list[int], seed: int, count: int) -> list[int]:
+def answer_alone(prompt: list[int], seed: int, count: int, windows: Windows = (None,)) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens, seed))
+        tokens.append(next_token(tokens, seed, windows))
     return tokens[len(prompt) :]
 
 
 class World:
     """A scheduler, its fake memory and the requests in it, driven by random events."""
 
-    def __init__(self, rng: random.Random, *, has_states: bool = False) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, *, has_states: bool = False, windows: Windows = (None,)) -> None:
+        self.rng, self.windows = rng, windows
         states = States(rng.choice([1, 2, 3, 5, 12])) if has_states else None
         size = rng.choice([1, 2, 3, 4, 8])
         self.capacity = rng.choice([24, 32, 64, 160])
-        self.blocks = Blocks(-(-self.capacity // size), size)
+        self.groups = [Blocks(self.pool_size(window, size), size, window) for window in windows]
         self.scheduler = Scheduler(
-            self.blocks,
+            self.groups[0],
             step_tokens=rng.choice([1, 2, 5, 16, 64]),
             max_running=rng.choice([1, 2, 4, 16]),
             prefix_cache=rng.random() < 0.8,
             chunk_tokens=rng.choice([None, 1, 3]),
             states=states,
+            others=self.groups[1:],
         )
-        self.memory = FakeMemory(self.blocks, states.num_slots if states else 0)
+        self.memory = FakeMemory(self.groups, states.num_slots if states else 0)
         self.live: dict[int, tuple[Request, int, int]] = {}  # number: (request, seed, tokens wanted)
         self.number = self.finished = 0
         self.common = [rng.randrange(VOCABULARY) for _ in range(self.capacity)]
+
+    def pool_size(self, window: int | None, size: int) -> int:
+        """Blocks for one whole context; of a window, blocks for one sequence or a few more."""
+        whole = -(-self.capacity // size)
+        return whole if window is None else blocks_in_window(window, size, 1) + self.rng.choice([0, 0, 3, whole])
 
     def arrive(self) -> None:
         length = self.rng.randrange(1, self.capacity - 6)
@@ -141,7 +166,7 @@ class World:
         for request, seed, wanted in self.live.values():
             room = wanted - request.num_output - 1
             if request in self.scheduler.running and request.num_left == 1 and room > 0 and self.rng.random() < 0.3:
-                guess = answer_alone(request.tokens, seed, room)
+                guess = answer_alone(request.tokens, seed, room, self.windows)
                 request.draft = [t if self.rng.random() < 0.7 else self.rng.randrange(VOCABULARY) for t in guess]
 
     def step(self) -> None:
@@ -157,7 +182,7 @@ class World:
         for number in chosen:
             request, seed, wanted = self.live[number]
             if request.num_output >= wanted:
-                alone = answer_alone(request.tokens[: request.num_prompt], seed, wanted)
+                alone = answer_alone(request.tokens[: request.num_prompt], seed, wanted, self.windows)
                 assert request.tokens[request.num_prompt :] == alone
                 self.scheduler.remove(self.live.pop(number)[0])
                 self.finished += 1
@@ -177,7 +202,7 @@ class World:
         assert not self.live, "starved"
         assert not self.scheduler.running
         assert not self.scheduler.waiting
-        self.blocks.check()
+        self.scheduler.tables.check([])
         if self.scheduler.states is not None:
             self.scheduler.states.check([])
 
@@ -210,6 +235,25 @@ def test_every_answer_in_a_crowd_equals_the_one_alone(chunk: int) -> None:
     assert finished > 500, "the schedules must do something"
     assert preempted > 20
     assert hits > 500
+
+
+@pytest.mark.parametrize("windows", [(5,), (None, 7), (None, 9, 2), (12, 1)], ids=str)
+@pytest.mark.parametrize("chunk", range(2))
+def test_released_blocks_change_no_answer(chunk: int, windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pools for the windows of one sequence or a few, and contexts many times as long."""
+    monkeypatch.setattr(blocks_module, "KEY_TILE", random.Random(chunk).choice([1, 4]))
+    for module in (blocks_module, tables):
+        monkeypatch.setattr(module, "REWIND", 2)
+    finished = preempted = hits = 0
+    for seed in range(chunk * 150, chunk * 150 + 150):
+        world = World(random.Random(seed), windows=windows)
+        world.run(60)
+        finished += world.finished
+        preempted += world.scheduler.num_preemptions
+        hits += world.scheduler.prefix_hits
+    assert finished > 500, "the schedules must do something"
+    assert preempted > 20
+    assert hits > 100
 
 
 def test_scored_prompts_share_a_limit_of_logits() -> None:

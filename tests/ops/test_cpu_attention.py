@@ -39,7 +39,7 @@ def bench_for(ops: Ops, spec: AttentionSpec, block_size: int = 32, kv_dtype: Any
     bench = Bench(ops, config_of(spec), EngineConfig(block_size=block_size, kv_dtype=kv_dtype), blocks)
     if isinstance(ops, CpuOps):  # what was never written must never be seen: all ones is not a number
         for block in range(blocks):
-            bench.kv.write_block(block, b"\xff" * bench.kv.block_bytes)
+            bench.kv.write_block(block, b"\xff" * bench.kv.block_bytes[0])
         if kv_dtype == "q8":  # rows differ from run to run here, so there is nothing to measure
             bench.kv.native.set_channels(0, *some_channels(spec))
     return bench
@@ -271,10 +271,10 @@ def test_channels_are_measured_by_the_model(isa: str) -> None:
     kept = []
     for threads, first in ((1, 40), (2, 5)):
         bench = measuring_bench(CpuOps(threads=threads, isa=isa), spec)
-        bench.kv.write_block(3, b"\x55" * bench.kv.block_bytes)
+        bench.kv.write_block(3, b"\x55" * bench.kv.block_bytes[0])
         assert bench.kv.native.channels(0) is None
         attend(bench, spec, rows, make_batch([(0, first, [0, 1])], 32))
-        assert bench.kv.read_block(3) == b"\x55" * bench.kv.block_bytes  # measuring leaves the cache alone
+        assert bench.kv.read_block(3) == b"\x55" * bench.kv.block_bytes[0]  # measuring leaves the cache alone
         kept.append(bench.kv.native.channels(0))
         attend(bench, spec, rows_for(spec, 64, 9), make_batch([(0, 9, [0])], 32))
         assert bench.kv.native.channels(0) == kept[-1]  # by the first model that has it, once
@@ -294,7 +294,7 @@ def test_a_cache_is_as_large_as_plan_says(kv_dtype: str, dim: int) -> None:
     """But for values that are padded to sixteen, and parts of a block to whole lines of memory."""
     spec = spec_of(2, 2, dim)
     said = 64 * kv_bytes_per_token(architecture_of(config_of(spec)).storage, kv_dtype)
-    found = bench_for(CpuOps(threads=1), spec, 64, kv_dtype, blocks=1).kv.block_bytes
+    found = bench_for(CpuOps(threads=1), spec, 64, kv_dtype, blocks=1).kv.block_bytes[0]
     padding = -dim % 16 * {"q8": 1, "f16": 2, "f32": 4}[kv_dtype] * 64
     heads = TINY.num_layers * spec.num_kv_heads
     assert said <= found - heads * padding < said + heads * 2 * 64
@@ -354,7 +354,7 @@ def test_blocks_are_copied_saved_and_restored(isa: str, kv_dtype: str) -> None:
     attend(bench, spec, rows[:32], make_batch([(0, 32, [4])], 32))
     bench.kv.copy_block(4, 9)
     data = bench.kv.read_block(9)
-    assert len(data) == bench.kv.block_bytes
+    assert len(data) == bench.kv.block_bytes[0]
     bench.kv.write_block(12, data)
     for block in (4, 9, 12):
         y = attend(bench, spec, rows[32:], make_batch([(32, 8, [block, 20])], 32))

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from tests.ops.cuda_setting import MARKS, ON_CARD
+from unspool.cache.blocks import Blocks
 from unspool.config import EngineConfig
+from unspool.engine import sizing
 from unspool.engine.engine import Engine
 from unspool.events import Failed, Finished
 from unspool.models.random import SHAPES, random_checkpoint
+from unspool.ops import storage
 from unspool.params import SamplingParams
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -72,6 +75,12 @@ def test_the_host_chooses_in_between() -> None:
 
 # Layers of each kind that keeps something else than keys and values of each head; the interpreter takes long for one.
 KEPT: dict[str, dict[str, Any]] = {"tiny-qwen3.5": {"num_layers": 2, "attention_layers": (False, True)}}
+# One layer with a window and one without, in blocks of their own.
+WINDOWS: dict[str, dict[str, Any]] = {
+    "tiny-gemma3": {"num_layers": 2, "sliding_layers": (True, False)},
+    "tiny-gpt-oss": {"num_layers": 2, "sliding_layers": (True, False)},
+    "tiny-mistral": {"num_layers": 1},
+}
 if ON_CARD:
     KEPT["tiny-deepseek-v2"] = {"num_layers": 1}
     KEPT["tiny-lfm2"] = {"num_layers": 2, "attention_layers": (True, False)}
@@ -83,12 +92,12 @@ def make_engine_of(shape: str, **changes: Any) -> Engine:
     return Engine(checkpoint, EngineConfig(device="cuda", block_size=16, kv_tokens=512, step_tokens=12, **changes))
 
 
-def greedy(engine: Engine, *prompts: tuple[int, ...]) -> list[tuple[int, Answer]]:
+def greedy(engine: Engine, *prompts: tuple[int, ...], count: int = 2) -> list[tuple[int, Answer]]:
     """Of each prompt, how much of it was reused, and its answer."""
     told: dict[str, Answer] = {str(index): [] for index in range(len(prompts))}
     reused = {}
     for index, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=0)
+        params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, logprobs=0)
         engine.add(prompt, params, id=str(index))
     while engine.has_work:
         for event in engine.step():
@@ -116,3 +125,33 @@ def test_however_a_prompt_was_reached_its_answer_is_the_same(shape: str) -> None
     has_states = engine.runner.kv.state_bytes > 0
     assert again == (len(prompt) - 1 if has_states else 16)
     assert reused >= again
+
+
+@pytest.mark.skipif(not ON_CARD, reason="contexts beyond a window and a tile of keys take the interpreter minutes")
+@pytest.mark.parametrize("shape", WINDOWS)
+def test_blocks_behind_a_window_are_released_and_change_nothing(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone and beside another, from the start and from what the cache has; a released block is read by no kernel, for
+    another request has it meanwhile."""
+    checkpoint = random_checkpoint(replace(SHAPES[shape], **WINDOWS[shape]), format="bf16")
+    config = EngineConfig(device="cuda", block_size=16, kv_tokens=512, step_tokens=160, max_running=2)
+    with monkeypatch.context() as patch:
+        for module in (storage, sizing):
+            patch.setattr(module, "layer_groups", lambda layers: (storage.one_group(layers),))
+        whole = Engine(checkpoint, config)
+    engine, prompt = Engine(checkpoint, config), tuple(range(40, 183))
+    assert [group.window for group in whole.scheduler.tables.groups] == [None]
+    assert engine.scheduler.tables.groups[-1].window == 24
+    released = []
+    release = Blocks.release_first
+    monkeypatch.setattr(
+        Blocks, "release_first", lambda *block, **how: (released.append(block[1]), release(*block, **how))
+    )
+    (_, answer), (_, expected) = (greedy(each, prompt, count=3)[0] for each in (engine, whole))
+    assert answer == expected
+    assert len(released) == 64 // 16
+    groups = engine.scheduler.tables.groups
+    assert [group.num_cached for group in groups] == [9] * len(groups), "all full blocks can be found, released or not"
+    longer = (*prompt, 7, 8)
+    (_, other), (reused, after) = greedy(engine, prompt[5:90], longer)
+    assert reused == len(prompt) // 16 * 16
+    assert [other, after] == [each for _, each in greedy(whole, prompt[5:90], longer)]

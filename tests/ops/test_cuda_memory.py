@@ -13,7 +13,7 @@ import pytest
 from tests.ops.cuda_setting import ON_CARD, torch
 from unspool.cli import main
 from unspool.config import EngineConfig
-from unspool.engine.sizing import num_kv_blocks
+from unspool.engine.sizing import KvSizes
 from unspool.errors import BackendError
 from unspool.models.random import SHAPES, shared_checkpoint, stand_in
 from unspool.models.registry import architecture_of, build
@@ -69,11 +69,11 @@ def test_the_cache_gets_what_is_left() -> None:
     free = total - memory.weight_bytes(stand_in("llama-8b").weights.values())
     room = memory.kv_room(free, total, architecture.widths, ENGINE)
     assert room + memory.workspace_bytes(architecture.widths, ENGINE) + (total - free) == int(0.9 * total)
-    blocks = num_kv_blocks(architecture.storage, model.context_length, ENGINE, room)
+    [blocks] = KvSizes(architecture.storage, model.context_length, ENGINE, keys_alone=True).blocks(room)
     assert blocks == room // kv_bytes_per_token(architecture.storage, "f16") // ENGINE.block_size
     small = SHAPES["tiny"]
     most = 256 * small.context_length
-    blocks = num_kv_blocks(architecture_of(small).storage, small.context_length, ENGINE, room)
+    [blocks] = KvSizes(architecture_of(small).storage, small.context_length, ENGINE, keys_alone=True).blocks(room)
     assert blocks * ENGINE.block_size == most, "no more than can be used"
 
 

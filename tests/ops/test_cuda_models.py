@@ -289,7 +289,34 @@ def test_blocks_can_be_copied_read_and_written() -> None:
     assert kv.read_block(2) == kv.read_block(1) != kv.read_block(3)
     kv.write_block(3, kv.read_block(1))
     assert kv.read_block(3) == kv.read_block(1)
-    assert len(kv.read_block(0)) == kv.block_bytes
+    assert len(kv.read_block(0)) == kv.block_bytes[0]
+
+
+@pytest.mark.parametrize("sliding", [(True, False), (False, True)])
+def test_groups_of_layers_have_blocks_of_their_own(sliding: tuple[bool, bool]) -> None:
+    """A decode and a draft: the bits are those of one table for all layers, whatever is in released blocks."""
+    config = replace(SHAPES["tiny-gemma3"], num_layers=2, sliding_layers=sliding)
+    model = build(config, random_checkpoint(config, format="bf16").weights, CudaOps())
+    layers, engine, ops = model.architecture.storage, EngineConfig(block_size=16), CudaOps()
+    one, two = ops.kv_cache(layers, engine, 20), ops.kv_cache(layers, engine, (20, 12))
+    windowed = sliding.index(True)
+    for index in range(2):
+        one.layer(index).normal_()
+    two.layer(1 - windowed).copy_(one.layer(1 - windowed))
+    two.layer(windowed).fill_(60_000.0)
+    sequences = [(143, [7], range(9)), (99, [8, 9], range(9, 17))]
+    batch, kept = make_batch(sequences, 16).arrays(), {4: 1, 5: 3, 6: 4, 7: 5, 8: 6, 13: 7, 14: 8, 15: 9, 16: 10}
+    for block, other in kept.items():
+        two.layer(windowed)[other] = one.layer(windowed)[block]
+    tables = np.array([[kept.get(block, -1) for block in table] for table in batch.tables], np.int32)
+    slots = np.array([kept[slot // 16] * 16 + slot % 16 for slot in batch.slots])
+    grouped = replace(batch, tables=np.concatenate([batch.tables, tables]), slots=np.concatenate([batch.slots, slots]))
+    expected = ops.compile(model, one).run(batch).copy()
+    assert np.isfinite(expected).all()
+    assert (ops.compile(model, two).run(grouped) == expected).all()
+    two.copy_block(3, 0, 1)
+    assert two.read_block(0, 1) == two.read_block(3, 1) != two.read_block(4, 1)
+    assert (len(two.read_block(0, 0)), len(two.read_block(0, 1))) == two.block_bytes
 
 
 def test_many_rows_give_the_bits_of_few() -> None:

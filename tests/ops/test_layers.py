@@ -211,11 +211,11 @@ def test_blocks_are_copied_saved_and_restored() -> None:
     model = architecture(GEOMETRIES)
     for ops in (ReferenceOps(), *(CpuOps(threads=1, isa=isa) for isa in ISAS[:1])):
         kv = ops.kv_cache(model.storage, EngineConfig(kv_dtype="f32").with_device_defaults(ops.name), 3)
-        data = np.random.default_rng(0).integers(256, size=kv.block_bytes, dtype=np.uint8).tobytes()
+        data = np.random.default_rng(0).integers(256, size=kv.block_bytes[0], dtype=np.uint8).tobytes()
         kv.write_block(0, data)
         kv.copy_block(0, 2)
         assert kv.read_block(2) == data
-        assert kv.read_block(1) == bytes(kv.block_bytes)
+        assert kv.read_block(1) == bytes(kv.block_bytes[0])
 
 
 def test_a_layout_names_what_layers_keep() -> None:

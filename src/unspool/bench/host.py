@@ -35,12 +35,12 @@ SHAPE = replace(SHAPES["tiny"], num_heads=32, num_kv_heads=8, vocab_size=49_152,
 
 
 class StubKV:
-    layout, block_bytes = "stub", 0
+    layout, block_bytes, groups, state_bytes = "stub", (0,), (), 0
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
 
-    def copy_block(self, source: int, target: int) -> None:
+    def copy_block(self, source: int, target: int, group: int = 0) -> None:
         """Nothing is there."""
 
 
@@ -119,7 +119,7 @@ class StubOps:
 
     vector = matrix
 
-    def kv_cache(self, layers: Any, engine: EngineConfig, num_blocks: int, num_states: int = 0) -> StubKV:
+    def kv_cache(self, layers: Any, engine: EngineConfig, num_blocks: Any, num_states: int = 0) -> StubKV:
         return StubKV(engine.block_size)
 
     def finish_loading(self, progress: Any = None) -> None: ...

@@ -19,6 +19,7 @@ from typing import Any
 
 from unspool.bench.local import Bench
 from unspool.bench.workload import Job
+from unspool.cache.blocks import borrowed
 from unspool.ceilings import Ceilings, ceilings
 from unspool.plan import Plan, Work
 from unspool.planning import compute_bound_batch
@@ -91,15 +92,12 @@ def measure(bench: Bench, limits: Ceilings, options: argparse.Namespace, points:
 
 def fastest(bench: Bench, batch: int, rows: int, context: int, rounds: int) -> float:
     """Seconds of a step of `batch` sequences, each with so many rows behind a context."""
-    blocks = bench.engine.scheduler.blocks
-    per = -(-(context + rows) // blocks.block_size)
-    held = [[blocks.allocate() for _ in range(per)] for _ in range(batch)]
-    try:
-        works = (Work(i, context, (1,) * rows, tuple(own), 1, 1) for i, own in enumerate(held))
+    with borrowed(bench.engine.scheduler.tables.groups, batch, context, rows) as held:
+        works = (
+            Work(i, context, (1,) * rows, table, 1, 1, others=tuple(others))
+            for i, (table, *others) in enumerate(held)
+        )
         return min(step_times(bench.engine.runner, Plan(tuple(works)), rounds + 1)[1:])
-    finally:
-        for own in held:
-            blocks.release(own)
 
 
 def point(

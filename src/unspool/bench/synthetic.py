@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unspool.cache.blocks import borrowed
 from unspool.config import EngineConfig
 from unspool.drafter import BaseDrafter, DraftContext
 from unspool.models.shapes import SHAPES
@@ -109,13 +110,12 @@ def answer(
 
 def step_seconds(engine: Engine, num_sequences: int, rows: int, context: int, rounds: int = 20) -> float:
     """A step of so many sequences with so many rows each behind a context, waited for: the median."""
-    blocks = engine.scheduler.blocks
-    per = -(-(context + rows) // blocks.block_size)
-    held = [[blocks.allocate() for _ in range(per)] for _ in range(num_sequences)]
-    plan = Plan(tuple(Work(i, context, (1,) * rows, tuple(own), rows, rows) for i, own in enumerate(held)))
-    times = step_times(engine.runner, plan, rounds + 2)
-    for own in held:
-        blocks.release(own)
+    with borrowed(engine.scheduler.tables.groups, num_sequences, context, rows) as held:
+        works = (
+            Work(i, context, (1,) * rows, table, rows, rows, others=tuple(others))
+            for i, (table, *others) in enumerate(held)
+        )
+        times = step_times(engine.runner, Plan(tuple(works)), rounds + 2)
     return statistics.median(times[2:])
 
 

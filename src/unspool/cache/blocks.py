@@ -8,19 +8,30 @@
     release:  the last owner goes: registered → cached, else → free
 
 A block that is registered or has several owners is never written: whoever must write copies it first.
-An owner of a block owns all blocks before it in its sequence and releases them last to first, so in the order of
-release a block always comes before its parent, and forgetting the oldest never orphans a child.
+Where layers see all keys, an owner of a block owns all blocks before it in its sequence and releases them last to
+first, so in the order of release a block always comes before its parent, and forgetting the oldest never orphans a
+child.
+
+Where layers see a window of keys, a sequence also releases its first blocks while it runs: those that no token to come
+sees. They stay findable. A sequence may begin after any of its blocks whose window before it is still there.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from unspool.digest import blake2b
 from unspool.errors import EngineError
+from unspool.plan import NO_BLOCK
+
+# Kernels read keys in tiles of at most so many positions, from position 0 on: the first tile that a token reads may
+# begin before its window.
+KEY_TILE = 64
+REWIND = 16  # tokens that a sequence can go back without losing its place, at least
 
 
 def root_key(*parts: str) -> bytes:
@@ -33,6 +44,11 @@ def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
 
 
+def blocks_in_window(window: int, block_size: int, num_tokens: int) -> int:
+    """The most blocks that a sequence holds while it computes so many tokens at once."""
+    return -(-(window + REWIND + KEY_TILE + num_tokens) // block_size) + 1
+
+
 class BlockListener(Protocol):
     """Is told what the index of computed prefixes holds. Called by the engine's thread: it must not block."""
 
@@ -41,8 +57,9 @@ class BlockListener(Protocol):
 
 
 class Blocks:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+    def __init__(self, num_blocks: int, block_size: int, window: int | None = None) -> None:
+        """`window`: keys that a token sees, itself included; None: all."""
+        self.num_blocks, self.block_size, self.window = num_blocks, block_size, window
         self._owners = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # popped from the end: low numbers first
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -89,12 +106,29 @@ class Blocks:
     def release(self, blocks: Iterable[int]) -> None:
         """Give up a sequence's blocks, first to last as they stand in it."""
         for block in reversed(list(blocks)):
-            self._owners[block] -= 1
-            if self._owners[block] == 0:
-                if block in self._key_of:
-                    self._cached[block] = None
-                else:
-                    self._free.append(block)
+            if block != NO_BLOCK:
+                self._release_one(block)
+
+    def release_first(self, block: int, *, is_likely: bool) -> None:
+        """Give up the first block that a sequence still has. Unless it is likely to be found again, it is forgotten
+        before the blocks that are cached already."""
+        self._release_one(block)
+        if not is_likely and block in self._cached:
+            self._cached.move_to_end(block, last=False)
+
+    def _release_one(self, block: int) -> None:
+        self._owners[block] -= 1
+        if self._owners[block] == 0:
+            if block in self._key_of:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def first_needed(self, position: int) -> int:
+        """The place in a sequence of the first block that its tokens from `position` on read."""
+        if self.window is None:
+            return 0
+        return max(0, position + 1 - self.window) // KEY_TILE * KEY_TILE // self.block_size
 
     def is_writable(self, block: int) -> bool:
         return self._owners[block] == 1 and block not in self._key_of
@@ -167,7 +201,8 @@ class Blocks:
         owners = [0] * self.num_blocks
         for sequence in held:
             for block in sequence:
-                owners[block] += 1
+                if block != NO_BLOCK:
+                    owners[block] += 1
         assert owners == self._owners, f"owners {owners} differ from counts {self._owners}"
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
@@ -178,3 +213,26 @@ class Blocks:
         assert {key: block for block, (key, _, _) in self._key_of.items()} == self._block_of, "the index disagrees"
         children = {block for blocks in self._children.values() for block in blocks}
         assert children == set(self._key_of), "a registered block has no parent entry"
+
+
+@contextmanager
+def borrowed(
+    groups: Sequence[Blocks], num_sequences: int, start: int, num_tokens: int
+) -> Iterator[list[list[tuple[int, ...]]]]:
+    """For measurements: blocks for sequences that compute so many tokens behind `start` others. Each sequence has a
+    table of each group's blocks, which nobody else holds meanwhile."""
+    size = groups[0].block_size
+    count = -(-(start + num_tokens) // size)
+    held: list[list[list[int]]] = [[[] for _ in groups] for _ in range(num_sequences)]
+    try:
+        for tables in held:
+            for group, table in zip(groups, tables, strict=True):
+                first = group.first_needed(start)
+                table += [NO_BLOCK] * first
+                for _ in range(first, count):
+                    table.append(group.allocate())
+        yield [[tuple(table) for table in tables] for tables in held]
+    finally:
+        for tables in held:
+            for group, table in zip(groups, tables, strict=True):
+                group.release(table)

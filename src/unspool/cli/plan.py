@@ -259,6 +259,11 @@ def describe(planner: Planner, target: Target) -> str:
         f"requests      at once: {fitting}",
         f"memory        {size(plan.free_bytes)} free{where}, {whole}{verdict}",
     ]
+    lines[4:4] = [
+        f"windows       {each.num_layers} layers see {each.window:,} tokens and keep at most {each.held_tokens:,} of a "
+        f"sequence: room for {each.kv_tokens:,} tokens, {size(each.kv_bytes)} of the cache"
+        for each in plan.windows
+    ]
     if plan.state_bytes:
         lines[4:4] = [
             f"states        {size(plan.state_bytes)} a sequence: what recurrent layers keep, however long it is",

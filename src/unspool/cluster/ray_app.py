@@ -72,7 +72,7 @@ class Engine:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         stats = (await self._replica.status()).stats
-        return {"waiting": stats["waiting"], "cache_usage": 1 - stats["blocks_free"] / stats["blocks"]}
+        return {"waiting": stats["waiting"], "cache_usage": stats["cache_usage"]}
 
     async def check_health(self) -> None:
         self._replica.check_health()

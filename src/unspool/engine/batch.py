@@ -25,7 +25,7 @@ class BatchBuilder:
 
     def build(self, plan: Plan) -> Batch:
         """Rows work after work; each work is a sequence of the batch. All works have one kind of output."""
-        _, first, tokens, blocks, num_logits, _, _, _, num_hidden = plan.columns
+        _, first, tokens, blocks, num_logits, _, _, _, others, num_hidden = plan.columns
         num_wanted = num_hidden if any(num_hidden) else num_logits
         starts = array("i", accumulate(map(len, tokens), initial=0))
         ends = starts[1:]
@@ -37,6 +37,10 @@ class BatchBuilder:
             positions = array("i", _joined(range(at, at + len(of)) for at, of in zip(first, tokens, strict=True)))
             slots = array("q", _joined(map(self._slots, first, map(len, tokens), blocks)))
         logit_rows = array("i", _joined(map(range, map(sub, ends, num_wanted), ends)))
+        if others[0]:
+            for group in zip(*others, strict=True):
+                slots.extend(_joined(map(self._slots, first, map(len, tokens), group)))
+            blocks = (*blocks, *_joined(zip(*others, strict=True)))
         ids = array("i", _joined(tokens))
         tables = self._tables_of(blocks)
         if self._unkept_state < 0:

@@ -64,6 +64,8 @@ class GroupBuilder:
         self._fingerprint, self._vocab_size = checkpoint.fingerprint, checkpoint.config.vocab_size
         self._model_context, self._context_length = checkpoint.config.context_length, context_length
         self._drafter, self._end_ids = config.speculate, end_ids
+        has_window = any(group.window is not None for group in runner.kv.groups)
+        self._keeps_turns = runner.kv.state_bytes > 0 or has_window
         self._breaker_tables: dict[tuple[str, ...], np.ndarray] = {}
         self.next_number = 0
 
@@ -178,7 +180,7 @@ class GroupBuilder:
         self.next_number += 1
         request.arrival = group.branches[0].request.arrival if group.branches else request.number
         request.limit = limit
-        if group.is_chat and self._tokenizer is not None and self._runner.kv.state_bytes:
+        if group.is_chat and self._tokenizer is not None and self._keeps_turns:
             request.turns = turns_of(group.prompt, self._tokenizer.special_ids)
         request.is_scored = params.prompt_logprobs is not None and not group.branches
         return request

@@ -69,7 +69,7 @@ def _head(engine: Engine) -> BaseDrafter:
     head = draft_head_of(engine.checkpoint.config)
     assert head is not None  # reads_hidden has looked
     model = build_head(head, engine.runner.model, engine.checkpoint.draft_weights())
-    return MtpDrafter(make_head_runner(model, engine.config, engine.runner.kv.num_blocks))
+    return MtpDrafter(make_head_runner(model, engine.config, engine.runner.kv.num_blocks[0]))
 
 
 def _early_exit(engine: Engine, detail: str) -> BaseDrafter:
@@ -81,7 +81,7 @@ def _early_exit(engine: Engine, detail: str) -> BaseDrafter:
         raise RequestError(f"early-exit has {detail!r} layers; the model has {most}", "speculate")
     _check_stateless(engine.runner.model, "early-exit")
     cut = engine.runner.model.early(num_layers)
-    return ModelDrafter("early-exit", make_runner(cut, engine.config, engine.runner.kv.num_blocks))
+    return ModelDrafter("early-exit", make_runner(cut, engine.config, engine.runner.kv.num_blocks[0]))
 
 
 def _draft_model(engine: Engine, path: str) -> BaseDrafter:
@@ -96,7 +96,7 @@ def _draft_model(engine: Engine, path: str) -> BaseDrafter:
     check_same_tokenizer(engine.tokenizer, checkpoint.tokenizer(), path)
     model = build(checkpoint.config, checkpoint.weights, engine.ops)
     _check_stateless(model, f"the draft model {path}")
-    return ModelDrafter("model", make_runner(model, engine.config, engine.runner.kv.num_blocks))
+    return ModelDrafter("model", make_runner(model, engine.config, engine.runner.kv.num_blocks[0]))
 
 
 def _check_stateless(model: Decoder, what: str) -> None:

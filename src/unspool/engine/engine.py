@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from unspool.cache.blocks import Blocks
 from unspool.cache.states import States
 from unspool.config import EngineConfig
 from unspool.engine.active import ActiveRequests
@@ -34,7 +33,7 @@ from unspool.engine.output import DeviceOutput, HostOutput, StepOutput
 from unspool.engine.request import Pooling
 from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
-from unspool.engine.sizing import num_kv_blocks, num_states
+from unspool.engine.sizing import KvSizes, num_states
 from unspool.engine.steps import StepMeter
 from unspool.errors import EngineClosedError, QueueFullError, RequestError
 from unspool.events import Event, FinishReason
@@ -99,22 +98,25 @@ class Engine:
         if room is not None:
             room -= (num_slots + 1) * state_bytes(storage) if num_slots else 0
         context = config.context_of(checkpoint.config.context_length)
-        num_blocks = num_kv_blocks(storage, context, config, room, keys_alone=self.ops.name == "cuda")
-        self.config = replace(config, kv_tokens=num_blocks * config.block_size)
-        self.context_length = min(context, num_blocks * config.block_size)
+        sizes = KvSizes(storage, context, config, keys_alone=self.ops.name == "cuda")
+        num_blocks = sizes.blocks(room)
+        self.config = replace(config, kv_tokens=num_blocks[0] * config.block_size)
+        self.context_length = sizes.context_length(num_blocks)
         keeps_hidden = reads_hidden(self.config.speculate, checkpoint, self.ops)
         self.runner = make_runner(model, self.config, num_blocks, num_slots, keeps_hidden=keeps_hidden)
         # Another core may still be packing weights, so other slow work is done now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
+        blocks, *others = sizes.pools(num_blocks)
         self.scheduler = Scheduler(
-            Blocks(num_blocks, config.block_size),
+            blocks,
             step_tokens=config.step_tokens,
             max_running=config.max_running,
             prefix_cache=config.prefix_cache,
             chunk_tokens=config.chunk_tokens,
             states=States(num_slots) if num_slots else None,
+            others=others,
         )
-        self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.blocks, clock)
+        self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.tables.groups, clock)
         ends = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
         # A tokenizer may have tokens without an embedding row: the model can never produce them.
         self.end_ids = frozenset(token for token in ends if token < checkpoint.config.vocab_size)
@@ -340,6 +342,7 @@ class Engine:
             "blocks": blocks.num_blocks,
             "blocks_free": blocks.num_free,
             "blocks_cached": blocks.num_cached,
+            **scheduler.tables.stats,
             "preemptions": scheduler.num_preemptions,
             **({} if scheduler.states is None else scheduler.states.stats),
             "prefix_queries": scheduler.prefix_queries,

@@ -17,12 +17,14 @@ class Request:
     tokens   |  prompt  |  output so far  |  draft |
              |---------- computed ---|---- left ---|
     blocks   |  b0  |  b1  |  b2  |  …          cover at least what is computed
+
+    A model with several groups of layers has a table of blocks for each (tables.py): `blocks` is the first group's.
     """
 
     __slots__ = (
         "arrival", "blocks", "draft", "draft_save", "is_paused", "is_scored", "keys", "limit", "num_cached",
-        "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "parting",
-        "pooling", "priority", "root", "saves", "state", "table", "tokens", "turns",
+        "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_registered", "number", "other_tables",
+        "others", "parting", "pooling", "priority", "released", "root", "saves", "state", "table", "tokens", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, prompt: Sequence[int], *, priority: int = 0, root: bytes = b"") -> None:
@@ -33,7 +35,10 @@ class Request:
         self.draft: list[int] = []
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.others: list[list[int]] = []  # the blocks of the other groups
+        self.released: list[int] = []  # of each group: how many first blocks were released, because nothing sees them
         self.table: tuple[int, ...] = ()  # the blocks as plans tell them: the same object as long as they are the same
+        self.other_tables: tuple[tuple[int, ...], ...] = ()  # likewise
         self.limit = sys.maxsize  # tokens, prompt and output, beyond which nothing is planned ahead
         self.keys: list[bytes] = []  # of the full blocks, as far as they were needed
         self.num_registered = 0  # leading full blocks that were offered to the prefix index

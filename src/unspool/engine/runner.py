@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate, chain, repeat
 from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
@@ -90,8 +91,8 @@ class Runner:
 
     def copy(self, plan: Plan) -> None:
         """The plan's copies, which come before all that it computes."""
-        for source, target in plan.copies:
-            self.kv.copy_block(source, target)
+        for source, target, group in plan.copies:
+            self.kv.copy_block(source, target, group)
         for source, target in plan.state_copies:
             self.kv.copy_state(source, target)
 
@@ -109,9 +110,16 @@ class Runner:
 
 
 def make_runner(
-    model: Decoder, config: EngineConfig, num_blocks: int, num_states: int = 0, *, keeps_hidden: bool = False
+    model: Decoder,
+    config: EngineConfig,
+    num_blocks: int | Sequence[int],
+    num_states: int = 0,
+    *,
+    keeps_hidden: bool = False,
 ) -> Runner:
-    """`num_states` slots for the states of sequences; a model that has states gets one more, for works that keep none.
+    """`num_blocks` of each group of layers, or of all of them together, which then release none.
+
+    `num_states` slots for the states of sequences; a model that has states gets one more, for works that keep none.
 
     `keeps_hidden`: steps tell the hidden rows of their tokens too, to a drafter that reads them.
     """

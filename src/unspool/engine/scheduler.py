@@ -24,6 +24,7 @@ from unspool.cache.blocks import Blocks
 from unspool.cache.states import Snapshot, States
 from unspool.engine.recurrent import RecurrentStates
 from unspool.engine.request import Request
+from unspool.engine.tables import Copies, Tables
 from unspool.plan import PENDING, Plan, Work
 
 # Of a scored prompt, and of all of them, in one step: each asks for a row of logits, for which there must be room.
@@ -40,9 +41,12 @@ class Scheduler:
         prefix_cache: bool = True,
         chunk_tokens: int | None = None,
         states: States | None = None,
+        others: Sequence[Blocks] = (),
     ) -> None:
-        """`states`: slots for models with recurrent layers; each running request has one."""
+        """`states`: slots for models with recurrent layers; each running request has one. `others`: the blocks of
+        further groups of layers."""
         self.blocks, self._block_size = blocks, blocks.block_size
+        self.tables = Tables((blocks, *others), step_tokens)
         self.states = None if states is None else RecurrentStates(states, blocks, keeps_snapshots=prefix_cache)
         self.step_tokens = step_tokens
         self.chunk_tokens = chunk_tokens or step_tokens  # of prompts, in a step that others stream in
@@ -57,6 +61,7 @@ class Scheduler:
 
     # Coming and going -----------------------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
+        self.tables.begin(request)
         bisect.insort(self.waiting, request, key=_turn)
 
     def remove(self, request: Request, *, has_failed: bool = False) -> None:
@@ -72,19 +77,24 @@ class Scheduler:
                 break
             common += 1
         child.num_computed = min(common, parent.num_computed, len(child.tokens) - 1)
+        if not self._can_fork(parent, child):
+            child.num_computed = 0
+            self.add(child)  # it begins from what the cache has, like any other
+            return
         if self.states is not None:
-            if child.num_computed != parent.num_computed or parent.state < 0 or not self.states.slots.num_free:
-                child.num_computed = 0
-                bisect.insort(self.waiting, child, key=_turn)  # it begins from a snapshot, like any other
-                return
             self.states.fork(parent, child)
-        child.blocks = parent.blocks[: self._num_blocks(child.num_computed)]
+        self.tables.share(parent, child)
         child.num_cached = min(child.num_computed, child.num_prompt)
-        for block in child.blocks:
-            self.blocks.share(block)
         child.num_registered = child.num_computed // self._block_size
         child.keys = parent.keys[: child.num_registered]
         bisect.insort(self.running, child, key=_turn)
+
+    def _can_fork(self, parent: Request, child: Request) -> bool:
+        """Whether the parent has what its fork needs to go on from the tokens that they share."""
+        if self.states is None:
+            return self.tables.has_window(parent, child.num_computed)
+        has_slot = parent.state >= 0 and self.states.slots.num_free > 0
+        return has_slot and child.num_computed == parent.num_computed
 
     def rewind(self, request: Request, num_tokens: int) -> None:
         """Take back the tokens after the first `num_tokens`; what was computed of them is void."""
@@ -96,10 +106,13 @@ class Scheduler:
             if self.states is not None and request.state >= 0:
                 del request.keys[request.num_computed // self._block_size :]
                 request.num_computed = self.states.rewind(request, request.num_computed)
-        self._keep_blocks(request, self._num_blocks(request.num_computed))
         num_full = request.num_computed // self._block_size
         del request.keys[num_full:]
         request.num_registered = min(request.num_registered, num_full)
+        if self.tables.has_window(request, request.num_computed):
+            self.tables.keep(request, self._num_blocks(request.num_computed))
+        else:
+            self._preempt(request)
 
     # Planning -------------------------------------------------------------------------------------------------------
     def plan(self) -> Plan:
@@ -109,15 +122,16 @@ class Scheduler:
         self._prefilled = []
         budget, scored = self.step_tokens, ALL_SCORED_TOKENS
         works: dict[int, Work] = {}
-        copies: list[tuple[int, int]] = []
+        copies: Copies = []
         preempted: list[int] = []
         streaming: list[Request] = []
         prompts: list[Request] = []
+        plan_one = self._plan_one_in_all if self.tables.others else self._plan_one
         for request in self.running:
             if request.is_paused:
                 continue
             known_left = len(request.tokens) - request.num_computed
-            work = self._plan_one(request) if known_left == 1 and len(works) < budget else None
+            work = plan_one(request) if known_left == 1 and len(works) < budget else None
             if work is not None:
                 works[request.number] = work
             elif known_left > 0 or request.draft:
@@ -134,7 +148,10 @@ class Scheduler:
             if request.draft and self.states is not None and not self.states.slots.num_free:
                 request.draft = []  # there would be no way back
             count = min(request.num_left, most)
-            while not self._fits(request, count) and not self._has_room(request, count):
+            if self.tables.windowed:
+                self.tables.release_passed(request)
+                count = self.tables.most_tokens(request, count)
+            while not self.tables.fits(request, count) and not self.tables.has_room(request, count):
                 victim = self.running[-1]
                 self._preempt(victim, works.pop(victim.number, None))
                 preempted.append(victim.number)
@@ -159,15 +176,14 @@ class Scheduler:
             return Plan(tuple(works.values()), tuple(copies), self.states.take_copies())
         return Plan(tuple(works.values()), tuple(copies))
 
-    def _admit(self, request: Request, copies: list[tuple[int, int]]) -> bool:
+    def _admit(self, request: Request, copies: Copies) -> bool:
         """Move the first waiting request to the running ones, with what the prefix cache has of it."""
         may_share = self.prefix_cache and request.may_share
         snapshot = self._share_prefix(request) if may_share else None
-        missing = self._num_blocks(len(request.tokens)) - len(request.blocks)
 
         def has_room() -> bool:
             has_state = self.states is None or self.states.slots.num_free > 0
-            return missing <= self.blocks.num_free and has_state and len(self.running) < self.max_running
+            return has_state and len(self.running) < self.max_running and self.tables.has_room_for_all(request)
 
         while not has_room() and self.running and self._all_paused():
             self._preempt(self.running[-1])  # they wait for a sibling, and this may be it
@@ -179,7 +195,7 @@ class Scheduler:
         if self.states is not None:
             self._begin_states(request, snapshot, copies)
         elif may_share:
-            self._copy_partial(request, request.tokens[request.num_computed : -1], copies)
+            self.tables.copy_partial(request, request.tokens[request.num_computed : -1], copies, whole=False)
         if request.num_preemptions == 0:
             self.prefix_queries += len(request.tokens)
             self.prefix_hits += request.num_computed
@@ -190,10 +206,10 @@ class Scheduler:
         """Whether every request waits for a sibling. A request with a PENDING token will soon end or continue."""
         return all(request.is_paused and not request.num_pending for request in self.running)
 
-    def _begin_states(self, request: Request, snapshot: Snapshot | None, copies: list[tuple[int, int]]) -> None:
+    def _begin_states(self, request: Request, snapshot: Snapshot | None, copies: Copies) -> None:
         """Begin from a snapshot, whose full blocks the request shares already; or from nothing."""
         assert self.states is not None
-        if snapshot is not None and not self._copy_partial(request, snapshot.rest, copies):
+        if snapshot is not None and not self.tables.copy_partial(request, snapshot.rest, copies, whole=True):
             self._drop_blocks(request)
             snapshot = None
         self.states.begin(request, snapshot)
@@ -204,36 +220,16 @@ class Scheduler:
         Where layers have states, as far as the longest snapshot goes, which is returned.
         """
         size = self._block_size
-        while request.num_computed + size < len(request.tokens):
-            block = self.blocks.find(request.key(len(request.blocks), size))
-            if block is None:
-                break
-            self.blocks.share(block)
-            request.blocks.append(block)
-            request.num_computed += size
+        request.parting = self.tables.share_prefix(request)
         snapshot = None
         if self.states is not None:
-            request.parting = request.num_computed
             snapshot, position = self.states.find(request, len(request.tokens) - 1, len(request.blocks))
             if snapshot is not None and not self.states.has_partial(snapshot):
                 snapshot = None
             request.num_computed = position // size * size if snapshot is not None else 0
-            self._keep_blocks(request, request.num_computed // size)
+            self.tables.keep(request, request.num_computed // size)
         request.num_registered = len(request.blocks)
         return snapshot
-
-    def _copy_partial(self, request: Request, tokens: Sequence[int], copies: list[tuple[int, int]]) -> bool:
-        """Copy the registered block that begins as these tokens do, the request's next; whether it has them all."""
-        parent = request.keys[len(request.blocks) - 1] if request.blocks else request.root
-        block, count = self.blocks.find_partial(parent, tokens) if tokens else (-1, 0)
-        if count == 0 or self.blocks.num_free < 2 or (self.states is not None and count < len(tokens)):
-            return not tokens
-        self.blocks.share(block)  # so that the allocation cannot take it
-        request.blocks.append(self.blocks.allocate())
-        copies.append((block, request.blocks[-1]))
-        request.num_computed += count
-        self.blocks.release([block])
-        return count == len(tokens)
 
     def _plan_one(self, request: Request) -> Work | None:
         """The most common case: one token, into a block that only this request uses.
@@ -255,6 +251,14 @@ class Scheduler:
             request.is_paused = True
         return work if self.states is None else self._with_states(request, work)
 
+    def _plan_one_in_all(self, request: Request) -> Work | None:
+        """The same where there are several groups of layers."""
+        index = request.num_computed // self._block_size
+        if index >= len(request.blocks) or not self.tables.are_writable(request, index):
+            return None
+        work = self._plan_one(request)
+        return None if work is None else work._replace(others=request.other_tables)
+
     def _with_states(self, request: Request, work: Work) -> Work:
         assert self.states is not None
         end = work.start + len(work.tokens)
@@ -264,29 +268,17 @@ class Scheduler:
     def _table(self, request: Request) -> tuple[int, ...]:
         if len(request.table) != len(request.blocks):
             request.table = tuple(request.blocks)
+            request.other_tables = tuple(map(tuple, request.others))
         return request.table
 
-    def _fits(self, request: Request, count: int) -> bool:
-        """Whether the blocks that a request has, its own, hold what is to come."""
-        start, blocks, size = request.num_computed, request.blocks, self.blocks.block_size
-        return start + count <= len(blocks) * size and self.blocks.is_writable(blocks[start // size])
-
-    def _has_room(self, request: Request, count: int) -> bool:
-        missing = self._num_blocks(request.num_computed + count) - len(request.blocks)
-        return missing + self._must_copy(request) <= self.blocks.num_free
-
-    def _must_copy(self, request: Request) -> bool:
-        """Whether the block that the next token goes to belongs to others too."""
-        index = request.num_computed // self._block_size
-        return index < len(request.blocks) and self.blocks.num_owners(request.blocks[index]) > 1
-
-    def _plan_tokens(self, request: Request, count: int, copies: list[tuple[int, int]]) -> Work:
+    def _plan_tokens(self, request: Request, count: int, copies: Copies) -> Work:
         start, end = request.num_computed, request.num_computed + count
         missing = self._num_blocks(end) - len(request.blocks)
         index = start // self._block_size
-        if index < len(request.blocks) and not self.blocks.is_writable(request.blocks[index]):
-            self._make_writable(request, index, copies, in_place=self.blocks.num_free <= missing)
-        request.blocks.extend(self.blocks.allocate() for _ in range(missing))
+        if index < len(request.blocks):
+            self.tables.make_writable(request, index, copies, missing)
+        if missing > 0:
+            self.tables.extend(request, missing)
         tokens = request.tokens[start:end]
         tokens += request.draft[: count - len(tokens)]
         num_samples = 0 if request.pooling else max(0, end - len(request.tokens) + 1)
@@ -303,19 +295,11 @@ class Scheduler:
         if count > 1:
             self._prefilled.append(request)
         table = self._table(request)
-        work = Work(request.number, start, tuple(tokens), table, num_logits, num_samples, num_hidden=num_hidden)
+        others = request.other_tables
+        work = Work(
+            request.number, start, tuple(tokens), table, num_logits, num_samples, others=others, num_hidden=num_hidden
+        )
         return work if self.states is None else self._with_states(request, work)
-
-    def _make_writable(self, request: Request, index: int, copies: list[tuple[int, int]], *, in_place: bool) -> None:
-        """Copy on write. If no block is free to copy to, a block that only the index holds leaves the index instead."""
-        block = request.blocks[index]
-        if in_place and self.blocks.num_owners(block) == 1:
-            self.blocks.unregister(block)
-            return
-        request.blocks[index] = self.blocks.allocate()
-        request.table = ()
-        copies.append((block, request.blocks[index]))
-        self.blocks.release([block])
 
     def _preempt(self, request: Request, planned: Work | None = None) -> None:
         """Take a request's blocks; what was planned for it in this step is not computed."""
@@ -357,21 +341,11 @@ class Scheduler:
             self.states.keep(request)
         if num_known < (request.num_registered + 1) * size or not self.prefix_cache:
             return
-        for index in range(request.num_registered, num_known // size):
-            key = request.key(index, size)
-            parent = request.keys[index - 1] if index else request.root
-            tokens = request.tokens[index * size : (index + 1) * size]
-            self.blocks.register(request.blocks[index], key, parent, tokens)
-            request.num_registered = index + 1
+        self.tables.register(request, num_known)
 
     # Parts ----------------------------------------------------------------------------------------------------------
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-    def _keep_blocks(self, request: Request, count: int) -> None:
-        self.blocks.release(request.blocks[count:])
-        del request.blocks[count:]
-        request.table = ()
 
     def _drop(self, request: Request, *, is_good: bool) -> None:
         """Take back all that a request holds."""
@@ -380,12 +354,12 @@ class Scheduler:
         self._drop_blocks(request)
 
     def _drop_blocks(self, request: Request) -> None:
-        self._keep_blocks(request, 0)
+        self.tables.keep(request, 0)
         request.num_computed = request.num_registered = 0
 
     def check(self) -> None:
         """Assert that every block is accounted for and that every request is in the right queue."""
-        self.blocks.check(request.blocks for request in [*self.running, *self.waiting])
+        self.tables.check([*self.running, *self.waiting])
         for queue in (self.running, self.waiting):
             assert queue == sorted(queue, key=_turn), "a queue is out of turn"
         for request in self.waiting:

@@ -2,6 +2,9 @@
 
     "unspool state 3\\n" · length of the header (8 bytes) · header (JSON) · block · block · … · states
 
+Where groups of layers have blocks of their own, the blocks of the first group come first. Of layers with a window, only
+the last window of blocks is kept, so another prompt can begin where the file ends, and nowhere before.
+
 The header names the model's fingerprint and the cache's layout, and a file is only good for the same of both: then
 it holds the very bits that computing it again would give. Full blocks are kept; the tokens of a last, partial one are
 computed anew. A model with recurrent layers begins from states, so for it the file goes as far as the prompt's longest
@@ -23,6 +26,7 @@ from unspool.engine.request import Request
 from unspool.errors import EngineError, ModelError, RequestError
 
 if TYPE_CHECKING:
+    from unspool.cache.blocks import Blocks
     from unspool.engine.engine import Engine
 
 MAGIC = b"unspool state 3\n"
@@ -47,7 +51,8 @@ def save(engine: Engine, prompt: Sequence[int], path: Path, salt: str = "") -> i
             )
         data.append(kv.read_state(snapshot.slot))
     tokens = list(prompt[:count])
-    data = [kv.read_block(block) for block in _find_blocks(engine, tokens, len(prompt), salt)] + data
+    found = _find_blocks(engine, tokens, len(prompt), salt)
+    data = [kv.read_block(block, group) for group, blocks in enumerate(found) for block in blocks] + data
     header = json.dumps({**_expected(engine), "tokens": tokens, "checksum": _checksum(tokens, data)}).encode()
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -67,27 +72,31 @@ def _root(engine: Engine, salt: str) -> bytes:
     return root_key(engine.checkpoint.fingerprint, engine.runner.kv.layout, salt)
 
 
-def _find_blocks(engine: Engine, tokens: Sequence[int], num_asked: int, salt: str) -> list[int]:
-    """The blocks that hold these tokens, the last of which they may not fill."""
-    blocks, size = engine.scheduler.blocks, engine.scheduler.blocks.block_size
+def _find_blocks(engine: Engine, tokens: Sequence[int], num_asked: int, salt: str) -> list[list[int]]:
+    """The blocks of each group that a prompt needs which begins with these tokens. They may not fill the last block."""
+    groups, size = engine.scheduler.tables.groups, engine.scheduler.blocks.block_size
     key = _root(engine, salt)
-    found: list[int] = []
+    found: list[list[int]] = [[] for _ in groups]
     for start in range(0, len(tokens), size):
-        piece = tokens[start : start + size]
-        block: int | None
-        if len(piece) < size:
-            last, held = blocks.find_partial(key, piece)
-            block = last if held == len(piece) else None
-        else:
-            key = chain_key(key, piece)
-            block = blocks.find(key)
-        if block is None:
-            raise EngineError(
-                f"the cache no longer holds the prompt: {len(found) * size:,} of its {num_asked:,} tokens are left; "
-                "others took its blocks, and a larger cache (kv_tokens) would have room for all"
-            )
-        found.append(block)
+        piece, parent = tokens[start : start + size], key
+        key = chain_key(parent, piece)
+        for group, blocks in zip(groups, found, strict=True):
+            if start // size < group.first_needed(len(tokens)):
+                continue
+            block = group.find(key) if len(piece) == size else _find_whole(group, parent, piece)
+            if block is None:
+                raise EngineError(
+                    f"the cache no longer holds the prompt: {start:,} of its {num_asked:,} tokens are left; "
+                    "others took its blocks, and a larger cache (kv_tokens) would have room for all"
+                )
+            blocks.append(block)
     return found
+
+
+def _find_whole(group: Blocks, parent: bytes, tokens: Sequence[int]) -> int | None:
+    """A block that begins with all of these tokens."""
+    block, count = group.find_partial(parent, tokens)
+    return block if count == len(tokens) else None
 
 
 def load(engine: Engine, path: Path, salt: str = "") -> list[int]:
@@ -120,15 +129,21 @@ def _checksum(tokens: Sequence[int], data: Sequence[bytes]) -> str:
 
 def _read_data(file: BinaryIO, num_tokens: int, engine: Engine, path: Path) -> list[bytes]:
     """Blocks, and then states if the model has some."""
-    kv, states, num_free = engine.runner.kv, engine.scheduler.states, engine.scheduler.blocks.num_free
+    kv, states = engine.runner.kv, engine.scheduler.states
     count = -(-num_tokens // kv.block_size)
-    sizes = [kv.block_bytes] * count + ([] if states is None else [kv.state_bytes])
+    sizes: list[int] = []
+    for group, nbytes in zip(engine.scheduler.tables.groups, kv.block_bytes, strict=True):
+        sizes += [nbytes] * (count - group.first_needed(num_tokens))
+    sizes += [] if states is None else [kv.state_bytes]
     if os.fstat(file.fileno()).st_size - file.tell() != sum(sizes):
         raise ModelError(f"{path} is damaged: its blocks are not as long as its header says")
-    if count > num_free:
-        raise RequestError(
-            f"{path} holds {count:,} blocks; {num_free:,} are free (kv_tokens sets how many there are)", "kv_tokens"
-        )
+    for group in engine.scheduler.tables.groups:
+        needed = count - group.first_needed(num_tokens)
+        if needed > group.num_free:
+            raise RequestError(
+                f"{path} holds {needed:,} blocks; {group.num_free:,} are free (kv_tokens sets how many there are)",
+                "kv_tokens",
+            )
     if states is not None and not states.slots.num_free:
         raise RequestError(
             f"{path} needs a state's slot; all {states.slots.num_slots:,} are in use (state_bytes sets how many there "
@@ -139,28 +154,36 @@ def _read_data(file: BinaryIO, num_tokens: int, engine: Engine, path: Path) -> l
 
 
 def _register(engine: Engine, tokens: list[int], data: list[bytes], salt: str) -> None:
-    blocks, size = engine.scheduler.blocks, engine.scheduler.blocks.block_size
-    parent, taken = _root(engine, salt), []
-    for index in range(-(-len(tokens) // size)):
-        piece = tokens[index * size : (index + 1) * size]
-        key = chain_key(parent, piece)
-        known = blocks.find(key)
-        if known is None:
-            block = blocks.allocate()
-            engine.runner.kv.write_block(block, data[index])
-            blocks.register(block, key, parent, piece)
-        else:
-            block = known
-            blocks.share(block)
-        taken.append(block)
-        parent = key if len(piece) == size else parent
+    groups, size = engine.scheduler.tables.groups, engine.scheduler.blocks.block_size
+    rest, parent = iter(data), _root(engine, salt)
+    for number, group in enumerate(groups):
+        parent, held = _root(engine, salt), []
+        for index in range(-(-len(tokens) // size)):
+            piece = tokens[index * size : (index + 1) * size]
+            key = chain_key(parent, piece)
+            if index >= group.first_needed(len(tokens)):
+                held.append(_take_in(engine, number, next(rest), key, parent, piece))
+            parent = key if len(piece) == size else parent
+        group.release(held)
     states = engine.scheduler.states
     if states is not None:
         engine.copy_states()
         slot = states.slots.allocate()
         engine.runner.kv.write_state(slot, data[-1])
         states.slots.store(slot, parent, tokens[len(tokens) // size * size :])
-    blocks.release(taken)
+
+
+def _take_in(engine: Engine, number: int, data: bytes, key: bytes, parent: bytes, tokens: Sequence[int]) -> int:
+    """A block of a group that holds these tokens: the one that is known, or another with `data`."""
+    group = engine.scheduler.tables.groups[number]
+    known = group.find(key)
+    if known is not None:
+        group.share(known)
+        return known
+    block = group.allocate()
+    engine.runner.kv.write_block(block, data, number)
+    group.register(block, key, parent, tokens)
+    return block
 
 
 def _read_header(file: BinaryIO, engine: Engine, path: Path) -> dict[str, Any]:
@@ -188,7 +211,7 @@ def _expected(engine: Engine) -> dict[str, Any]:
         "model": engine.checkpoint.fingerprint,
         "layout": kv.layout,
         "block_size": kv.block_size,
-        "block_bytes": kv.block_bytes,
+        "block_bytes": kv.block_bytes[0] if len(kv.block_bytes) == 1 else list(kv.block_bytes),
         "state_bytes": kv.state_bytes,
     }
 

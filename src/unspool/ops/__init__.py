@@ -22,7 +22,7 @@ from unspool.errors import BackendError
 from unspool.ops.recurrence import ConvSpec, RecurrenceSpec
 from unspool.ops.routing import Routing
 from unspool.ops.step import ArrayBatch, Batch, DeviceSampling, Draws, HostRows, Launched, Step
-from unspool.ops.storage import Storage, Widths
+from unspool.ops.storage import LayerGroup, Storage, Widths
 from unspool.records import record
 
 if TYPE_CHECKING:
@@ -110,22 +110,23 @@ class ExpertWeights:
 class KVCache(Protocol):
     """What layers keep (storage.py), in a layout that the backend chooses.
 
-    Keys and values lie in blocks of `block_size` tokens. States lie in `num_states` slots: each running sequence has
-    one, and other slots may hold copies of earlier states.
+    Keys and values lie in blocks of `block_size` tokens. Each group of layers has its own blocks. States lie in
+    `num_states` slots: each running sequence has one, and other slots may hold copies of earlier states.
     """
 
     block_size: int
-    num_blocks: int
-    block_bytes: int  # of one block, summed over all layers
+    groups: tuple[LayerGroup, ...]
+    num_blocks: tuple[int, ...]  # of each group
+    block_bytes: tuple[int, ...]  # of one block of each group, summed over its layers
     num_states: int
     state_bytes: int  # of one slot, summed over all layers; 0: no layer has a state
     layout: str  # names the meaning of the bytes; a saved block can be restored only into an equal layout
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy a whole block in all layers, for copy-on-write."""
+    def copy_block(self, source: int, target: int, group: int = 0) -> None:
+        """Copy a whole block in all layers of a group, for copy-on-write."""
 
-    def read_block(self, block: int) -> bytes: ...
-    def write_block(self, block: int, data: bytes) -> None: ...
+    def read_block(self, block: int, group: int = 0) -> bytes: ...
+    def write_block(self, block: int, data: bytes, group: int = 0) -> None: ...
 
     def clear_state(self, slot: int) -> None:
         """Make a slot the state of a sequence that has no tokens yet."""
@@ -154,9 +155,10 @@ class Ops(Protocol):
         """Prepare one matrix per expert. Each is stacked from its own parts as in `matrix`; all have one shape."""
 
     def kv_cache(
-        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int | Sequence[int], num_states: int = 0
     ) -> KVCache:
-        """Allocate the cache for what these layers keep."""
+        """Allocate the cache for what these layers keep: with a number of blocks for each group of layers, or with one
+        number, for all layers together."""
 
     @property
     def loads_late(self) -> bool:

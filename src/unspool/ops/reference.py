@@ -26,7 +26,7 @@ from unspool.ops import (
     Rope,
 )
 from unspool.ops.routing import Routing, choose_experts
-from unspool.ops.storage import Storage, Widths, describe, state_bytes
+from unspool.ops.storage import Storage, Widths, counts_of, describe, groups_for, state_bytes
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -37,37 +37,45 @@ Array = np.ndarray
 class ReferenceKV:
     """For each layer, keys and values as [block, slot in block, kv head, channel], and states by name as [slot, …]."""
 
-    def __init__(self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int) -> None:
+    def __init__(
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int | Sequence[int], num_states: int
+    ) -> None:
         kept = engine.with_device_defaults("reference").kv_dtype
         if kept not in ("f16", "f32"):
             raise RequestError(f"the reference backend keeps f16 or f32 keys and values, not {kept}", "kv_dtype")
         dtype = np.float16 if kept == "f16" else np.float32
-        self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
+        self.block_size, self.num_states = engine.block_size, num_states
+        self.groups = groups_for(layers, num_blocks)
+        self.num_blocks = counts_of(num_blocks)
+        self.group_of = {layer: place for place, group in enumerate(self.groups) for layer in group.layers}
         self.keys: dict[int, Array] = {}
         self.values: dict[int, Array] = {}
         self.states: dict[tuple[int, str], Array] = {}
         for layer, storage in enumerate(layers):
             if storage.kv is not None:
-                place = (num_blocks, engine.block_size, storage.kv.num_heads)
+                place = (self.num_blocks[self.group_of[layer]], engine.block_size, storage.kv.num_heads)
                 self.keys[layer] = np.zeros((*place, storage.kv.key_dim), dtype)
                 value_dim = 0 if storage.kv.latent else storage.kv.value_dim
                 self.values[layer] = np.zeros((*place, value_dim), dtype)
             for state in storage.states:
                 self.states[layer, state.name] = np.zeros((num_states, *state.shape), np.float32)
-        self._arrays = [*self.keys.values(), *self.values.values()]
-        self.block_bytes = sum(array[0].nbytes for array in self._arrays)
+        self._arrays = [
+            [*(self.keys[layer] for layer in group.layers), *(self.values[layer] for layer in group.layers)]
+            for group in self.groups
+        ]
+        self.block_bytes = tuple(sum(array[0].nbytes for array in arrays) for arrays in self._arrays)
         self.state_bytes = state_bytes(layers)
-        self.layout = f"reference-{kept}-{engine.block_size}-{describe(layers)}"
+        self.layout = f"reference-{kept}-{engine.block_size}-{describe(layers, self.groups)}"
 
-    def copy_block(self, source: int, target: int) -> None:
-        for array in self._arrays:
+    def copy_block(self, source: int, target: int, group: int = 0) -> None:
+        for array in self._arrays[group]:
             array[target] = array[source]
 
-    def read_block(self, block: int) -> bytes:
-        return b"".join(array[block].tobytes() for array in self._arrays)
+    def read_block(self, block: int, group: int = 0) -> bytes:
+        return b"".join(array[block].tobytes() for array in self._arrays[group])
 
-    def write_block(self, block: int, data: bytes) -> None:
-        _write(self._arrays, block, data)
+    def write_block(self, block: int, data: bytes, group: int = 0) -> None:
+        _write(self._arrays[group], block, data)
 
     def clear_state(self, slot: int) -> None:
         for array in self.states.values():
@@ -122,7 +130,7 @@ class ReferenceOps:
         return np.concatenate([part.dequantize().reshape(-1) for part in parts])
 
     def kv_cache(
-        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int | Sequence[int], num_states: int = 0
     ) -> ReferenceKV:
         return ReferenceKV(layers, engine, num_blocks, num_states)
 
@@ -212,26 +220,26 @@ class ReferenceOps:
         return relu(x - cutoff)
 
     def level(self, x: Array, like: Array, least: float) -> Array:
-        parts = x.reshape(len(x), -1, like.shape[1])
+        parts = x.reshape(len(x), x.shape[1] // like.shape[1], like.shape[1])
         size = np.maximum(np.mean(np.square(parts), axis=2, keepdims=True), np.float32(least))
         wanted = np.mean(np.square(like), axis=1)[:, None, None]
         return np.concatenate([like, (parts * np.sqrt(wanted) / np.sqrt(size)).reshape(x.shape)], axis=1)
 
     def mix(self, x: Array, logits: Array, table: Array, bias: float, residual: Array) -> Array:
         part = math.isqrt(x.shape[1] * residual.shape[1] * logits.shape[1] // len(table))
-        parts, out = x.reshape(len(x), -1, part), residual.reshape(len(x), -1, part).copy()
+        parts, out = (each.reshape(len(x), each.shape[1] // part, part) for each in (x, residual.copy()))
         table = table.reshape(out.shape[1], parts.shape[1], logits.shape[1])
         for r in range(len(x)):
             out[r] += (table @ np.tanh(logits[r]) + np.float32(bias)) @ parts[r]
         return out.reshape(residual.shape)
 
     def linear_heads(self, x: Array, weight: Array) -> Array:
-        heads = x.reshape(len(x), len(weight), -1)
+        heads = x.reshape(len(x), len(weight), x.shape[1] // len(weight))
         y = np.empty((len(x), *weight.shape[:2]), np.float32)
         for r in range(len(x)):
             for h in range(len(weight)):
                 y[r, h] = weight[h] @ heads[r, h]
-        return y.reshape(len(x), -1)
+        return y.reshape(len(x), weight.shape[0] * weight.shape[1])
 
     def experts(self, parts: Sequence[Sequence[Weight]]) -> Array:
         return np.stack([self.matrix(each) for each in parts])
@@ -274,8 +282,10 @@ class ReferenceOps:
         if spec.growth:
             steps = np.log1p(batch.positions // spec.period)
             q = q * (1 + spec.growth * steps).astype(np.float32)[:, None, None]
+        group = kv.group_of[spec.layer]
+        slots, tables = (np.split(each, len(kv.groups))[group] for each in (batch.slots, batch.tables))
         if spec.stores:
-            blocks, offsets = np.divmod(batch.slots, kv.block_size)
+            blocks, offsets = np.divmod(slots, kv.block_size)
             kv.keys[spec.layer][blocks, offsets] = k
             kv.values[spec.layer][blocks, offsets] = v
 
@@ -285,7 +295,8 @@ class ReferenceOps:
                 position = int(batch.positions[r])
                 first = 0 if spec.window is None else max(0, position + 1 - spec.window)
                 seen = np.arange(first, position + 1)
-                blocks, offsets = batch.tables[s][seen // kv.block_size], seen % kv.block_size
+                blocks, offsets = tables[s][seen // kv.block_size], seen % kv.block_size
+                assert (blocks >= 0).all(), "a released block is read"
                 keys = kv.keys[spec.layer][blocks, offsets].astype(np.float32)
                 values = kv.values[spec.layer][blocks, offsets].astype(np.float32)
                 if spec.latent:

@@ -34,6 +34,9 @@ class Batch:
     offset). Sequence s owns rows `starts[s] : starts[s + 1]` and the blocks `tables[s]`; a row sees every key of its
     sequence at its own position or before. Logits are computed for `logit_rows` alone.
 
+    If the cache has several groups of layers, `slots` and `tables` have the rows and sequences of the first group, then
+    those of the second, and so on. Blocks that no row sees any more, because of a window, are -1.
+
     Recurrent layers keep the state of sequence s in the slot `states[s]`. It is zeros before position 0. After row r
     the state is also written to the slot `saves[r]`, unless that is negative.
 
@@ -44,9 +47,9 @@ class Batch:
 
     ids: Integers  # int32 [rows]
     positions: Integers  # int32 [rows]
-    slots: Integers  # int64 [rows]
+    slots: Integers  # int64 [groups · rows]
     starts: Integers  # int32 [sequences + 1]
-    tables: Integers  # int32 [sequences, largest number of blocks]; unused places hold 0
+    tables: Integers  # int32 [groups · sequences, largest number of blocks]; unused places hold 0
     logit_rows: Integers  # int32 [logits]
     states: Integers = NO_INTEGERS  # int32 [sequences]; empty for models without states
     saves: Integers = NO_INTEGERS  # int32 [rows]; empty: nothing is saved

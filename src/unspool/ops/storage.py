@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
 
+from unspool.errors import EngineError
 from unspool.records import record
 
 
@@ -46,8 +47,59 @@ class Storage:
     states: tuple[State, ...] = ()
 
 
-def describe(layers: Sequence[Storage]) -> str:
-    """A short name of all layers' storage, such as 30x3x64: 30 layers of 3 KV heads of 64 channels."""
+@record(frozen=True)
+class LayerGroup:
+    """Layers that keep keys and values equally long. They have blocks of their own, and each sequence has a table of
+    them."""
+
+    layers: tuple[int, ...]
+    window: int | None  # blocks further back are released; None: none are
+
+
+def layer_groups(layers: Sequence[Storage]) -> tuple[LayerGroup, ...]:
+    """The groups of a model's layers: those that see all keys first, then by window, the largest first.
+
+    A sequence of a model with recurrent layers begins from a snapshot, which may be anywhere in it, so there all blocks
+    are kept.
+    """
+    stored = [index for index, layer in enumerate(layers) if layer.kv is not None]
+    windows = {kv.window for layer in layers if (kv := layer.kv) is not None}
+    if not windows - {None} or state_bytes(layers):
+        return (one_group(layers),)
+    by_reach = sorted(windows, key=lambda window: math.inf if window is None else window, reverse=True)
+
+    def window_of(index: int) -> int | None:
+        kv = layers[index].kv
+        return None if kv is None else kv.window
+
+    return tuple(
+        LayerGroup(tuple(index for index in stored if window_of(index) == window), window) for window in by_reach
+    )
+
+
+def one_group(layers: Sequence[Storage]) -> LayerGroup:
+    """All layers together, nothing of which is released."""
+    return LayerGroup(tuple(index for index, layer in enumerate(layers) if layer.kv is not None), None)
+
+
+def groups_for(layers: Sequence[Storage], num_blocks: int | Sequence[int]) -> tuple[LayerGroup, ...]:
+    """The groups of a cache with so many blocks: one number for each group, or one for all layers together."""
+    if isinstance(num_blocks, int):
+        return (one_group(layers),)
+    groups = layer_groups(layers)
+    if len(groups) != len(num_blocks):
+        raise EngineError(f"a cache with {len(num_blocks)} numbers of blocks; its layers have {len(groups)} groups")
+    return groups
+
+
+def counts_of(num_blocks: int | Sequence[int]) -> tuple[int, ...]:
+    """The blocks of each group, as `groups_for` counts groups."""
+    return (num_blocks,) if isinstance(num_blocks, int) else tuple(num_blocks)
+
+
+def describe(layers: Sequence[Storage], groups: Sequence[LayerGroup] = ()) -> str:
+    """A short name of all layers' storage, such as 30x3x64: 30 layers of 3 KV heads of 64 channels. Groups that release
+    blocks follow: w512x25 for 25 layers with a window of 512."""
     parts = []
     for storage, same in groupby(Storage(each.kv, each.states) for each in layers):
         kv = storage.kv
@@ -56,6 +108,7 @@ def describe(layers: Sequence[Storage]) -> str:
         if kv is not None and kv.value_dim != kv.key_dim:
             text += f"/{kv.value_dim}"
         parts.append(text + "".join(f"~{state.name}{'x'.join(map(str, state.shape))}" for state in storage.states))
+    parts += [f"w{group.window}x{len(group.layers)}" for group in groups if group.window is not None]
     return "+".join(parts)
 
 

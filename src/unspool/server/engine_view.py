@@ -20,6 +20,7 @@ from unspool.params import SamplingParams
 from unspool.params.order import PRESETS
 from unspool.params.registry import PARAMETERS
 from unspool.params.resolve import jsonable
+from unspool.plan import NO_BLOCK
 from unspool.server.fields import field
 from unspool.server.kinds import published
 from unspool.server.pages import json_response
@@ -28,6 +29,7 @@ from unspool.server.sse import EventStream, Write, frame
 from unspool.version import VERSION
 
 if TYPE_CHECKING:
+    from unspool.cache.blocks import Blocks
     from unspool.engine.engine import Engine
     from unspool.engine.steps import StepStats
     from unspool.models.costs import StepCosts
@@ -107,7 +109,16 @@ def cache_map(engine: Engine) -> dict[str, Any]:
         "object": "cache",
         "num_blocks": blocks.num_blocks,
         "block_size": blocks.block_size,
-        **_uses([blocks.state(block) for block in range(blocks.num_blocks)], ("free", "cached", "private", "shared")),
+        **_uses_of_blocks(blocks),
+        "windows": [
+            {
+                "window": group.window,
+                "num_blocks": group.num_blocks,
+                **_uses_of_blocks(group),
+                "evictions": group.num_evictions,
+            }
+            for group in scheduler.tables.others
+        ],
         "states": None
         if slots is None
         else {
@@ -128,12 +139,16 @@ def cache_map(engine: Engine) -> dict[str, Any]:
                 "tokens": len(one.tokens),
                 "computed": one.num_computed,
                 "cached": one.num_cached,
-                "blocks": list(one.blocks),
+                "blocks": [block for block in one.blocks if block != NO_BLOCK],
                 "states": [] if recurrent is None else recurrent.held_by(one),
             }
             for one, state in requests
         ],
     }
+
+
+def _uses_of_blocks(blocks: Blocks) -> dict[str, Any]:
+    return _uses([blocks.state(block) for block in range(blocks.num_blocks)], ("free", "cached", "private", "shared"))
 
 
 def _uses(uses: Sequence[str], names: Sequence[str]) -> dict[str, Any]:

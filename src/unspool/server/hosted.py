@@ -84,16 +84,16 @@ def needs_of(checkpoint: Checkpoint, options: Mapping[str, Any], budget: int | N
     planner = Planner(
         checkpoint.name, checkpoint.config, checkpoint.weights, config, Target("this server", kind, size, size)
     )
-    plan = planner.plan()
-    per_token, block = max(1, plan.kv_bytes_per_token), max(1, config.with_device_defaults(kind).block_size)
-    tokens = config.kv_tokens
-    if tokens is None:
-        context, left = plan.context_length, max(0, size - plan.weight_bytes)
-        tokens = max(min(CONTEXTS * context, size // 4 // per_token), min(context, left // 2 // per_token))
-    tokens = max(block, -(-tokens // block) * block)
+    plan, sizes = planner.plan(), planner.sizes
+    if config.kv_tokens is not None:
+        blocks = sizes.blocks()
+    else:
+        left = max(0, size - plan.weight_bytes)
+        blocks = sizes.shares(max(1, sizes.most(CONTEXTS, size // 4), sizes.most(1, left // 2)))
+    tokens = blocks[0] * config.with_device_defaults(kind).block_size
     states = plan.num_states * plan.state_bytes
     disk = sum(weight.nbytes for weight in checkpoint.weights.values())
-    return Needs(disk, plan.weight_bytes, tokens * per_token, states, tokens, plan.context_length)
+    return Needs(disk, plan.weight_bytes, sizes.nbytes(blocks), states, tokens, plan.context_length)
 
 
 class LoadingStoppedError(EngineClosedError):

@@ -208,10 +208,9 @@ class EngineCollector(Families):
     def collect(self) -> Iterator[Metric]:
         engine = self._engine.engine
         stats = engine.stats
-        held = stats["blocks"] - stats["blocks_free"]
         yield self._gauge("num_requests_running", "Answers being computed.", stats["running"])
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats["waiting"])
-        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", held / stats["blocks"])
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats["cache_usage"])
         yield self._counter("num_preemptions", "Answers that lost their blocks for a while.", stats["preemptions"])
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats["prefix_queries"])
         yield self._counter("prefix_cache_hits", "Prompt tokens found computed.", stats["prefix_hits"])

@@ -64,7 +64,7 @@ class ModelDrafter(BaseDrafter):
     def __init__(self, name: str, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.name, self._runner, self._clock = name, runner, clock
         self.priors = PRIORS_BY_PLACE if runner.can_launch else PRIORS_BY_PROBABILITY
-        self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
+        self._blocks = Blocks(runner.kv.num_blocks[0], runner.kv.block_size)
         self._known: dict[int, Known] = {}  # least recently used first
         self._seconds = self._measure()  # of one drafted token
         self._row_seconds = self._seconds / 4  # of one token of a prompt, until one was seen

@@ -70,7 +70,7 @@ class MtpDrafter(BaseDrafter):
 
     def __init__(self, runner: HeadRunner, clock: Callable[[], float] = time.perf_counter) -> None:
         self._runner, self._clock = runner, clock
-        self._blocks = Blocks(runner.kv.num_blocks, runner.kv.block_size)
+        self._blocks = Blocks(runner.kv.num_blocks[0], runner.kv.block_size)
         self._seen: dict[int, Seen] = {}  # by request, least recently used first
         self._ended: dict[int, Seen] = {}  # likewise
         self._seconds = self._measure()  # of one drafted token

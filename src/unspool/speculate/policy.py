@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from unspool.cache.blocks import borrowed
 from unspool.drafter import BaseDrafter
 from unspool.plan import Plan, Work
 from unspool.records import record
@@ -157,16 +158,15 @@ def _chance(estimates: DrafterEstimates, record: RequestEstimates, confidence: i
     return min(estimates.chance(confidence) * record.trust, MAX_CHANCE)
 
 
-def measure(runner: Runner, blocks: Blocks, clock: Callable[[], float] = time.perf_counter, rounds: int = 2) -> Costs:
+def measure(
+    runner: Runner, groups: Sequence[Blocks], clock: Callable[[], float] = time.perf_counter, rounds: int = 2
+) -> Costs:
     """What steps of a few rows take, on blocks that nobody holds, with the choice where the device makes it."""
-    size = blocks.block_size
-    taken = [blocks.allocate() for _ in range(min(blocks.num_free, -(-MEASURED_ROWS[-1] // size)))]
+    room = min(group.num_free for group in groups) * groups[0].block_size
     points: list[tuple[int, float]] = []
-    try:
+    with borrowed(groups, 1, 0, min(room, MEASURED_ROWS[-1])) as [[table, *others]]:
         for rows in MEASURED_ROWS:
-            if rows <= len(taken) * size:
-                plan = Plan((Work(0, 0, (0,) * rows, tuple(taken), rows, rows),))
+            if rows <= room:
+                plan = Plan((Work(0, 0, (0,) * rows, table, rows, rows, others=tuple(others)),))
                 points.append((rows, min(step_times(runner, plan, rounds, clock))))
-    finally:
-        blocks.release(taken)
     return Costs(points) if len(points) > 1 else Costs([(1, 1.0), (2, 2.0)])  # nothing known: drafts do not pay

@@ -34,13 +34,13 @@ class Speculation:
         self,
         drafters: Mapping[str, BaseDrafter],
         runner: Runner,
-        blocks: Blocks,
+        groups: Sequence[Blocks],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.drafters = drafters
-        self.policy = DraftPolicy(partial(measure, runner, blocks, clock))
+        self.policy = DraftPolicy(partial(measure, runner, groups, clock))
         if drafters:
-            self.policy.costs = measure(runner, blocks, clock)  # before anything runs
+            self.policy.costs = measure(runner, groups, clock)  # before anything runs
         self.total = DraftStats()
         self._stats: dict[int, DraftStats] = {}
         self._guesses: dict[int, Guess] = {}

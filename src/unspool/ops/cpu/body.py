@@ -16,7 +16,7 @@ from unspool.ops.cpu.kv import CpuKV
 from unspool.ops.cpu.lower import Lowering, expand_experts, expand_latents, find_last, matrix_of, multiplied
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import Embed, Keep, Product, RecordingOps, only_wanted_rows, record
-from unspool.ops.storage import Storage, Widths
+from unspool.ops.storage import Storage, Widths, counts_of
 from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class CpuOps(RecordingOps):
         return CpuExperts(parts)
 
     def kv_cache(
-        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int | Sequence[int], num_states: int = 0
     ) -> CpuKV:
-        if num_blocks < 1:
+        if min(counts_of(num_blocks)) < 1:
             raise RequestError(f"a cache of {num_blocks} blocks; it must have at least 1", "kv_tokens")
         return CpuKV(layers, engine, num_blocks, num_states, self.isa)
 

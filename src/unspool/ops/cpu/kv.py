@@ -7,42 +7,50 @@ from collections.abc import Sequence
 import unspool._native as _native
 from unspool.config import EngineConfig
 from unspool.errors import EngineError
-from unspool.ops.storage import Storage, describe
+from unspool.ops.storage import Storage, counts_of, describe, groups_for
 
 
 class CpuKV:
     """Keys, values and states in native memory. The system allocates its pages on first use."""
 
     def __init__(
-        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int, isa: str
+        self,
+        layers: Sequence[Storage],
+        engine: EngineConfig,
+        num_blocks: int | Sequence[int],
+        num_states: int,
+        isa: str,
     ) -> None:
         engine = engine.with_device_defaults("cpu")
-        self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
-        self.native = _native.KvCache(
-            [_sizes(layer) for layer in layers], engine.block_size, num_blocks, num_states, engine.kv_dtype
-        )
+        self.block_size, self.num_states = engine.block_size, num_states
+        self.groups, self.num_blocks = groups_for(layers, num_blocks), counts_of(num_blocks)
+        group_of = {layer: place for place, group in enumerate(self.groups) for layer in group.layers}
+        sizes = [(*_sizes(layer), group_of.get(index, 0)) for index, layer in enumerate(layers)]
+        self.native = _native.KvCache(sizes, engine.block_size, self.num_blocks, num_states, engine.kv_dtype)
         # Byte offset of a state within the states of its layer.
         self.state_offsets = {
             (index, state.name): sum(each.nbytes for each in layer.states[:place])
             for index, layer in enumerate(layers)
             for place, state in enumerate(layer.states)
         }
-        self.block_bytes: int = self.native.block_bytes
+        self.block_bytes: tuple[int, ...] = tuple(self.native.block_bytes)
         self.state_bytes: int = self.native.state_bytes
         # The model measures its own scales for integer keys, and their last bits differ between kernel sets.
         kind = f"{engine.kv_dtype}-{isa}" if engine.kv_dtype == "q8" else engine.kv_dtype
-        self.layout = f"cpu-6-{kind}-{engine.block_size}-{describe(layers)}"
+        self.layout = f"cpu-6-{kind}-{engine.block_size}-{describe(layers, self.groups)}"
 
-    def copy_block(self, source: int, target: int) -> None:
-        self.native.copy_block(source, target)
+    def copy_block(self, source: int, target: int, group: int = 0) -> None:
+        self.native.copy_block(source, target, group)
 
-    def read_block(self, block: int) -> bytes:
-        return self.native.read_block(block)
+    def read_block(self, block: int, group: int = 0) -> bytes:
+        return self.native.read_block(block, group)
 
-    def write_block(self, block: int, data: bytes) -> None:
-        if len(data) != self.block_bytes:
-            raise EngineError(f"a saved block has {len(data)} bytes; blocks of this cache have {self.block_bytes}")
-        self.native.write_block(block, data)
+    def write_block(self, block: int, data: bytes, group: int = 0) -> None:
+        if len(data) != self.block_bytes[group]:
+            raise EngineError(
+                f"a saved block has {len(data)} bytes; blocks of this cache have {self.block_bytes[group]}"
+            )
+        self.native.write_block(block, data, group)
 
     def clear_state(self, slot: int) -> None:
         self.native.clear_state(slot)

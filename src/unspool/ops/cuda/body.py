@@ -67,7 +67,7 @@ class CudaOps(RecordingOps):
         return memory.kv_room(free, total, widths, engine)
 
     def kv_cache(
-        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int, num_states: int = 0
+        self, layers: Sequence[Storage], engine: EngineConfig, num_blocks: int | Sequence[int], num_states: int = 0
     ) -> CudaKV:
         return CudaKV(layers, engine, num_blocks, num_states, self.device)
 

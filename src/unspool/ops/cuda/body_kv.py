@@ -11,7 +11,7 @@ from torch import Tensor
 from unspool.config import EngineConfig
 from unspool.errors import BackendError, RequestError
 from unspool.ops.cuda.steps import KEYS
-from unspool.ops.storage import KeyValues, Storage, describe, state_bytes
+from unspool.ops.storage import KeyValues, Storage, counts_of, describe, groups_for, state_bytes
 
 
 def kept_channels(key_dim: int, value_dim: int, *, latent: bool) -> int:
@@ -20,14 +20,15 @@ def kept_channels(key_dim: int, value_dim: int, *, latent: bool) -> int:
     return key_dim if latent else -(-max(key_dim, value_dim) // 16) * 16
 
 
-Kind = tuple[int, int, int]  # heads, 2 for keys and values or 1 for keys alone, channels
+Kind = tuple[int, int, int, int]  # group, heads, 2 for keys and values or 1 for keys alone, channels
 
 
 class CudaKV:
     """f16 [layer, block, kv head, key or value, slot, channel]: a head's keys in a block are contiguous. Latent layers
     store keys only.
 
-    Layers with the same numbers of heads and channels share one tensor, so that one copy operation copies a block.
+    Layers of a group with the same numbers of heads and channels share one tensor, so that one copy operation copies a
+    block.
     Channels that rotate together lie 8 apart in every 16, the order in which the q, k and v projection writes them; a
     latent layer's channels keep the order of its rows. States are f32 [layer, slot, …], and share tensors as well.
     """
@@ -36,14 +37,16 @@ class CudaKV:
         self,
         layers: Sequence[Storage],
         engine: EngineConfig,
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         num_states: int,
         device: torch.device,
     ) -> None:
         _check(layers, engine)
         self.engine = engine
-        self.block_size, self.num_blocks, self.num_states = engine.block_size, num_blocks, num_states
-        self.layout = f"cuda-f16-{engine.block_size}-paired-{describe(layers)}"
+        self.block_size, self.num_states = engine.block_size, num_states
+        self.groups, self.num_blocks = groups_for(layers, num_blocks), counts_of(num_blocks)
+        self.group_of = {layer: place for place, group in enumerate(self.groups) for layer in group.layers}
+        self.layout = f"cuda-f16-{engine.block_size}-paired-{describe(layers, self.groups)}"
         self.storage = tuple(layers)
         self._tensors: dict[Kind, Tensor] = {}
         self._places: dict[int, tuple[Kind, int]] = {}  # for each layer: the kind of its tensor, and its index in it
@@ -52,31 +55,41 @@ class CudaKV:
         try:
             self._allocate(device)
         except torch.OutOfMemoryError as error:
-            size = 2 * num_blocks * engine.block_size * sum(_values(each.kv) for each in layers) / 2**30
+            slots = [self._blocks_of(index) * engine.block_size for index in range(len(layers))]
+            size = 2 * sum(count * _values(each.kv) for count, each in zip(slots, layers, strict=True))
             states = num_states * state_bytes(layers) / 2**30
             free = torch.cuda.mem_get_info()[0] / 2**30
             raise BackendError(
-                f"a KV cache of {num_blocks * engine.block_size:,} tokens takes {size:.1f} GiB"
+                f"a KV cache of {self.num_blocks[0] * engine.block_size:,} tokens takes {size / 2**30:.1f} GiB"
                 + (f" and {num_states} states {states:.1f} GiB" if num_states else "")
                 + f"; {free:.1f} GiB are free on the GPU; set kv_tokens lower"
             ) from error
-        self.block_bytes = sum(tensor[:, 0].numel() * 2 for tensor in self._tensors.values())
+        self.block_bytes = tuple(
+            sum(tensor[:, 0].numel() * 2 for tensor in self._of_group(group)) for group in range(len(self.groups))
+        )
         self.state_bytes = state_bytes(layers)
+
+    def _blocks_of(self, layer: int) -> int:
+        return self.num_blocks[self.group_of.get(layer, 0)]
+
+    def _of_group(self, group: int) -> list[Tensor]:
+        return [tensor for kind, tensor in self._tensors.items() if kind[0] == group]
 
     def _allocate(self, device: torch.device) -> None:
         counts: dict[Kind, int] = {}
         states: dict[tuple[int, ...], int] = {}
         for index, layer in enumerate(self.storage):
             if layer.kv is not None:
-                kind = _kind(layer.kv)
+                kind = (self.group_of[index], *_kind(layer.kv))
                 self._places[index] = kind, counts.get(kind, 0)
                 counts[kind] = counts.get(kind, 0) + 1
             for state in layer.states:
                 self._state_places[index, state.name] = state.shape, states.get(state.shape, 0)
                 states[state.shape] = states.get(state.shape, 0) + 1
-        for (heads, parts, dim), count in counts.items():
-            sizes = (count, self.num_blocks, heads, parts, self.block_size, dim)
-            self._tensors[heads, parts, dim] = torch.zeros(sizes, dtype=torch.float16, device=device)
+        for kind, count in counts.items():
+            group, heads, parts, dim = kind
+            sizes = (count, self.num_blocks[group], heads, parts, self.block_size, dim)
+            self._tensors[kind] = torch.zeros(sizes, dtype=torch.float16, device=device)
         for shape, count in states.items():
             self._states[shape] = torch.zeros((count, self.num_states, *shape), device=device)
 
@@ -90,15 +103,15 @@ class CudaKV:
         shape, place = self._state_places[layer, name]
         return self._states[shape][place]
 
-    def copy_block(self, source: int, target: int) -> None:
-        for tensor in self._tensors.values():
+    def copy_block(self, source: int, target: int, group: int = 0) -> None:
+        for tensor in self._of_group(group):
             tensor[:, target] = tensor[:, source]
 
-    def read_block(self, block: int) -> bytes:
-        return _read(tensor[:, block] for tensor in self._tensors.values())
+    def read_block(self, block: int, group: int = 0) -> bytes:
+        return _read(tensor[:, block] for tensor in self._of_group(group))
 
-    def write_block(self, block: int, data: bytes) -> None:
-        _write((tensor[:, block] for tensor in self._tensors.values()), data)
+    def write_block(self, block: int, data: bytes, group: int = 0) -> None:
+        _write((tensor[:, block] for tensor in self._of_group(group)), data)
 
     def clear_state(self, slot: int) -> None:
         for tensor in self._states.values():
@@ -127,7 +140,7 @@ def _check(layers: Sequence[Storage], engine: EngineConfig) -> None:
             raise BackendError(f"keys of {kv.key_dim} channels: the CUDA backend needs an even number")
 
 
-def _kind(kv: KeyValues) -> Kind:
+def _kind(kv: KeyValues) -> tuple[int, int, int]:
     return kv.num_heads, 1 if kv.latent else 2, kept_channels(kv.key_dim, kv.value_dim, latent=kv.latent)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unspool.ops import AttentionSpec
 from unspool.ops.cuda import steps
 from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.geometry import Heads
@@ -46,6 +47,10 @@ class Shared:
     @property
     def stream(self) -> Tensor:
         return next(iter(self.handed.values()))
+
+    def table_of(self, spec: AttentionSpec) -> int:
+        """The place in the step's header of the tables of the layer's group."""
+        return steps.tables_of(len(self.shapes), self.kv.group_of[spec.layer])
 
     def parts_of(self, node: Arrange) -> Tensor:
         """For each part: its first column, its width, its target column, its kind, and the first index of its

@@ -94,7 +94,7 @@ class Lowering:
         self._halves: dict[Node, Tensor] = {}  # float32 rows, rounded to bf16 for the linear layers that read them
         self._released: list[Tensor] = []
         self._skipped = {node for sources, _ in shared.sources.values() for node in sources.skipped}
-        at = steps.places(rows, len(shared.shapes))
+        at = steps.places(rows, len(shared.shapes), len(shared.kv.groups))
         self._at = {name: shared.step[place:] for name, place in at.items()}
         arena.reset()
         for node in body_first(graph):
@@ -383,8 +383,12 @@ class Lowering:
         self._values[node] = Value(q)
         kv = self.shared.kv
         detail = (*heads_of(spec)[:3], pairs_of(spec), kv.block_size)
-        more = self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
+        more = self.rotations.of(spec) | {"slots": self._slots_of(spec), "kv": kv.layer(spec.layer)}
         self._project(matrix, x, q, "heads", bias=bias, detail=detail, more=more, left=columns_left("heads", self.rows))
+
+    def _slots_of(self, spec: AttentionSpec) -> Tensor:
+        """The rows' slots in the blocks of the layer's group."""
+        return self._at[steps.slots_of(self.shared.kv.group_of[spec.layer])]
 
     def _queries(self, spec: AttentionSpec, *, for_tail: bool) -> Tensor:
         return self.shared.queries if for_tail else self.arena.take(self.rows, queries_of(spec), F16)
@@ -480,7 +484,7 @@ class Lowering:
         args |= {"scale": float(spec.scale), "softcap": spec.softcap, "sinks": spec.sinks}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": kept, "D": depth}
         args |= {"BLOCK_SIZE": kv.block_size, "WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT}
-        args |= {"VALUE_DIM": spec.value_dim, "TABLE": steps.TABLES}
+        args |= {"VALUE_DIM": spec.value_dim, "TABLE": shared.table_of(spec)}
         partial = shared.attention_partial[kind]
         few = {"partial": partial, "capacity": partial.shape[1], "T": decode_rows, "THREADS": 128}
         few["told"] = shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]
@@ -544,7 +548,7 @@ class Lowering:
     def _latent_rows(self, node: Attention, q: Tensor) -> None:
         sources, table = self.shared.sources[node]
         values = [self._use(each).data for each in sources.nodes]
-        more = self.rotations.of(node.spec) | {"slots": self._at["slots"], "positions": self._at["positions"]}
+        more = self.rotations.of(node.spec) | {"slots": self._slots_of(node.spec), "positions": self._at["positions"]}
         self.add(rows_launch(node.spec, sources, values, table, q, self.shared, more, self.rows))
 
     def _linear_heads(self, node: LinearHeads) -> None:
@@ -568,7 +572,7 @@ class Lowering:
         kv = self.shared.kv
         k_norm = spec.k_norm if spec.stores else spec.q_norm  # unused without keys, but it must be a pointer
         args = {"qkv": qkv, "q_norm": spec.q_norm, "k_norm": k_norm, "eps": spec.norm_eps, "q": q}
-        args |= self.rotations.of(spec) | {"slots": self._at["slots"], "kv": kv.layer(spec.layer)}
+        args |= self.rotations.of(spec) | {"slots": self._slots_of(spec), "kv": kv.layer(spec.layer)}
         args |= {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim}
         args |= {"VALUE_DIM": spec.value_dim, "KEPT": kept_of(spec)}
         args |= {"ROPE_PAIRS": pairs_of(spec), "BLOCK_SIZE": kv.block_size, "ROW": spec.row_width}

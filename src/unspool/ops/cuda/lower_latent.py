@@ -62,7 +62,7 @@ def attention_launches(
     args |= {"partial": partial, "capacity": partial.shape[1], "scale": float(spec.scale), "softcap": spec.softcap}
     args |= {"sinks": spec.sinks, "HEADS": spec.num_heads, "KV_HEADS": heads_of(spec)[1], "KEY": spec.head_dim}
     args |= {"LATENT": spec.value_dim, "DT": width, "DL": depth, "BLOCK_SIZE": kv.block_size}
-    args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT, "TABLE": steps.TABLES}
+    args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT, "TABLE": shared.table_of(spec)}
     few = {"told": shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]}
     few |= {"T": shared.shapes[kind].decode_rows, "ALONE": is_interpreted()}
     programs = 1 if is_interpreted() else multiprocessors()

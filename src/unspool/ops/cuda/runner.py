@@ -133,6 +133,7 @@ class CudaStep:
         if not isinstance(graph.output, Logits):
             raise BackendError("a model must end in logits to run on the CUDA backend")
         self.vocab_size = graph.output.width
+        self._releases = any(group.window is not None for group in kv.groups)
         self._specs = [node.spec for node in graph.nodes if isinstance(node, Attention)]
         self._kinds = {heads_of(spec): spec for spec in self._specs}  # layers with equal heads share work lists
         self.shapes = [_shape_of(spec) for spec in self._kinds.values()]
@@ -260,7 +261,8 @@ class CudaStep:
         take_all = len(batch.logit_rows) == len(batch.ids) and bool((np.diff(batch.logit_rows) == 1).all())
         if take_all:
             logits = rows
-        self._make_room(steps.size_of(batch, rows, logits, self.shapes), rows, 0 if words is None else logits)
+        size = steps.size_of(batch, rows, logits, self.shapes, len(self.kv.groups))
+        self._make_room(size, rows, 0 if words is None else logits)
         self._send(batch, rows, logits, words, sources, take_all=take_all)
         if take_all:
             graph, out = self._layout("all", rows, rows, mode)
@@ -348,5 +350,7 @@ class CudaStep:
             sources=sources,
             params=words,
             results=turn * (len(self._results) // RING),
+            groups=len(self.kv.groups),
+            releases=self._releases,
         )
         step[:size].copy_(self._host[turn][:size], non_blocking=True)

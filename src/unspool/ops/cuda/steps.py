@@ -6,7 +6,8 @@
     sampling parameters
 
 The header has 16 words for each kind of attention heads of a model: each kind has its own lists of items, and the
-addresses of everything else are in the first 16.
+addresses of everything else are in the first 16. Four words follow for each further group of layers: where its tables
+are. Its rows' slots follow the sources. A block that was released is 0 in a table: what is read of it has no weight.
 
 States belong to recurrent layers, if a model has any. For every row: the slot that its states are saved to (-1: none)
 and its sequence (-1: a padding row). For every sequence: its first row, its number of rows, its slot, and whether it
@@ -30,6 +31,7 @@ HEADER = 16
 FEW_ITEMS, LAST_ITEMS, MANY_ITEMS, TABLES = 0, 4, 8, 12
 LOGIT_ROWS, ROW_PARAMS, RESULTS, STATES = 3, 7, 11, 14  # for states: their address, and the number of sequences
 ITEM, SEQUENCE = 7, 4
+GROUP = 4  # words of the header for each group of layers after the first
 PARAMS = 16  # words of a row's sampling parameters
 KEYS, SPLIT = 64, 4  # positions per tile of keys, tiles per split; both affect the bits of every result
 # Query rows (tokens times the heads of a group) of the decode kernel's tile, and the most query rows of a sequence that
@@ -59,24 +61,39 @@ class Shape:
         return max(DECODE_ROWS, 1 << (self.group - 1).bit_length())
 
 
-def places(rows: int, kinds: int = 1) -> dict[str, int]:
+def header_of(kinds: int, groups: int = 1) -> int:
+    """Words of the header."""
+    return HEADER * max(kinds, 1) + GROUP * (groups - 1)
+
+
+def tables_of(kinds: int, group: int) -> int:
+    """The place in the header of the address and the width of a group's tables."""
+    return TABLES if group == 0 else header_of(kinds, group)
+
+
+def slots_of(group: int) -> str:
+    """The name of the part that has the slots of a group."""
+    return f"slots{group}" if group else "slots"
+
+
+def places(rows: int, kinds: int = 1, groups: int = 1) -> dict[str, int]:
     """Where each part of fixed size begins: at multiples of 16 bytes, so that kernels are compiled for one alignment
     only."""
-    names = ("ids", "positions", "slots", "sources")
-    return {name: HEADER * max(kinds, 1) + index * padded(rows) for index, name in enumerate(names)}
+    names = ("ids", "positions", "slots", "sources", *(slots_of(group) for group in range(1, groups)))
+    return {name: header_of(kinds, groups) + index * padded(rows) for index, name in enumerate(names)}
 
 
 def padded(rows: int) -> int:
     return -(-rows // 4) * 4
 
 
-def size_of(batch: ArrayBatch, rows: int, logits: int, shapes: Sequence[Shape]) -> int:
+def size_of(batch: ArrayBatch, rows: int, logits: int, shapes: Sequence[Shape], groups: int = 1) -> int:
     """An upper bound for the length that describe() writes."""
     items = 0
     for positions in (batch.positions, batch.positions[batch.logit_rows]):
         for shape in shapes:
             items += ITEM * (int((positions // (KEYS * SPLIT) + 1).sum()) + (1 + shape.group) * len(positions))
-    fixed = HEADER * max(len(shapes), 1) + 4 * padded(rows) + TABLE_SLACK
+    fixed = header_of(len(shapes), groups) + (3 + groups) * padded(rows) + TABLE_SLACK
     if len(batch.states):
         fixed += 2 * rows + SEQUENCE * len(batch.states)
     return fixed + 2 * logits + items + batch.tables.size + PARAMS * logits
@@ -93,24 +110,23 @@ def describe(
     sources: np.ndarray | None = None,
     params: np.ndarray | None = None,
     results: int = 0,
+    groups: int = 1,
+    releases: bool = False,
 ) -> int:
     """Write the step into `out` and return its length. `params` are the rows' sampling parameters, `results` is the
-    address for their results."""
+    address for their results. With `releases`, tables may have released blocks."""
     live = len(batch.ids)
-    at, header = places(rows, len(shapes)), HEADER * max(len(shapes), 1)
-    for name, values, filler in (
-        ("ids", batch.ids, 0),
-        ("positions", batch.positions, 0),
-        ("slots", batch.slots, -1),
-        ("sources", sources, -1),
-    ):
+    at, header = places(rows, len(shapes), groups), header_of(len(shapes), groups)
+    parts = [("ids", batch.ids, 0), ("positions", batch.positions, 0), ("sources", sources, -1)]
+    parts += [(slots_of(group), batch.slots[group * live : (group + 1) * live], -1) for group in range(groups)]
+    for name, values, filler in parts:
         start = at[name]
         if values is None:
             out[start : start + rows] = filler
         else:
             out[start : start + live] = values
             out[start + live : start + rows] = filler
-    start = out[LOGIT_ROWS] = header + 4 * padded(rows)
+    start = out[LOGIT_ROWS] = header + (3 + groups) * padded(rows)
     end = start + 2 * logits
     out[start:end] = 0
     out[start : start + len(batch.logit_rows)] = batch.logit_rows
@@ -123,8 +139,12 @@ def describe(
             out[HEADER * kind + place : HEADER * kind + place + 3] = len(items), end, positions
             out[end : end + items.size] = items.reshape(-1)
             end += items.size
-    out[TABLES], out[TABLES + 1] = end, batch.tables.shape[1]
-    out[end : end + batch.tables.size] = batch.tables.reshape(-1)
+    size = batch.tables.size // groups
+    for group in range(groups):
+        place = tables_of(len(shapes), group)
+        out[place], out[place + 1] = end + group * size, batch.tables.shape[1]
+    tables = np.maximum(batch.tables, 0) if releases else batch.tables
+    out[end : end + batch.tables.size] = tables.reshape(-1)
     end += batch.tables.size
     out[end : end + TABLE_SLACK] = 0
     end += TABLE_SLACK
