@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -256,15 +257,25 @@ def test_tokenizing_lets_other_threads_run() -> None:
     from tests.server.harness import make_llm
 
     encode = make_llm().tokenizer.encode
-    size = 100_000
-    while True:  # long enough that the other thread gets many turns
-        worker = threading.Thread(target=encode, args=(" " * size,))
-        turns = 0
-        worker.start()
-        while worker.is_alive():
-            worker.join(0.001)
-            turns += 1
-        if turns > 20:
-            return
-        size *= 2
-        assert size < 20_000_000, "it held up this thread"
+    done: list[str] = []
+
+    def work(size: int) -> None:
+        done.append("begun")
+        encode(" " * size)
+        done.append("ended")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)  # a thread that computes keeps its turn unless it gives it up
+    try:
+        for doubled in range(8):  # long enough that this thread, which waits for its turn, is woken within the call
+            done.clear()
+            worker = threading.Thread(target=work, args=(100_000 << doubled,))
+            worker.start()
+            while worker.is_alive():
+                worker.join(0.001)
+                if done == ["begun"]:
+                    worker.join()
+                    return
+    finally:
+        sys.setswitchinterval(interval)
+    raise AssertionError("it held up this thread")
