@@ -72,8 +72,10 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         watching.set()
 
     def noted(self: Interrupt, number: int, frame: FrameType | None) -> None:
-        heard.set()
-        note(self, number, frame)
+        try:
+            note(self, number, frame)
+        finally:
+            heard.set()  # now that the abort is on its way
 
     def interrupt(number: int, times: int = 1) -> None:
         count = itertools.count(1)
