@@ -30,7 +30,7 @@ class DraftContext:
     number: int
     tokens: Sequence[int]
     num_prompt: int
-    blocks: Sequence[int]
+    blocks: Sequence[int]  # of the model's first group of layers; -1 where one was released behind a window
     sampler: Sampler
     should_continue: Callable[[Sequence[int]], bool] = lambda confidences: True
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ops.conftest import ISAS, Bench, distance, make_batch, vector
 from unspool.config import EngineConfig, ModelConfig
+from unspool.errors import EngineError
 from unspool.models.registry import architecture_of
 from unspool.models.shapes import TINY
 from unspool.ops import AttentionSpec, Batch, Ops, Rope
@@ -332,6 +333,29 @@ def test_8_bit_values_of_any_size(isa: str, size: float) -> None:
 
 def plain(rows: int) -> Batch:
     return make_batch([(0, rows, range(-(-rows // 32)))], 32)
+
+
+@pytest.mark.parametrize("window", [5, 40])
+@pytest.mark.parametrize(
+    ("kv_dtype", "block_size"), [("f32", 1), ("f32", 4), ("f16", 32), ("q8", 4), ("q8", 16), ("q8", 48)]
+)
+def test_blocks_behind_the_window_are_not_read(isa: str, window: int, kv_dtype: str, block_size: int) -> None:
+    """They may be missing from the table, whatever is in them now; one that a row sees may not."""
+    spec, count = spec_of(4, 2, 16, window=window), min(300, 60 * block_size)
+    bench = bench_for(CpuOps(threads=2, isa=isa), spec, block_size, kv_dtype)
+    rows, blocks = rows_for(spec, count + 3), np.random.default_rng(2).permutation(64)
+    blocks = blocks[: -(-(count + 3) // block_size)]
+    attend(bench, spec, rows[:count], make_batch([(0, count, blocks)], block_size))
+    batch = make_batch([(count, 3, blocks)], block_size)
+    expected = attend(bench, spec, rows[count:], batch)
+    first = (count + 1 - window) // 16 * 16 // block_size
+    batch.tables[0, :first] = -1
+    for block in blocks[:first]:
+        bench.kv.write_block(block, b"\xff" * bench.kv.block_bytes[0])
+    assert np.array_equal(attend(bench, spec, rows[count:], batch), expected)
+    batch.tables[0, first] = -1
+    with pytest.raises(EngineError, match="block -1 is outside"):
+        attend(bench, spec, rows[count:], batch)
 
 
 def test_a_block_written_in_this_step_can_be_read_by_another_sequence(isa: str) -> None:
