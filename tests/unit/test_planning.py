@@ -158,6 +158,20 @@ def test_a_gpu_keeps_latents_once(capsys: Capture) -> None:
     assert "27 layers · 1 KV heads · 576 · 2 bytes" in capsys.readouterr().out
 
 
+def test_layers_with_a_window_have_a_line_of_their_own(capsys: Capture) -> None:
+    asked = ["--random", "gpt-oss-20b:mxfp4", "--on", "ddr5", "--kv-tokens", "131072"]
+    plan, alone = planned(capsys, *asked), planned(capsys, *asked, "--max-running", "1")
+    [window] = plan["windows"]
+    per_token = plan["kv_bytes_per_token"]
+    assert (window["num_layers"], window["window"], window["held_tokens"]) == (12, 128, 256)
+    assert window["kv_bytes"] == window["kv_tokens"] * window["kv_bytes_per_token"]
+    assert plan["kv_bytes"] == 131_072 * per_token // 2 + window["kv_bytes"] < 0.7 * 131_072 * per_token
+    assert alone["windows"][0]["kv_tokens"] == 768 < window["kv_tokens"]
+    assert main(["plan", *asked]) == 0
+    assert "windows       12 layers see 128 tokens and keep at most 256 of a sequence" in capsys.readouterr().out
+    assert planned(capsys, "--random", "llama-8b")["windows"] == []
+
+
 def test_states_of_random_models_fade() -> None:
     """A rate of decay above zero would make a state grow without end."""
     for name in ("tiny-qwen3.5", "tiny-granite-hybrid"):

@@ -72,6 +72,10 @@ def make_parser() -> Parser:
     parser.add_argument("--measure", action="store_true", help="measure this machine again; once it is enough")
     parser.add_argument("--json", action="store_true", help="one object, sizes in bytes and times in seconds")
     parser.add_argument("--kv-tokens", dest="engine.kv_tokens", type=int, metavar="N", help="KV cache for N tokens")
+    parser.add_argument(
+        "--max-running", dest="engine.max_running", type=int, metavar="N",
+        help="requests at once, for whose windows there is room (256)",
+    )  # fmt: skip
     parser.add_argument("--kv-dtype", dest="engine.kv_dtype", metavar="TYPE", help="KV cache in q8, f16 or f32")
     parser.add_argument(
         "--state-bytes", dest="engine.state_bytes", type=size, metavar="SIZE",
