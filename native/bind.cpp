@@ -103,7 +103,8 @@ void check_tiles(const Matrix& matrix, const std::string& rows) {
 nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions,
                                                  Array<int64_t, 1> slots, Array<int32_t, 1> starts,
                                                  Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows,
-                                                 Array<int32_t, 1> states, Array<int32_t, 1> saves,
+                                                 const std::optional<Array<int32_t, 1>>& states,
+                                                 const std::optional<Array<int32_t, 1>>& saves,
                                                  const std::optional<Array<float, 1>>& given) {
     Program& program = nb::cast<Program&>(self);
     const auto groups = static_cast<size_t>(program.num_groups());
@@ -121,10 +122,10 @@ nb::ndarray<nb::memview, float, nb::ndim<1>> run(nb::handle self, Array<int32_t,
                     static_cast<int64_t>(tables.shape(1)),
                     static_cast<int64_t>(logit_rows.size()),
                     logit_rows.data(),
-                    static_cast<int64_t>(states.size()),
-                    static_cast<int64_t>(saves.size()),
-                    states.data(),
-                    saves.data(),
+                    states ? static_cast<int64_t>(states->size()) : 0,
+                    saves ? static_cast<int64_t>(saves->size()) : 0,
+                    states ? states->data() : nullptr,
+                    saves ? saves->data() : nullptr,
                     given ? static_cast<int64_t>(given->size()) : 0,
                     given ? given->data() : nullptr};
     const std::string wrong = program.check(step);
@@ -619,11 +620,12 @@ void bind_program(nb::module_& m) {
              })
         .def("run", [](nb::handle self, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int64_t, 1> slots,
                        Array<int32_t, 1> starts, Array<int32_t, 2> tables, Array<int32_t, 1> logit_rows,
-                       Array<int32_t, 1> states, Array<int32_t, 1> saves, std::optional<Array<float, 1>> given) {
+                       std::optional<Array<int32_t, 1>> states, std::optional<Array<int32_t, 1>> saves,
+                       std::optional<Array<float, 1>> given) {
             return run(self, ids, positions, slots, starts, tables, logit_rows, states, saves, given);
         },
-            "ids"_a, "positions"_a, "slots"_a, "starts"_a, "tables"_a, "logit_rows"_a, "states"_a, "saves"_a,
-            "given"_a = nb::none())
+            "ids"_a, "positions"_a, "slots"_a, "starts"_a, "tables"_a, "logit_rows"_a, "states"_a = nb::none(),
+            "saves"_a = nb::none(), "given"_a = nb::none())
         .def("kept", [](nb::handle self) -> nb::ndarray<nb::memview, float, nb::ndim<1>> {
             const Program& program = nb::cast<Program&>(self);
             return {const_cast<float*>(program.kept()), {static_cast<size_t>(program.kept_values())}, self};

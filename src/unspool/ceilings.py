@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unspool.machine import measure_bandwidth, num_cores, processor_name
 from unspool.quiet import Watch
+from unspool.records import record
 from unspool.weights.store import cache_dir
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ SPIN_ROUNDS, SPIN_SECONDS = 10_000, 0.3  # a pass is long beside what waking the
 QUIET_CORES = 0.15
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Ceilings:
     """Speeds that a program on this machine can reach at most, with so many threads."""
 
@@ -167,7 +168,7 @@ def _write(found: Ceilings) -> None:
 
 
 # Shares -------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
+@record(frozen=True)
 class Utilization:
     """How near an answer came to the machine's ceilings. None: nothing was computed there, or too little to tell."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
-from unspool import overrides
 from unspool.drafter import Drafter
 from unspool.errors import RequestError
 from unspool.params import checks
+from unspool.records import record
 
 RopeStyle = Literal["interleaved", "half"]
 # clamped_swiglu combines a gate, at most 7, with a factor between -7 and 7: gate · sigmoid(1.702 · gate) · (factor + 1)
@@ -19,9 +19,10 @@ Isa = Literal["auto", "avx512", "avx2", "plain"]
 Quantize = Literal["none", "fp8", "int8", "int4"]
 KVDtype = Literal["auto", "q8", "f16", "f32"]
 SPECULATE = "lookup, model:PATH, early-exit[:LAYERS], mtp, auto"
+NO_OVERRIDES = ((), None, None, None, None)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RopeScaling:
     """How rotation speeds are scaled for positions beyond the trained context."""
 
@@ -38,7 +39,7 @@ class RopeScaling:
     long_factors: tuple[float, ...] = ()  # longrope: for a longer context
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ModelConfig:
     """The numbers that most families of models have. A family with more has a subclass in its file."""
 
@@ -86,7 +87,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, int]] = {
 }
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class EngineConfig:
     """How an engine runs. At its start, every None, and every 0 or auto that means the device's default, is resolved
     and reported."""
@@ -137,11 +138,14 @@ class EngineConfig:
             raise checks.refuse("speculate", self.speculate, f"{SPECULATE}, or an object with a drafter's methods")
 
     def _check_overrides(self) -> None:
-        if self.rope_scaling is not None:
-            object.__setattr__(self, "rope_scaling", overrides.rope_scaling(self.rope_scaling))
+        if self.rope_scaling is not None or self.override_kv != ():
+            from unspool import overrides
+
+            object.__setattr__(self, "override_kv", overrides.kv_overrides(self.override_kv))
+            if self.rope_scaling is not None:
+                object.__setattr__(self, "rope_scaling", overrides.rope_scaling(self.rope_scaling))
         if self.rope_theta is not None:
             object.__setattr__(self, "rope_theta", checks.number("rope_theta", self.rope_theta, 1, 1e12))
-        object.__setattr__(self, "override_kv", overrides.kv_overrides(self.override_kv))
         if self.chat_template is not None and (not isinstance(self.chat_template, str) or not self.chat_template):
             raise checks.refuse("chat_template", self.chat_template, "a template, or the path of a file that holds one")
 
@@ -175,6 +179,11 @@ _INTEGERS = {  # the least and the most, far above what any machine has
     "max_waiting": (1, 2**31 - 1),
     "max_model_len": (2, 2**31 - 1),
 }
+
+
+def overrides_of(config: EngineConfig) -> tuple[Any, ...]:
+    """The options that replace values of the model's own files; NO_OVERRIDES where none is set."""
+    return config.override_kv, config.rope_theta, config.rope_scaling, config.max_model_len, config.chat_template
 
 
 def _check_speculate(how: str) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from unspool.plan import Work
     from unspool.sampling.pipeline import Sampler
 
+MAX_DRAFT = 16  # tokens in one draft
+
 
 @record(frozen=True, slots=True)
 class DraftContext:

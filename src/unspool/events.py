@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
+
+from unspool.records import record
 
 FinishReason = Literal["stop", "length", "eos", "constraint", "abort", "deadline", "repetition"]
 
@@ -30,7 +32,7 @@ def bare_token(id: int) -> Token:
     return Token(id)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Usage:
     """Counts of tokens."""
 
@@ -43,7 +45,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Timings:
     """Seconds. `queue` + `prefill` = `first_token`; decode covers the tokens after the first."""
 
@@ -55,7 +57,7 @@ class Timings:
     tokens_per_second: float | None  # decode rate; None: fewer than two tokens
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StepWork:
     """The least that the engine's steps had to read and compute during an answer, for it and all requests beside it."""
 
@@ -77,7 +79,7 @@ class Text(NamedTuple):
     held: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DraftStats:
     """How many drafted tokens were accepted: in one answer, or in all."""
 
@@ -107,7 +109,7 @@ class DraftStats:
         return {**asdict(self), "accepted_at": list(self.accepted_at), "mean_accepted": self.mean_accepted}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Finished:
     """The end of one answer. Fields that were not requested or do not apply are None or empty."""
 
@@ -126,7 +128,7 @@ class Finished:
     work: StepWork | None = None  # None: no token came
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Failed:
     """A choice that the engine could not finish."""
 

@@ -16,7 +16,6 @@ from unspool.engine.streams import Generation, Stream
 from unspool.errors import RequestError
 from unspool.events import Token
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
-from unspool.models.overridden import overridden
 from unspool.options import (
     Batch,
     ChatOptions,
@@ -149,7 +148,7 @@ class Model(TextModel):
         configured = configured_options(model) if isinstance(model, str) else {}
         config = engine_config(cast("EngineOptions", {**configured, **options}))
         checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(resolve(model))
-        checkpoint = overridden(checkpoint, config)  # including its tokenizer
+        checkpoint = checkpoint.with_overrides(config)  # including its tokenizer
         self.engine = Engine(checkpoint, config, tokenizer=checkpoint.tokenizer, on_progress=on_progress)
         assert self.engine.tokenizer is not None  # it was just created
         super().__init__(self.engine.checkpoint, self.engine.tokenizer)  # quantized, if requested

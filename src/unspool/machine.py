@@ -23,8 +23,6 @@ def num_cores() -> int:
 
 def processor_name() -> str:
     """The processor's name in the system: identifies the machine of a measurement."""
-    import platform
-
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:
@@ -32,6 +30,8 @@ def processor_name() -> str:
                     return line.partition(":")[2].strip()
     except OSError:
         pass
+    import platform
+
     return platform.processor() or platform.machine()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
+
+from unspool.records import record
 
 PENDING = -1  # stands for a token that the device has chosen and the host has not read
 NO_BLOCK = -1  # in a table: a block that was released, because no token to come sees it
@@ -36,7 +36,7 @@ class Work(NamedTuple):
     num_hidden: int = 0
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Plan:
     """A step. Blocks and states are copied before anything is computed, each list in its order: (source, target), and
     for a block the group of layers that it belongs to."""
@@ -45,14 +45,35 @@ class Plan:
     copies: tuple[tuple[int, int, int], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
 
-    @cached_property
+    @property
     def columns(self) -> tuple[tuple[Any, ...], ...]:
         """The fields of all works as columns, one tuple for each field: faster for code that reads all of them."""
-        return tuple(zip(*self.works, strict=True))
+        found: tuple[tuple[Any, ...], ...] | None = self.__dict__.get("_columns")
+        if found is None:
+            found = self.__dict__["_columns"] = tuple(zip(*self.works, strict=True))
+        return found
 
     @property
     def num_tokens(self) -> int:
         return sum(len(work.tokens) for work in self.works)
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """Rows of requests that compute more tokens than they choose."""
+        rows = 0
+        for work in self.works:
+            count = len(work.tokens)
+            if count > work.num_samples:
+                rows += count
+        return rows
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether some work's output is hidden rows."""
+        for work in self.works:  # noqa: SIM110 (a third of the time of any())
+            if work.num_hidden:
+                return True
+        return False
 
     def __bool__(self) -> bool:
         return bool(self.works)

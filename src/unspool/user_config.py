@@ -28,10 +28,10 @@ from unspool.errors import ModelError, RequestError
 from unspool.records import record
 from unspool.suggest import nearest
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}", re.ASCII)
-HEADER = re.compile(  # of a model's table, or of one inside it
-    r"""\s*\[\s*models\s*\.\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(?:\.[^\]]*)?\]"""
-)
+# Compiled where they are used: most starts find no file.
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}"
+# A model's table, or one inside it.
+HEADER = r"""\s*\[\s*models\s*\.\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(?:\.[^\]]*)?\]"""
 MAX_BYTES = 1 << 20
 BUILT_IN = "smollm2"  # the default where the file names none
 
@@ -130,7 +130,7 @@ def _model(path: Path, name: str, table: Any) -> NamedModel:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    if not NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name, re.ASCII):
         _fail(path, key, f"{name[:100]!r} is no name; letters, digits, and any of _ . : - after the first are")
 
 
@@ -176,7 +176,7 @@ def without_model(config: UserConfig, text: str, name: str) -> str:
         raise RequestError(f"{config.path} has no model {name!r}", "name")
     kept, is_inside = [], False
     for line in text.splitlines(keepends=True):
-        header = HEADER.match(line)
+        header = re.match(HEADER, line)
         if re.match(r"\s*\[", line):
             is_inside = header is not None and name in header.groups()
         if not is_inside:

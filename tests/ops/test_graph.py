@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -24,13 +24,14 @@ from unspool.ops.graph import (
     RecordingOps,
     Take,
     only_wanted_rows,
-    record,
+    record_step,
 )
+from unspool.records import record
 
 KV: Any = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Matrix:
     name: str
     in_features: int
@@ -50,7 +51,7 @@ class Ops(RecordingOps):
 
 
 def recorded(forward: Callable[..., Any]) -> Graph:
-    return only_wanted_rows(record(forward, KV))
+    return only_wanted_rows(record_step(forward, KV))
 
 
 def model_graph(config: ModelConfig) -> Graph:
@@ -108,7 +109,7 @@ def test_what_others_read_of_all_rows_stays_whole() -> None:
     ]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Scan(Node):
     """A recurrence over all rows of a sequence, whose kernel gives all rows."""
 
@@ -183,4 +184,4 @@ def test_inputs_are_the_fields_that_hold_nodes() -> None:
 
 def test_a_model_that_returns_no_rows_is_refused() -> None:
     with pytest.raises(EngineError, match="must return the rows of one operation, not NoneType"):
-        record(lambda batch, kv: None, KV)
+        record_step(lambda batch, kv: None, KV)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
+import re
 from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Any, ClassVar
 
 import pytest
 
-from unspool.records import record
+from unspool.records import FEW, record
 
 
 def make(decorator: Any, **options: Any) -> Any:
@@ -86,6 +88,37 @@ class Derived(Base):
 @record
 class Mutable:
     a: int
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_objects_are_made_alike_before_and_after_their_init_is_compiled(options: dict[str, Any]) -> None:
+    point = make(record, **options)
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((), {}, "missing 1 required positional argument: 'x'"),
+        ((1, [], 2, 3, 4), {}, "takes from 2 to 5 positional arguments but 6 were given"),
+        ((1,), {"x": 2}, "multiple values for argument 'x'"),
+        ((1,), {"w": 2}, "unexpected keyword argument 'w'"),
+    ]
+    for number in range(2 * FEW):
+        one = point(number, z=4)
+        assert (one.x, one.y, one.z, one.hidden, one.total) == (number, [], 4, 0, number + 4)
+        assert one.y is not point(1).y, "each has a list of its own"
+    signature = inspect.signature(point)
+    assert list(signature.parameters) == ["x", "y", "z", "hidden"]
+    assert signature.parameters["z"].default == 3
+    for count in (0, 2 * FEW):
+        fresh = make(record, **options)
+        for number in range(count):
+            fresh(number)
+        for values, named, message in wrong:
+            with pytest.raises(TypeError, match=re.escape(message)):
+                fresh(*values, **named)
+
+
+def test_a_record_without_a_doc_string_has_none() -> None:
+    assert Base.__doc__ is None
+    assert Base.__annotations__ == {"a": "int", "b": "int"}
+    assert [each.type for each in dataclasses.fields(Derived)] == ["int", "int", "str"]
 
 
 def test_hashes_are_those_of_values() -> None:

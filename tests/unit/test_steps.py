@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.laws.emulated_device import device_crowd
 from unspool.config import EngineConfig
 from unspool.engine.engine import Engine
-from unspool.engine.steps import MAX_STEPS, MAX_WORKS, StepMeter, StepStats
-from unspool.models.costs import Span, StepCosts
+from unspool.engine.steps import COUNTED_TOGETHER, MAX_STEPS, MAX_WORKS, StepMeter, StepStats
+from unspool.models.costs import ExpertLayer, Span, StepCosts
 from unspool.params import SamplingParams
 from unspool.plan import Plan, Work
 
@@ -22,7 +23,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11]
 def drain(engine: Engine) -> list[StepStats]:
     while engine.has_work:
         engine.step()
-    return list(engine.steps.history)
+    return engine.steps.history
 
 
 def test_each_step_tells_its_rows_bytes_and_requests(tiny) -> None:
@@ -64,7 +65,8 @@ def test_windows_and_experts_count_as_far_as_they_are_read() -> None:
     costs = StepCosts(1000, (), 0.0, 0.0, (Span(None, 0.0, 10.0), Span(4, 0.0, 1.0)), 3)
     meter = StepMeter(costs)
     plan = Plan((Work(0, 0, (1,) * 6, (0,), 1, 1), Work(1, 2, (1,), (1,), 1, 1)))
-    step = meter.record(plan, 0.0, 0.5, is_ahead=False, waiting=2, blocks_free=1)
+    meter.record(plan, 0.0, 0.5, is_ahead=False, waiting=2, blocks_free=1)
+    (step,) = meter.history
     assert step.cache_bytes == 10 * (6 + 3) + (4 + 3) + 2 * 2 * 3
     assert (step.weight_bytes, step.rows, step.prompt_rows) == (1000, 7, 6)
     assert meter.fastest == step.num_bytes / 0.5
@@ -79,6 +81,42 @@ def test_operations_of_a_step_are_those_of_its_sequences() -> None:
     assert meter.flops == whole, "a piece of a prompt that is not its last has no row of logits"
 
 
+def test_steps_are_counted_alike_whenever_somebody_reads_them() -> None:
+    costs = StepCosts(1000, (ExpertLayer(64.0, 8, 2),), 3.0, 100.0, (Span(None, 2.0, 10.0), Span(4, 1.0, 1.0)), 3)
+    often, seldom = StepMeter(costs), StepMeter(costs)
+    for number in range(3 * COUNTED_TOGETHER + 5):
+        works = [Work(7, number, (1,), (0,), 1, 1)]
+        if number % 3 == 0:
+            works.append(Work(8, 2 * number, (1,) * (1 + number % 4), (1,), 1, 1))
+        for meter in (often, seldom):
+            seconds = 0.5 + number % 7
+            meter.record(Plan(tuple(works)), float(number), seconds, is_ahead=False, waiting=0, blocks_free=1)
+        assert often.history[-1].number == number
+        assert often.num_bytes == sum(step.num_bytes for step in often.history)
+    assert seldom.history == often.history
+    assert (seldom.num_bytes, seldom.flops, seldom.fastest) == (often.num_bytes, often.flops, often.fastest)
+    assert often.fastest == max(step.num_bytes / step.seconds for step in often.history)
+
+
+def test_a_step_is_counted_once_while_other_threads_read() -> None:
+    meter, is_over = StepMeter(StepCosts(8, (), 1.0, 1.0, (), 0)), threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            known = meter.history
+            assert [step.number for step in known] == list(range(len(known)))
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for _ in range(2000):
+            meter.record(Plan((Work(0, 0, (1,), (0,), 1, 1),)), 0.0, 1.0, is_ahead=False, waiting=0, blocks_free=0)
+        is_over.set()
+        for reader in readers:
+            reader.result()
+    assert len(meter.history) == 2000
+    assert meter.num_bytes == 2000 * 8
+
+
 @pytest.mark.parametrize("num_works", [1, 256])
 def test_the_history_is_bounded(num_works: int) -> None:
     meter = StepMeter(StepCosts(0, (), 0.0, 0.0, (), 0))
@@ -89,4 +127,4 @@ def test_the_history_is_bounded(num_works: int) -> None:
     assert meter.num_steps == count
     assert len(meter.history) == count // 2
     assert meter.history[-1].number == count - 1
-    assert replace(meter.history[-1], number=0) == replace(meter.history[0], number=0)
+    assert meter.history[-1]._replace(number=0) == meter.history[0]._replace(number=0)

@@ -23,8 +23,9 @@ from unspool.models.shapes import SHAPES
 from unspool.params import SamplingParams
 from unspool.plan import Plan, Work
 from unspool.reporting import progress
-from unspool.speculate.policy import DraftPolicy, Guess
+from unspool.speculate.policy import DraftPolicy
 from unspool.speculate.protocols import Branch
+from unspool.speculate.speculation import Guess
 from unspool.speculate.timing import step_times
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ PythonCall    <|tool_call_start|>[look(at=3)]<|tool_call_end|>
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ObjectCall:
     """A JSON object with the name and the arguments; `extra` comes before both, as models write it."""
 
@@ -23,7 +23,7 @@ class ObjectCall:
     marks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class NamedCall:
     """The function's name, a mark, and a JSON object of the arguments. `prefix` comes before the name; a colon and a
     number (`counts`), or `id_mark` and an id, may follow it."""
@@ -40,7 +40,7 @@ class NamedCall:
         return tuple(mark.strip() for mark in (self.begins, self.separator, self.id_mark, self.ends) if mark.strip())
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class TaggedCall:
     """The name in a tag, and each argument between tags: text as it is, other values as JSON. `pad` is on both sides of
     a value, `line` after each tag, as models write it; all of them are optional."""
@@ -57,7 +57,7 @@ class TaggedCall:
     marks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class BareCall:
     """Gemma's: names without quotes, text between marks of its own, numbers and true and false as in JSON."""
 
@@ -69,7 +69,7 @@ class BareCall:
         return (self.quote,)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class PythonCall:
     """A call as Python writes it, with arguments by name."""
 
@@ -80,7 +80,7 @@ class PythonCall:
 _OBJECT = ObjectCall()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class CallFormat:
     """The marks around calls and the shape of a call.
 

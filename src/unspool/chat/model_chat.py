@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from unspool.chat.tools import Toolbox, with_description
 from unspool.errors import RequestError
 from unspool.params import Constraint, SamplingParams
 from unspool.params.values import ThinkingMarks
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.chat.template import ChatTemplate
@@ -25,7 +26,7 @@ RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token",
 NO_TOOLS = Toolbox()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RenderedPrompt:
     """A conversation as token ids, with notes on how it was rendered. `begins` is the part of the answer that the
     prompt already contains; `is_continued`: the answer continues the last message."""

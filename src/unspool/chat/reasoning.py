@@ -10,14 +10,14 @@ to neither part.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from unspool.chat.call_parser import SPACE, overlap
 from unspool.chat.parts import Content, Part, Reasoning
+from unspool.records import record
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ReasoningFormat:
     """The marks around reasoning. `written_close` closes reasoning that must end; the model continues with its answer.
     `before_answer` is the text between the mark and the answer in training."""

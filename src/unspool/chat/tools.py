@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unspool.chat.call_formats import GENERIC, GENERIC_CALL
 from unspool.errors import RequestError
+from unspool.records import record
 
 MAX_SCHEMA_BYTES = 64 * 1024  # of a JSON schema, grammar or expression, as text
 MAX_SCHEMA_DEPTH = 200  # of a JSON schema
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Tool:
     name: str
     description: str = ""
@@ -28,7 +28,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Toolbox:
     """The tools of one request: the model sees all of them and may call those in `allowed` (None: all)."""
 

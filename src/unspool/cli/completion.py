@@ -7,11 +7,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from unspool.cli.parser import Parser, UsageError
+from unspool.records import record
 from unspool.suggest import nearest
 
 DESCRIPTION = """\
@@ -81,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-@dataclass
+@record
 class Offer:
     """The possible completions at the cursor: texts with their meanings, and whether files are allowed."""
 

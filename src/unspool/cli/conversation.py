@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from unspool.errors import RequestError
+from unspool.records import record
 
 Message = dict[str, str]
 
 
-@dataclass
+@record
 class Conversation:
     system: str | None = None
     turns: list[Message] = field(default_factory=list)

@@ -19,7 +19,7 @@ from unspool.records import record
 from unspool.suggest import nearest
 from unspool.user_config import default_model
 
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.|$)", re.DOTALL)
+_ESCAPE = r"(?s)\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.|$)"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
 
@@ -38,7 +38,7 @@ def text(value: str) -> str:
             )
         return _ESCAPES[name]
 
-    return _ESCAPE.sub(unescape, value)
+    return re.sub(_ESCAPE, unescape, value)
 
 
 def token_ids(value: str) -> list[int]:

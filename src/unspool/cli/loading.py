@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from unspool.cli.flags import engine_options
 from unspool.cli.status import Status, bar, wanted
 from unspool.cli.terminal import ProgressBar, human_bytes
 from unspool.lazy import limit_blas_threads
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
@@ -56,7 +56,7 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
     return llm, seconds
 
 
-@dataclass
+@record
 class LoadProgress:
     """The progress of loading a model, if it is known."""
 

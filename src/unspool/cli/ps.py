@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unspool.cli.parser import Parser
 from unspool.cli.running import Running, running
+from unspool.records import record
 
 DESCRIPTION = """\
 List the servers that `unspool serve` and `unspool inspect` run on this machine for this user, with the models that each
@@ -17,7 +17,7 @@ has loaded. A server that wants keys is not asked; the models that it was starte
 ASK_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Told:
     """A server's own report."""
 

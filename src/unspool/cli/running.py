@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from unspool.records import record
 from unspool.weights.store import cache_dir
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Running:
     """A running server."""
 

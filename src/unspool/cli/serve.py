@@ -46,6 +46,16 @@ def make_parser(
 ) -> Parser:
     """The options of a command that serves."""
     parser = Parser(command, usage, description, epilog)
+    _add_place(parser, port)
+    _add_access(parser)
+    _add_limits(parser)
+    _add_manner(parser, log)
+    flags.add_engine_flags(parser, serving=True, several=True)
+    parser.add_common()
+    return parser
+
+
+def _add_place(parser: Parser, port: int) -> None:
     group = parser.add_argument_group("where")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     group.add_argument("--port", type=int, default=port, help=f"port ({port}); 0 picks a free one")
@@ -64,6 +74,9 @@ def make_parser(
         help="N processes with an engine each, on a local Ray (the cluster extra); numa: one on each NUMA node, "
         "numa:N: N of them, without Ray. An answer survives the loss of its replica",
     )  # fmt: skip
+
+
+def _add_access(parser: Parser) -> None:
     group = parser.add_argument_group("who")
     group.add_argument("--api-key", action="append", default=[], metavar="KEY", help="a key that is let in; repeatable")
     group.add_argument(
@@ -82,11 +95,17 @@ def make_parser(
         help="publish what the prefix cache holds, for routers: ZeroMQ, as in tcp://*:5557 (the kv-events extra)",
     )  # fmt: skip
     group.add_argument("--kv-events-replay", metavar="ADDRESS", help="where past events can be asked for")
+
+
+def _add_limits(parser: Parser) -> None:
     group = parser.add_argument_group("limits, which hold before any key is checked")
     group.add_argument("--max-connections", type=int, default=1000, metavar="N", help="open at once (1000)")
     group.add_argument("--max-header-kb", type=float, default=64.0, metavar="KB", help="largest request head (64)")
     group.add_argument("--header-timeout", type=float, default=20.0, metavar="S", help="for a head to arrive (20)")
     group.add_argument("--idle-timeout", type=float, default=75.0, metavar="S", help="kept between requests (75)")
+
+
+def _add_manner(parser: Parser, log: str) -> None:
     group = parser.add_argument_group("how")
     group.add_argument("--lenient", action="store_true", help="ignore unknown fields with a warning in the response")
     group.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds to finish in when stopped (30)")
@@ -97,9 +116,6 @@ def make_parser(
     group.add_argument("--log", metavar="FORMAT", default=log, help=f"access log on stderr: text, json or off ({log})")
     group.add_argument("--metrics-prefix", default="unspool:", metavar="P", help="of the metrics' names (unspool:)")
     group.add_argument("--otel-endpoint", metavar="URL", help="send spans there by OTLP over HTTP (the otel extra)")
-    flags.add_engine_flags(parser, serving=True, several=True)
-    parser.add_common()
-    return parser
 
 
 def main(argv: Sequence[str]) -> int:

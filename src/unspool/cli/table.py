@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unspool.cli.terminal import harmless, styled, width
 from unspool.cli.wrapping import fold, num_cells, pad
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.llm import LLM
@@ -20,13 +20,13 @@ LONGEST_TOKEN = 16
 GAP = "  "
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Cell:
     text: str
     style: str = ""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Column:
     title: str
     cells: Sequence[Cell]

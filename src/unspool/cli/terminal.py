@@ -92,20 +92,20 @@ class AnswerWriter:
 def hide_control_keys() -> Callable[[], None]:
     """Stop the terminal from printing ^C; the returned function undoes it."""
     try:
-        import termios
-    except ImportError:
-        return lambda: None
-    try:
         descriptor = sys.stdin.fileno()
         # A process in the background would be stopped for changing the terminal.
         if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
             return lambda: None
+        import termios
+    except (OSError, ValueError, ImportError):
+        return lambda: None
+    try:
         before = termios.tcgetattr(descriptor)
         quiet = before.copy()
         quiet[3] &= ~termios.ECHOCTL
         termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
         return lambda: termios.tcsetattr(descriptor, termios.TCSANOW, before)
-    except (OSError, ValueError, termios.error):  # no terminal, or an unsupported one
+    except termios.error:  # an unsupported terminal
         return lambda: None
 
 

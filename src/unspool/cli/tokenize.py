@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from unspool.cli import flags
 from unspool.cli.parser import Parser, UsageError
 from unspool.cli.prompt import as_asked, read_prompt
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.llm import TextModel
@@ -29,7 +30,7 @@ start and end count characters of the text that the tokens decode to. A characte
 the one that completes it; the others are shown as their bytes."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Piece:
     id: int
     text: str  # the text that the token adds: "" until a character is complete

@@ -6,8 +6,9 @@ import re
 
 TAB = 8
 FENCE = "```"
-_SECOND_COLUMN = re.compile(r" *\S.*?  +(?=\S)")
-_PIECE = re.compile(r" *[^ ]+| +$")
+# Compiled where they are used: most starts wrap nothing.
+_SECOND_COLUMN = r" *\S.*?  +(?=\S)"
+_PIECE = r" *[^ ]+| +$"
 
 
 def num_cells(text: str) -> int:
@@ -37,7 +38,7 @@ def fold(text: str, limit: int, indent: str = "") -> str:
     lines = []
     for line in text.split("\n"):
         current = ""
-        for piece in _PIECE.findall(line):
+        for piece in re.findall(_PIECE, line):
             if current.strip() and num_cells(current + piece) > limit:
                 lines.append(current)
                 current = indent + piece.lstrip(" ")
@@ -55,7 +56,7 @@ def fold_columns(text: str, limit: int) -> str:
 
 def _hanging(line: str, limit: int) -> int:
     begin = len(line) - len(line.lstrip(" "))
-    column = _SECOND_COLUMN.match(line)
+    column = re.match(_SECOND_COLUMN, line)
     if column is None:
         return begin
     return column.end() if column.end() <= limit // 2 else begin + 4

@@ -5,7 +5,7 @@ A user's request has one branch, or n of them; the engine's group ties them toge
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from unspool.engine.outcome import Ending, Failure, Outcome, Rewind
@@ -13,6 +13,7 @@ from unspool.engine.request import Request
 from unspool.events import StepWork, Timings, Token, Usage
 from unspool.params import RepetitionDetector, ResolvedParams
 from unspool.plan import Work
+from unspool.records import record
 from unspool.text.assembler import Assembler, Banned, Stop
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from unspool.sampling.pipeline import Sampler
 
 
-@dataclass
+@record
 class Clock:
     """When things happened to a branch, in seconds of a monotonic clock."""
 
@@ -70,7 +71,7 @@ class Clock:
         )
 
 
-@dataclass
+@record
 class Branch:
     request: Request
     choice: int

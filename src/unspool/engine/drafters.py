@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def make_drafters(engine: Engine) -> dict[str, BaseDrafter]:
     """The drafters that an engine's configuration names; the first is the one that requests get."""
-    how = engine.config.speculate
-    if how is None:
-        return {}
     from unspool.speculate.lookup import Lookup
     from unspool.speculate.own import OwnDrafter
 
+    how = engine.config.speculate
+    if how is None:
+        return {}
     if not isinstance(how, str):
         return {OwnDrafter.name: OwnDrafter(how), "lookup": Lookup()}
     kind, _, detail = how.partition(":")
@@ -37,10 +37,8 @@ def make_drafters(engine: Engine) -> dict[str, BaseDrafter]:
     return {"lookup": Lookup()}
 
 
-def reads_hidden(how: object, checkpoint: Checkpoint, ops: Ops) -> bool:
-    """Whether the drafter that `how` names reads the model's hidden rows; it is refused where it cannot."""
-    if how != "mtp":
-        return False
+def check_head(checkpoint: Checkpoint, ops: Ops) -> None:
+    """Refuse mtp, whose drafter reads the model's hidden rows, where it cannot."""
     if ops.name not in ("cpu", "reference"):
         raise RequestError(
             f"mtp: heads that predict further ahead draft on the CPU and on the reference backend, not on {ops.name}",
@@ -58,7 +56,6 @@ def reads_hidden(how: object, checkpoint: Checkpoint, ops: Ops) -> bool:
             "needs none",
             "speculate",
         )
-    return True
 
 
 def _head(engine: Engine) -> BaseDrafter:
@@ -67,7 +64,7 @@ def _head(engine: Engine) -> BaseDrafter:
     from unspool.speculate.mtp import MtpDrafter
 
     head = draft_head_of(engine.checkpoint.config)
-    assert head is not None  # reads_hidden has looked
+    assert head is not None  # check_head has looked
     model = build_head(head, engine.runner.model, engine.checkpoint.draft_weights())
     return MtpDrafter(make_head_runner(model, engine.config, engine.runner.kv.num_blocks[0]))
 

@@ -20,15 +20,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from unspool.cache.states import States
 from unspool.config import EngineConfig
 from unspool.engine.active import ActiveRequests
 from unspool.engine.beams import BeamGroup
 from unspool.engine.building import GroupBuilder, seed_output
-from unspool.engine.drafters import make_drafters, reads_hidden
 from unspool.engine.output import DeviceOutput, HostOutput, StepOutput
 from unspool.engine.request import Pooling
 from unspool.engine.runner import make_runner
@@ -38,7 +36,6 @@ from unspool.engine.steps import StepMeter
 from unspool.errors import EngineClosedError, QueueFullError, RequestError
 from unspool.events import Event, FinishReason
 from unspool.models.costs import costs_of
-from unspool.models.overridden import overridden
 from unspool.models.registry import build
 from unspool.ops.storage import state_bytes
 from unspool.params import ResolvedParams, SamplingParams
@@ -48,14 +45,15 @@ from unspool.speculate.speculation import Speculation
 from unspool.version import VERSION
 
 if TYPE_CHECKING:
+    from unspool.cache.states import States
+    from unspool.drafter import BaseDrafter
     from unspool.engine.branch import Branch
     from unspool.models.checkpoint import Checkpoint
     from unspool.ops import Ops
     from unspool.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(NamedTuple):
     """A step that was launched and not read."""
 
     plan: Plan
@@ -84,7 +82,7 @@ class Engine:
         config = config or EngineConfig()
         self.ops = ops or backends.load(config)
         config = config.with_device_defaults(self.ops.name)
-        checkpoint = overridden(checkpoint, config)
+        checkpoint = checkpoint.with_overrides(config)
         if config.quantize != "none":
             from unspool.models.quantize import loaded_as
 
@@ -102,7 +100,7 @@ class Engine:
         num_blocks = sizes.blocks(room)
         self.config = replace(config, kv_tokens=num_blocks[0] * config.block_size)
         self.context_length = sizes.context_length(num_blocks)
-        keeps_hidden = reads_hidden(self.config.speculate, checkpoint, self.ops)
+        keeps_hidden = self._reads_hidden()
         self.runner = make_runner(model, self.config, num_blocks, num_slots, keeps_hidden=keeps_hidden)
         # Another core may still be packing weights, so other slow work is done now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
@@ -113,10 +111,10 @@ class Engine:
             max_running=config.max_running,
             prefix_cache=config.prefix_cache,
             chunk_tokens=config.chunk_tokens,
-            states=States(num_slots) if num_slots else None,
+            states=_states(num_slots),
             others=others,
         )
-        self.speculation = Speculation(make_drafters(self), self.runner, self.scheduler.tables.groups, clock)
+        self.speculation = Speculation(self._drafters(), self.runner, self.scheduler.tables.groups, clock)
         ends = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
         # A tokenizer may have tokens without an embedding row: the model can never produce them.
         self.end_ids = frozenset(token for token in ends if token < checkpoint.config.vocab_size)
@@ -134,6 +132,22 @@ class Engine:
         if on_progress is not None:
             self.ops.finish_loading(on_progress)
             on_progress(1.0)
+
+    def _reads_hidden(self) -> bool:
+        """Whether the drafter reads the model's hidden rows."""
+        if self.config.speculate != "mtp":
+            return False
+        from unspool.engine.drafters import check_head
+
+        check_head(self.checkpoint, self.ops)
+        return True
+
+    def _drafters(self) -> dict[str, BaseDrafter]:
+        if self.config.speculate is None:
+            return {}
+        from unspool.engine.drafters import make_drafters
+
+        return make_drafters(self)
 
     # Coming in ------------------------------------------------------------------------------------------------------
     def add(
@@ -300,7 +314,7 @@ class Engine:
         """Record how long a step took: from its launch, or from the reading of the step before it, to now."""
         seconds = now - max(flight.launched, self._last_read)
         self._last_read = now
-        step = self.steps.record(
+        self.steps.record(
             flight.plan,
             flight.launched,
             seconds,
@@ -308,8 +322,8 @@ class Engine:
             waiting=len(self.scheduler.waiting),
             blocks_free=self.scheduler.blocks.num_free,
         )
-        if not step.prompt_rows:
-            self.speculation.observe(step.decode_rows, seconds, is_ahead=flight.is_ahead)
+        if self.speculation.drafters and not flight.plan.num_prompt_rows:
+            self.speculation.observe(flight.plan.num_tokens, seconds, is_ahead=flight.is_ahead)
 
     # Ending ---------------------------------------------------------------------------------------------------------
     def abort(self, id: str, reason: FinishReason = "abort") -> bool:
@@ -357,3 +371,11 @@ class Engine:
     def check(self) -> None:
         """Assert that every block is accounted for and that no request is lost."""
         self.active.check()
+
+
+def _states(num_slots: int) -> States | None:
+    if num_slots == 0:
+        return None
+    from unspool.cache.states import States
+
+    return States(num_slots)

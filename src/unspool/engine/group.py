@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from unspool.engine.branch import Branch
@@ -13,6 +13,7 @@ from unspool.lazy import np
 from unspool.ops import HostRows
 from unspool.params import ResolvedParams
 from unspool.plan import Work
+from unspool.records import record
 from unspool.sampling.native import body, describe
 
 
@@ -27,7 +28,7 @@ def branch_seed(seed: int, choice: int) -> int:
     return (x ^ (x >> 31)) >> 11
 
 
-@dataclass
+@record
 class Group:
     """`num_branches` answers, of which the `n` best are delivered: at once if all are, else after ranking them."""
 

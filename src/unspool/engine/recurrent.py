@@ -19,7 +19,6 @@ from unspool.cache.states import Snapshot, States
 from unspool.engine.request import Request
 
 MIN_INTERVAL = 512  # tokens between two snapshots of one prompt, at least
-MAX_TURNS = 6  # the last ones of a prompt
 SHARE = 4  # a prompt's snapshots at intervals take one slot in so many
 
 
@@ -97,7 +96,7 @@ class RecurrentStates:
         return tuple(saves)
 
     def _wanted(self, request: Request, start: int, end: int) -> Iterator[int]:
-        points = (*request.turns[-MAX_TURNS:], request.num_prompt - 1, request.parting)
+        points = request.boundaries
         yield from (point for point in points if start < point <= end)
         share = max(1, self.slots.num_slots // SHARE)
         interval = MIN_INTERVAL

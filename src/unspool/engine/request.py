@@ -8,6 +8,7 @@ from typing import Literal
 
 from unspool.cache.blocks import chain_key
 
+MAX_TURNS = 6  # the last ones of a prompt
 Pooling = Literal["last", "mean"]  # which hidden rows of a prompt become one: its last token's, or all of them
 
 
@@ -68,6 +69,11 @@ class Request:
     def num_known(self) -> int:
         """Tokens that the host has read."""
         return len(self.tokens) - self.num_pending
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Where a later prompt may begin to differ from this one: so far must be quick to come back to."""
+        return (*self.turns[-MAX_TURNS:], self.num_prompt - 1, self.parting)
 
     @property
     def may_share(self) -> bool:

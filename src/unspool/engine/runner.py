@@ -46,7 +46,7 @@ class Runner:
 
     def compute(self, plan: Plan) -> StepRows:
         """What a plan's works want: logits or hidden rows. These are computed apart, with the same bits as together."""
-        if not any(plan.columns[-1]):
+        if not plan.wants_hidden:
             return StepRows(self.run(plan), kept=self._kept())
         self.copy(plan)
         pooled = tuple(work for work in plan.works if work.num_hidden)

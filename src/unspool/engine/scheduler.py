@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks
-from unspool.cache.states import Snapshot, States
-from unspool.engine.recurrent import RecurrentStates
 from unspool.engine.request import Request
 from unspool.engine.tables import Copies, Tables
 from unspool.plan import PENDING, Plan, Work
+
+if TYPE_CHECKING:
+    from unspool.cache.states import Snapshot, States
+    from unspool.engine.recurrent import RecurrentStates
 
 # Of a scored prompt, and of all of them, in one step: each asks for a row of logits, for which there must be room.
 SCORED_TOKENS, ALL_SCORED_TOKENS = 64, 512
@@ -47,7 +50,11 @@ class Scheduler:
         further groups of layers."""
         self.blocks, self._block_size = blocks, blocks.block_size
         self.tables = Tables((blocks, *others), step_tokens)
-        self.states = None if states is None else RecurrentStates(states, blocks, keeps_snapshots=prefix_cache)
+        self.states: RecurrentStates | None = None
+        if states is not None:
+            from unspool.engine.recurrent import RecurrentStates
+
+            self.states = RecurrentStates(states, blocks, keeps_snapshots=prefix_cache)
         self.step_tokens = step_tokens
         self.chunk_tokens = chunk_tokens or step_tokens  # of prompts, in a step that others stream in
         self.max_running = min(max_running, step_tokens, *([] if states is None else [states.num_slots]))

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from unspool.cache.blocks import REWIND, Blocks, blocks_in_window
-from unspool.engine.recurrent import MAX_TURNS
 from unspool.engine.request import Request
 from unspool.plan import NO_BLOCK
 
@@ -126,7 +125,7 @@ class Tables:
     def _kept_ranges(self, group: Blocks, request: Request) -> list[range]:
         """The blocks that are needed to begin where others may: where a conversation's parts begin, at the prompt's
         end, and where an earlier prompt parted from this one."""
-        points = (*request.turns[-MAX_TURNS:], request.num_prompt - 1, request.parting)
+        points = request.boundaries
         return [range(group.first_needed(point), point // self.size + 1) for point in points if point]
 
     def keep(self, request: Request, count: int) -> None:

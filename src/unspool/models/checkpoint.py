@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unspool.config import ModelConfig
+from unspool.config import NO_OVERRIDES, EngineConfig, ModelConfig, overrides_of
 from unspool.digest import sha256
 from unspool.errors import ModelError
 from unspool.models.registry import (
@@ -25,7 +25,6 @@ from unspool.models.registry import (
     gguf_draft_weights,
     gguf_weights,
 )
-from unspool.overrides import Override
 from unspool.records import record
 from unspool.weights.fields import Fields, is_text, read_json
 from unspool.weights.generation import (
@@ -36,10 +35,10 @@ from unspool.weights.generation import (
 )
 from unspool.weights.gguf import GGUFFile, open_gguf
 from unspool.weights.mapping import read_samples, release
-from unspool.weights.overridden import OverriddenKeys
 from unspool.weights.weight import Weight
 
 if TYPE_CHECKING:
+    from unspool.overrides import Override
     from unspool.text.tokenizer import Tokenizer
 
 MAX_TEMPLATE = 1 << 20
@@ -65,6 +64,14 @@ class Checkpoint:
     overridden_by: tuple[Any, ...] = ()  # the options of these overrides
     # Weights of the draft head (multi-token prediction); empty if the files have none. Answers do not depend on them.
     draft_weights: Callable[[], Mapping[str, Weight]] = dict
+
+    def with_overrides(self, config: EngineConfig) -> Checkpoint:
+        """With the values that an EngineConfig sets in place of those in the files: itself, if there are none."""
+        if overrides_of(config) == NO_OVERRIDES:
+            return self
+        from unspool.models.overridden import overridden
+
+        return overridden(self, config)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -111,8 +118,11 @@ def open_checkpoint(path: str | Path, overrides: Sequence[str] = ()) -> Checkpoi
 
 def _open_file(path: Path, overrides: Sequence[str] = ()) -> Checkpoint:
     file = open_gguf(path)
-    changed = OverriddenKeys(path, file.metadata, overrides) if overrides else None
-    if changed is not None:
+    changed = None
+    if overrides:
+        from unspool.weights.overridden import OverriddenKeys
+
+        changed = OverriddenKeys(path, file.metadata, overrides)
         file = replace(file, metadata=changed)
     config = config_from_gguf(file)
     keys = Fields(path, file.metadata, "tokenizer.")

@@ -7,7 +7,7 @@ projection from latents to keys and values as one tensor; GGUF stores it as two,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from unspool.config import ModelConfig, RopeScaling
@@ -33,6 +33,7 @@ from unspool.models.moe import Moe
 from unspool.models.qwen3_moe import TINY_QWEN3_MOE
 from unspool.models.rotary import Rotary
 from unspool.ops.routing import Scoring
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
@@ -43,7 +44,7 @@ LOG_UNIT = 0.1  # GGUF's yarn_log_multiplier is a multiple of this
 GATING = {1: "softmax", 2: "sigmoid"}  # GGUF's numbers
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class LatentConfig(SigmoidExpertConfig):
     """A model with latent attention; a query has `head_dim` channels, of which `rope_dim` are rotated."""
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from unspool.config import ModelConfig
 from unspool.errors import ModelError
 from unspool.lazy import np
 from unspool.models.limits import MAX_EXPERTS, MAX_INTERMEDIATE
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.weight import Weight, encode_weight
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ExpertConfig(ModelConfig):
     """A model in which some layers have experts."""
 

@@ -7,7 +7,7 @@ applies 1 + w; GGUF stores 1 + w.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -19,6 +19,7 @@ from unspool.models.layers import Architecture, Attention, Layer, RmsNorm
 from unspool.models.limits import MAX_CONTEXT, MAX_LAYERS, MAX_THETA, every_nth_is_global
 from unspool.models.qwen2 import TINY_QWEN2
 from unspool.models.rotary import Rotary
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
@@ -29,7 +30,7 @@ LAYERS_27B = 62  # the one size whose attention scale is not 1 / sqrt(head_dim)
 HEAD_DIM = 256
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Gemma3Config(ModelConfig):
     rope_theta_local: float = LOCAL_THETA  # of the sliding layers
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)

@@ -7,7 +7,7 @@ Hugging Face and GGUF store norms the same way.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -28,6 +28,7 @@ from unspool.models.limits import (
 )
 from unspool.models.qwen2 import TINY_QWEN2
 from unspool.models.rotary import Rotary
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
@@ -44,7 +45,7 @@ PROJECTIONS = {
 }
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Gemma3nConfig(Gemma4Config):
     num_parts: int = 4  # of the stream
     active_part: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -32,6 +32,7 @@ from unspool.models.qwen2 import TINY_QWEN2
 from unspool.models.rotary import Rotary
 from unspool.ops import Rows
 from unspool.ops.routing import Routing
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
@@ -42,7 +43,7 @@ TURNING = 0.25  # share of rotated channels in a global layer
 STANDS = 1e30  # GGUF's frequency divisor for a pair that is not rotated
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Gemma4Config(ExpertConfig):
     """`head_dim` and `num_kv_heads` are those of sliding layers; `intermediate_size` is that of layers with their own
     keys."""
@@ -69,7 +70,7 @@ class Gemma4Config(ExpertConfig):
         return max(each for each in range(first) if self.is_global(each) == self.is_global(layer))
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class ExpertsBesideGlu:
     """norm(glu(norm(x))) + norm(experts(norm(x))); each norm has its own weights, and x is not normed before."""
 

@@ -6,7 +6,7 @@ Files have an additional layer for multi-token prediction (MTP), which can draft
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -19,6 +19,7 @@ from unspool.models.limits import MAX_EXPERTS, MAX_INTERMEDIATE
 from unspool.models.moe import Moe
 from unspool.models.qwen3_moe import EXPERT, TINY_QWEN3_MOE
 from unspool.ops.routing import Routing
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
@@ -27,7 +28,7 @@ ROTATED = 0.5  # of each head's channels
 FFN_NORM = "post_attention_norm"  # GGUF's name for the norm before the feed-forward
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class SigmoidExpertConfig(ExpertConfig):
     """A model whose rows choose experts by sigmoids; a correction is added for the choice only."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -11,6 +11,7 @@ from unspool.models import gguf_keys, hf_keys
 from unspool.models.family import IN_LAYER, Family
 from unspool.models.layers import Architecture, Attention, Layer
 from unspool.models.llama import TINY
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
@@ -44,7 +45,7 @@ def halves(weight: Weight, first: str, second: str) -> list[Weight]:
     ]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class GraniteConfig(ModelConfig):
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

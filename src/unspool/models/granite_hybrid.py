@@ -3,7 +3,7 @@ expert. Models whose layers are all attention differ from Granite 3 only in thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -14,6 +14,7 @@ from unspool.models.layers import FeedForward, Glu, Layer
 from unspool.models.limits import MAX_HEADS, MAX_INTERMEDIATE
 from unspool.models.mamba import MambaConfig
 from unspool.models.rotary import Rotary
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
@@ -30,7 +31,7 @@ SCANS = ("mamba", "linear_attention")  # older and newer name of the same kind o
 KINDS = (*SCANS, "attention", "full_attention")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class GraniteHybridConfig(GraniteMoeConfig, MambaConfig):
     """Without experts, `num_experts` is 0 and `intermediate_size` is the width of the feed-forward."""
 

@@ -4,7 +4,7 @@ projections as one tensor."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -25,6 +25,7 @@ from unspool.models.layers import FeedForward
 from unspool.models.limits import MAX_INTERMEDIATE
 from unspool.models.moe import Moe
 from unspool.ops.routing import Routing
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
@@ -33,7 +34,7 @@ MOE = "block_sparse_moe."
 GGUF_SHARED_WIDTH = "expert_shared_feed_forward_length"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class GraniteMoeConfig(GraniteConfig, ExpertConfig):
     pass
 

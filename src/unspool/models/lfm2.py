@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -11,6 +11,7 @@ from unspool.models.family import IN_LAYER, WHOLE, Family
 from unspool.models.layers import Architecture, Attention, Layer, RmsNorm
 from unspool.models.limits import MAX_INTERMEDIATE
 from unspool.models.recurrent import ShortConv
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
@@ -21,7 +22,7 @@ LAST_NORM = "token_embd_norm"  # GGUF's name for the last norm; embeddings are n
 KV_HEADS = "attention.head_count_kv"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Lfm2Config(ModelConfig):
     taps: int = 3  # of the convolutions
     attention_layers: tuple[bool, ...] = ()  # all other layers are convolutions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -13,6 +13,7 @@ from unspool.models.glm4_moe import SigmoidExpertConfig, sigmoid_routing
 from unspool.models.layers import FeedForward, Glu
 from unspool.models.lfm2 import LFM2_350M, Lfm2, Lfm2Config
 from unspool.models.moe import Moe
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 
@@ -21,7 +22,7 @@ PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 DENSE = "leading_dense_block_count"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Lfm2MoeConfig(Lfm2Config, SigmoidExpertConfig):
     choice_bias: bool = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -11,6 +10,7 @@ from unspool.lazy import np
 from unspool.models import hybrid
 from unspool.models.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from unspool.models.recurrent import Mamba2
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
@@ -18,7 +18,7 @@ from unspool.weights.weight import Weight, encode_weight
 MAX_TAPS = 64
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class MambaConfig(ModelConfig):
     mamba_heads: int = 0
     mamba_head_dim: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig, RopeScaling
@@ -10,11 +10,12 @@ from unspool.models import gguf_keys, hf_keys
 from unspool.models.family import Family
 from unspool.models.layers import Attention
 from unspool.models.llama import TINY
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Mistral3Config(ModelConfig):
     growth: float = 0.0  # queries are multiplied by 1 + growth · log(1 + ⌊position / original context⌋)
 

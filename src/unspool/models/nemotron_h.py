@@ -4,7 +4,7 @@ without gates. Layers for multi-token prediction (MTP) are not read."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from unspool.config import ModelConfig
@@ -17,6 +17,7 @@ from unspool.models.limits import MAX_EXPERTS, MAX_HEADS, MAX_INTERMEDIATE, MAX_
 from unspool.models.mamba import MambaConfig
 from unspool.models.moe import Moe
 from unspool.models.rotary import Rotary
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight
@@ -37,7 +38,7 @@ SHARED_WIDTH, LATENT_WIDTH = "expert_shared_feed_forward_length", "moe_latent_si
 EXPERT = re.compile(r"mixer\.experts\.(\d+)\.(up|down)_proj\.weight")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class NemotronConfig(SigmoidExpertConfig, MambaConfig):
     kinds: tuple[str, ...] = ()  # of each layer
     latent_width: int = 0  # width of the experts' input; 0: the whole row

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unspool.config import EngineConfig, ModelConfig, RopeScaling
+from unspool.config import NO_OVERRIDES, EngineConfig, ModelConfig, RopeScaling, overrides_of
 from unspool.digest import sha256
 from unspool.errors import ModelError, RequestError
 from unspool.models import hf_keys
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from unspool.models.checkpoint import Checkpoint
 
 MAX_TEMPLATE = 1 << 20
-OPTIONS = ("override_kv", "rope_theta", "rope_scaling", "max_model_len", "chat_template")
-NOTHING = ((), None, None, None, None)
 
 
 def overridden(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
     """The checkpoint with the overrides of an EngineConfig, each listed in `overrides`. A checkpoint that already has
     these overrides is returned unchanged."""
-    asked = tuple(getattr(config, name) for name in OPTIONS)
-    if asked == checkpoint.overridden_by or asked == NOTHING:
+    asked = overrides_of(config)
+    if asked in (checkpoint.overridden_by, NO_OVERRIDES):
         return checkpoint
     if checkpoint.overridden_by:
         raise RequestError(f"{checkpoint.name} was opened with other overrides already", "model")

@@ -6,7 +6,7 @@ multi-token prediction (MTP), which can draft; a model runs without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from unspool.config import ModelConfig
@@ -21,6 +21,7 @@ from unspool.models.layers import Attention, Layer, RmsNorm
 from unspool.models.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
 from unspool.models.qwen2 import TINY_QWEN2
 from unspool.models.recurrent import DeltaNet
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 from unspool.weights.weight import Weight, encode_weight
@@ -40,7 +41,7 @@ HEAD_NAMES = {
 HEAD_LAYER = "mtp.layers.0."
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class DeltaConfig(ExpertConfig):
     """A model of gated delta nets and attention; `num_experts` is 0 if it has no experts."""
 

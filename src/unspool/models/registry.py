@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,6 +218,7 @@ def draft_head_of(config: ModelConfig) -> DraftHead | None:
     return family_of(config.architecture).draft_head(config)
 
 
+@lru_cache(maxsize=4)  # a start asks for the same one several times
 def architecture_of(config: ModelConfig) -> Architecture:
     return family_of(config.architecture).architecture(config)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unspool.config import ModelConfig
 from unspool.models import gguf_keys, hf_keys
@@ -10,13 +10,14 @@ from unspool.models.family import Family
 from unspool.models.limits import every_nth_is_global
 from unspool.models.llama import TINY
 from unspool.models.rotary import Rotary
+from unspool.records import record
 from unspool.weights.fields import Fields
 from unspool.weights.gguf import GGUFFile
 
 PATTERN = 4  # the only pattern that GGUF files can store
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class SmolLm3Config(ModelConfig):
     rotated: tuple[bool, ...] = ()  # which layers rotate queries and keys
 

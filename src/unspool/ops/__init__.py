@@ -13,6 +13,8 @@ rows come along or where it stands.*
 
 from __future__ import annotations
 
+import os
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -33,6 +35,8 @@ __all__ = [
     "HostRows", "KVCache", "Launched", "Matrix", "Ops", "Part", "RecurrenceSpec", "Rope", "Routing", "Rows", "Step",
     "Vector", "load", "uses_cuda",
 ]  # fmt: skip
+
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA's driver on Linux, and under Windows' Linux
 
 Rows = Any  # the backend's type for activations
 Matrix = Any  # the backend's type for a prepared weight, from Ops.matrix
@@ -290,7 +294,9 @@ def uses_cuda(config: EngineConfig) -> bool:
 
 
 def _cuda_is_usable() -> bool:
-    """Whether a GPU can be used. Asks the driver first, because importing torch is slow."""
+    """Whether a GPU can be used. Asks for the device and its driver first, because importing torch is slow."""
+    if sys.platform == "linux" and not any(map(os.path.exists, GPU_DEVICES)):
+        return False
     import ctypes
 
     try:

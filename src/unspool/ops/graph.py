@@ -2,14 +2,14 @@
 
 A backend that compiles derives from `RecordingOps`: calling the model once yields the node whose rows it returns, and
 `Graph(node)` holds everything that node needs, in an order in which inputs come first. A node class is a frozen
-dataclass; fields that hold nodes are its inputs. CONTRIBUTING says how to add one.
+record; fields that hold nodes are its inputs. CONTRIBUTING says how to add one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -17,6 +17,7 @@ from unspool.config import Activation
 from unspool.errors import EngineError
 from unspool.ops import AttentionSpec, Batch, ConvSpec, ExpertWeights, KVCache, Part, RecurrenceSpec, Vector
 from unspool.ops.routing import Routing
+from unspool.records import record
 
 
 class PreparedMatrix(Protocol):
@@ -34,7 +35,10 @@ class PreparedMatrix(Protocol):
 # --- Nodes ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+_field_names: dict[type, tuple[str, ...]] = {}  # of each class of nodes, once they were asked for
+
+
+@record(frozen=True, eq=False, repr=False)
 class Node:
     """Rows that one operation computes. Nodes are compared by identity: two equal calls are two values.
 
@@ -56,14 +60,17 @@ class Node:
     @cached_property
     def inputs(self) -> dict[str, Node]:
         """The nodes that this one reads, by field."""
-        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        kind = type(self)
+        if kind not in _field_names:
+            _field_names[kind] = tuple(each.name for each in fields(kind))
+        values = ((name, getattr(self, name)) for name in _field_names[kind])
         return {name: value for name, value in values if isinstance(value, Node)}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.width} values, {'wanted' if self.narrow else 'all'} rows>"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Embed(Node):
     can_narrow: ClassVar[bool] = False
 
@@ -76,7 +83,7 @@ class Embed(Node):
         return self.matrix.in_features
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Given(Node):
     """Rows that the batch carries."""
 
@@ -89,7 +96,7 @@ class Given(Node):
         return self.given_width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Norm(Node):
     x: Node
     weight: Vector
@@ -101,7 +108,7 @@ class Norm(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class LayerNorm(Node):
     x: Node
     weight: Vector
@@ -114,7 +121,7 @@ class LayerNorm(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Multiply(Node):
     """x · activation(gate)"""
 
@@ -127,7 +134,7 @@ class Multiply(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Arrange(Node):
     """Parts of x, concatenated, some of them normed."""
 
@@ -141,7 +148,7 @@ class Arrange(Node):
         return sum(part.width for part in self.parts)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Product(Node):
     """A product of rows and a matrix."""
 
@@ -153,7 +160,7 @@ class Product(Node):
         return self.matrix.out_features
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Linear(Product):
     bias: Vector | None
     residual: Node | None
@@ -161,7 +168,7 @@ class Linear(Product):
     scale: float = 1.0
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Gated(Product):
     activation: Activation
     bias: Vector | None = None
@@ -171,14 +178,14 @@ class Gated(Product):
         return self.matrix.out_features // 2
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Logits(Product):
     softcap: float | None
     bias: Vector | None = None
     scale: float = 1.0
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Moe(Node):
     x: Node
     scores: Node
@@ -191,7 +198,7 @@ class Moe(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Join(Node):
     """Each row of x, followed by the same row of y."""
 
@@ -203,7 +210,7 @@ class Join(Node):
         return self.x.width + self.y.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Add(Node):
     """The sum of two scaled rows; y begins at a column of x, and is repeated to the end."""
 
@@ -218,7 +225,7 @@ class Add(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Cut(Node):
     """max(0, x - mean - deviations · standard deviation), with the mean and deviation of each row."""
 
@@ -230,7 +237,7 @@ class Cut(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Level(Node):
     """Each row of `like`, followed by parts of x that are scaled to its root mean square."""
 
@@ -243,7 +250,7 @@ class Level(Node):
         return self.like.width + self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Mix(Node):
     """Parts of a residual, plus weighted sums of x's parts; the row's logits determine the weights."""
 
@@ -270,7 +277,7 @@ class PreparedMatrices(PreparedMatrix, Protocol):
     def count(self) -> int: ...
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class LinearHeads(Node):
     """Each head's part of a row, multiplied by that head's own matrix."""
 
@@ -282,7 +289,7 @@ class LinearHeads(Node):
         return self.matrices.count * self.matrices.out_features
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class ScaleRows(Node):
     x: Node
     logit: Node
@@ -293,7 +300,7 @@ class ScaleRows(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Attention(Node):
     mixes_rows: ClassVar[bool] = True
 
@@ -305,7 +312,7 @@ class Attention(Node):
         return self.spec.num_heads * self.spec.value_dim
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class ShortConv(Node):
     mixes_rows: ClassVar[bool] = True
     can_narrow: ClassVar[bool] = False
@@ -318,7 +325,7 @@ class ShortConv(Node):
         return self.spec.channels
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Recurrence(Node):
     mixes_rows: ClassVar[bool] = True
     can_narrow: ClassVar[bool] = False
@@ -332,7 +339,7 @@ class Recurrence(Node):
         return self.spec.num_heads * self.spec.value_dim
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Take(Node):
     """The logit rows of x."""
 
@@ -343,7 +350,7 @@ class Take(Node):
         return self.x.width
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Keep(Node):
     """x as the output of a graph, which also keeps `rows`, one for every token."""
 
@@ -461,7 +468,7 @@ _nothing: Any = ()
 SYMBOLIC_BATCH = Batch(_nothing, _nothing, _nothing, _nothing, _nothing, _nothing)
 
 
-def record(forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Graph:
+def record_step(forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> Graph:
     """The graph of operations that a model requests when it is called once with `RecordingOps`."""
     output = forward(SYMBOLIC_BATCH, kv)
     if not isinstance(output, Node):

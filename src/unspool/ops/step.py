@@ -6,10 +6,11 @@ All types here hold values only, so that a step can be described in one process 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol, overload
 
 from unspool.lazy import np
+from unspool.records import record
 
 if TYPE_CHECKING:
     from array import array
@@ -26,7 +27,7 @@ NO_INTEGERS = memoryview(b"").cast("i")  # a default value that cannot be modifi
 NO_FLOATS = memoryview(b"").cast("f")
 
 
-@dataclass(frozen=True)
+@record(frozen=True, eq=False)
 class Batch:
     """What one step computes: rows of tokens, packed sequence by sequence.
 
@@ -60,7 +61,7 @@ class Batch:
         return ArrayBatch(*(np.asarray(getattr(self, each.name)) for each in fields(Batch)))
 
 
-@dataclass(frozen=True)
+@record(frozen=True, eq=False)
 class ArrayBatch(Batch):
     ids: np.ndarray
     positions: np.ndarray
@@ -87,7 +88,7 @@ class HostRows(Protocol):
     def __getitem__(self, index: slice, /) -> HostRows: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Draws:
     """Tokens to choose on the device, one per row of logits: which sampler chooses each, and for which position.
 

@@ -6,16 +6,16 @@ Written by `python -m unspool.params.generate` from the registry; change that in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.params.rules import Stage, StopRule
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+@record(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SamplingFields:
     """What a request may set."""
 
@@ -70,7 +70,7 @@ class SamplingFields:
     speculate: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+@record(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ResolvedFields:
     """What is in force for a request."""
 

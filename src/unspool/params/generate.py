@@ -21,10 +21,10 @@ Written by `python -m unspool.params.generate` from the registry; change that in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from unspool.params.values import BeamParams, Constraint, RepetitionDetector, ThinkingMarks
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.params.rules import Stage, StopRule
@@ -41,7 +41,7 @@ def declarations(parameters: Sequence[Parameter] = PARAMETERS) -> str:
         options.append(f"    {name}: {annotation}\n")
         resolved.append(f"    {name}: {kind.resolved}{' | None' if parameter.is_optional else ''}\n")
     # The classes that derive from them have the methods; made here too, they would be made twice at every start.
-    frozen = "\n\n@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)\n"
+    frozen = "\n\n@record(frozen=True, kw_only=True, init=False, repr=False, eq=False)\n"
     return (
         f'{HEAD}{frozen}class SamplingFields:\n    """What a request may set."""\n\n{"".join(given)}'
         f'{frozen}class ResolvedFields:\n    """What is in force for a request."""\n\n{"".join(resolved)}'

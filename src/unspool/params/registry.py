@@ -35,7 +35,7 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(7), "little") & MAX_SEED
 
 
-@record(frozen=True)
+@record(frozen=True, eq=False)
 class StageSpec:
     """A step from logits to a token, by name. It runs where one of its parameters is on."""
 

@@ -8,8 +8,9 @@ raises, its request fails with a RequestError that names it; the others go on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from unspool.records import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from unspool.params.sampling import ResolvedParams
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StageState:
     """What a stage may look at besides its row; the arrays are views and must not be written."""
 
@@ -47,7 +48,7 @@ class LogitStage(Protocol):
 Stage = str | LogitStage  # one of `order`: ours by name, or one's own
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StopState:
     """What a stop rule sees: an answer up to its newest token, that one included."""
 

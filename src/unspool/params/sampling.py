@@ -7,18 +7,19 @@ ResolvedParams, in which every value is concrete and `origins` says who set it. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from unspool.errors import RequestError
 from unspool.params import checks
 from unspool.params.declared import ResolvedFields, SamplingFields
 from unspool.params.registry import PARAMETERS, fresh_seed
+from unspool.records import record
 
 Origin = Literal["request", "model", "default", "drawn"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class SamplingParams(SamplingFields):
     """How an answer's tokens are chosen and where it ends. What is not given is the model's own default, or none.
 
@@ -59,7 +60,7 @@ class SamplingParams(SamplingFields):
         return resolve(self, generation, vocab_size=vocab_size, draw_seed=draw_seed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ResolvedParams(ResolvedFields):
     """Parameters in force: every value concrete, each with its origin, and warnings about combinations that cancel."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from unspool.records import record
 from unspool.sampling.draw import F32
 from unspool.sampling.filters import WEIGHT_ONE, mean_distance, ranking, weights
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RowStats:
     """What a row's log-probabilities are made of: log p = logit - max - log(total / 2^40)."""
 

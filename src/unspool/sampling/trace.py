@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from unspool.params.resolve import jsonable
+from unspool.records import record
 from unspool.sampling.draw import F32, gumbel
 from unspool.sampling.filters import ranking, weights
 from unspool.sampling.logprobs import entropy, rank_of, row_stats, top_ids
@@ -17,7 +17,7 @@ from unspool.sampling.logprobs import entropy, rank_of, row_stats, top_ids
 NUM_CANDIDATES = 32  # best scores of the draw that are reported, at least
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class TokenEffect:
     """One token's logit before and after a stage; None if it was removed before, or by this stage."""
 
@@ -30,7 +30,7 @@ class TokenEffect:
         return self.after is not None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StageTrace:
     """What one stage did: how many tokens it left, and their probability when it began.
 
@@ -45,7 +45,7 @@ class StageTrace:
     tokens: tuple[TokenEffect, ...]  # the chosen token first, then the top raw alternatives
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Candidate:
     """A survivor in the draw: score = logit + gumbel, both float32; the best score is chosen."""
 
@@ -55,7 +55,7 @@ class Candidate:
     score: float
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class StepTrace:
     """One step: the model's view of the chosen token, then every stage that was on, then the draw."""
 
@@ -76,7 +76,7 @@ class StepTrace:
         return told
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Recorded:
     """A stage's input and output rows, kept until the choice is known."""
 

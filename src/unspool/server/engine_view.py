@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +73,7 @@ def _integer(request: Request, name: str, default: int) -> int:
 def _steps_after(service: Service, since: int) -> dict[str, Any]:
     """The remembered steps, oldest first; `dropped` is the number of steps after `since` that are no longer kept."""
     engine = service.here[0].engine
-    known = engine.steps.history.copy()
+    known = engine.steps.history
     news = [step for step in known if step.number > since]
     first = news[0].number if news else since + 1
     return {
@@ -87,7 +86,7 @@ def _steps_after(service: Service, since: int) -> dict[str, Any]:
 
 def _step(step: StepStats, costs: StepCosts) -> dict[str, Any]:
     names = ("request", "start", "tokens", "samples")
-    told = asdict(step)
+    told = step._asdict()
     parts = zip(*(told.pop(column) for column in ("requests", "first", "tokens", "samples")), strict=True)
     flops = sum(map(costs.prefill_flops, step.tokens, step.first))
     works = [dict(zip(names, part, strict=True)) for part in parts]

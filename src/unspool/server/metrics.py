@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from unspool.drafter import MAX_DRAFT
 from unspool.engine.driver import Driver
 from unspool.events import Finished, FinishReason
 from unspool.server.meter import Meter
-from unspool.speculate.estimates import MAX_DRAFT
 
 LABELS = ("model_name",)
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-MAX_DRAFT = 16  # tokens in one draft
+from unspool.drafter import MAX_DRAFT
+
 # Seconds count for more than they seem, for the estimates are rough; in a crowd, where there is less to win, for more.
 MARGIN, CROWD, CROWD_MARGIN = 1.15, 4, 1.4
 MAX_CHANCE = 0.98

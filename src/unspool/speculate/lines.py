@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from unspool.drafter import Draft
 from unspool.errors import EngineError, RequestError
 from unspool.lazy import np
+from unspool.records import record
 from unspool.sampling import native
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
 PRIORS_BY_PROBABILITY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95, 0.97, 0.99)
 
 
-@dataclass
+@record
 class Line:
     """A request while its draft is made."""
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks, chain_key, root_key
-from unspool.drafter import BaseDrafter, Draft, DraftContext
+from unspool.drafter import MAX_DRAFT, BaseDrafter, Draft, DraftContext
 from unspool.errors import RequestError
 from unspool.plan import PENDING, Plan, Work
+from unspool.records import record
 from unspool.sampling.pipeline import draws_in_turn
-from unspool.speculate.estimates import MAX_DRAFT, clamped
+from unspool.speculate.estimates import clamped
 from unspool.speculate.lines import PRIORS_BY_PROBABILITY, Line, choose_guess
 from unspool.speculate.timing import step_times
 
@@ -39,7 +40,7 @@ PROMPT_ROWS = 16  # from which on a step's time tells what a row of a prompt tak
 PRIORS_BY_PLACE = (0.7, 0.75, 0.8)
 
 
-@dataclass
+@record
 class Known:
     """What the draft model has computed of a request."""
 
@@ -49,7 +50,7 @@ class Known:
     keys: list[bytes] = field(default_factory=list)  # of the leading blocks that others can find
 
 
-@dataclass
+@record
 class KnownLine(Line):
     known: Known = field(kw_only=True)
     num_read: int = 0  # places of the draft that were read from the device

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from unspool.cache.blocks import Blocks
 from unspool.drafter import BaseDrafter, Draft, DraftContext
 from unspool.lazy import np
 from unspool.plan import Work
+from unspool.records import record
 from unspool.speculate.estimates import clamped
 from unspool.speculate.lines import PRIORS_BY_PROBABILITY, Line, choose_guess
 
@@ -33,7 +34,7 @@ MAX_PENDING = 256  # hidden rows of a request that wait until it is drafted for;
 MAX_ENDED = 64  # requests whose rows are kept for others that begin as they do
 
 
-@dataclass
+@record
 class Seen:
     """What the head has of a request."""
 

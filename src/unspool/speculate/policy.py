@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import borrowed
-from unspool.drafter import BaseDrafter
+from unspool.drafter import MAX_DRAFT, BaseDrafter
 from unspool.plan import Plan, Work
-from unspool.records import record
 from unspool.speculate.estimates import (
     MAX_CHANCE,
-    MAX_DRAFT,
     Costs,
     DrafterEstimates,
     RequestEstimates,
@@ -24,20 +22,10 @@ from unspool.speculate.timing import step_times
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
     from unspool.speculate.protocols import Branch, Runner
+    from unspool.speculate.speculation import Guess
 
 MEASURED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
 LIKELY_ANSWER = 512  # tokens, unless the request wants fewer
-
-
-@record
-class Guess:
-    """A draft that was proposed: `sent` of it were given to the model to check."""
-
-    tokens: list[int]
-    confidences: list[int]
-    sent: int
-    rows: int  # of the step, without it
-    seconds: float  # that proposing it took, the drafter's reading of the prompt left out
 
 
 class DraftPolicy:

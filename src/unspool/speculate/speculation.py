@@ -12,23 +12,36 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from unspool.drafter import BaseDrafter, Draft, DraftContext
+from unspool.drafter import MAX_DRAFT, BaseDrafter, Draft, DraftContext
 from unspool.errors import RequestError
 from unspool.events import DraftStats
 from unspool.lazy import np
-from unspool.speculate.estimates import MAX_DRAFT
-from unspool.speculate.policy import DraftPolicy, Guess, measure
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.cache.blocks import Blocks
     from unspool.ops import HostRows
     from unspool.params import ResolvedParams
     from unspool.plan import Work
+    from unspool.speculate.policy import DraftPolicy
     from unspool.speculate.protocols import Branch, Runner
+
+
+@record
+class Guess:
+    """A draft that was proposed: `sent` of it were given to the model to check."""
+
+    tokens: list[int]
+    confidences: list[int]
+    sent: int
+    rows: int  # of the step, without it
+    seconds: float  # that proposing it took, the drafter's reading of the prompt left out
 
 
 class Speculation:
     """Owned by the engine; `draft` before a plan, `learn` from every choice."""
+
+    policy: DraftPolicy  # there is one if there are drafters
 
     def __init__(
         self,
@@ -38,8 +51,11 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.drafters = drafters
-        self.policy = DraftPolicy(partial(measure, runner, groups, clock))
+        self.watches = any(drafter.watches for drafter in drafters.values())  # somebody reads the hidden rows of steps
         if drafters:
+            from unspool.speculate.policy import DraftPolicy, measure
+
+            self.policy = DraftPolicy(partial(measure, runner, groups, clock))
             self.policy.costs = measure(runner, groups, clock)  # before anything runs
         self.total = DraftStats()
         self._stats: dict[int, DraftStats] = {}
@@ -111,11 +127,6 @@ class Speculation:
         return context
 
     # During a step --------------------------------------------------------------------------------------------------
-    @property
-    def watches(self) -> bool:
-        """Whether a drafter reads the hidden rows of steps."""
-        return any(drafter.watches for drafter in self.drafters.values())
-
     def watch(self, branches: Mapping[int, Branch], works: Sequence[Work], rows: HostRows) -> None:
         """These works were computed, with these hidden rows, of branches by their requests' numbers."""
         end = 0
@@ -144,8 +155,7 @@ class Speculation:
 
     def observe(self, num_rows: int, seconds: float, *, is_ahead: bool) -> None:
         """A step that only decoded: its rows and its time keep the costs true."""
-        if self.drafters:
-            self.policy.observe(num_rows, seconds, is_ahead=is_ahead)
+        self.policy.observe(num_rows, seconds, is_ahead=is_ahead)
 
     # Requests -------------------------------------------------------------------------------------------------------
     def choose(self, params: ResolvedParams, configured: object) -> str | None:
@@ -163,6 +173,8 @@ class Speculation:
         return self._stats.get(branch.request.number)
 
     def forget(self, branch: Branch) -> None:
+        if not self.drafters:
+            return
         number = branch.request.number
         self.policy.forget(number)
         self._guesses.pop(number, None)

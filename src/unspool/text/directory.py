@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from unspool.errors import ModelError
+from unspool.records import record
 from unspool.text.character_map import CharacterMap
 from unspool.text.end_tokens import end_ids
 from unspool.text.library_file import LibraryEncoder
@@ -31,7 +32,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 MAX_SETTINGS = 32 << 20
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Source:
     """The vocabulary of a file. `own_bos`, `own_eos`: the tokens that the file itself names, if any."""
 

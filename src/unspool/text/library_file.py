@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass
 from pathlib import Path
 
 from unspool.errors import ModelError, RequestError
 from unspool.isolation import LimitedProcess, StoppedError
+from unspool.records import record
 from unspool.text.vocabulary import Spelling
 
 MIB = 1 << 20
@@ -25,7 +25,7 @@ ENCODE_SECONDS, ENCODE_SECONDS_PER_MIB = 10.0, 10.0
 LONG_TEXT = MIB  # if a shorter text exceeds a limit, the error blames the file, else the text
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Told:
     """The library's report on a tokenizer.json."""
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unspool.errors import ModelError
+from unspool.records import record
 from unspool.text import library
 from unspool.text.byte_level import library_cuts
 from unspool.text.marks import MarkSplitter
@@ -31,7 +31,7 @@ MAX_TOKEN = 1024  # bytes
 _KIMI_RESERVED = 256
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RankedBytes:
     """Tokens in byte-level spelling by rank; the control tokens' texts by id, and which of them are printed."""
 

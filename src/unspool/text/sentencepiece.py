@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from unspool.errors import ModelError
+from unspool.records import record
 from unspool.text.character_map import CharacterMap
 from unspool.text.marks import MarkSplitter
 from unspool.text.sentencepiece_file import BPE
@@ -21,7 +21,7 @@ from unspool.text.unigram import MAX_PIECE, make_unigram
 from unspool.text.vocabulary import SPACE_MARK
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Normalizer:
     """Normalizes a text. `space_everywhere`: each part between marks gets a space, not only the first."""
 
@@ -62,7 +62,7 @@ class Normalizer:
         return parts
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class PieceTable:
     """A vocabulary with scores: texts by id, ids by text, ids by type, the ids of bytes (all 256 or none)."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from unspool.errors import ModelError
+from unspool.records import record
 from unspool.text.protobuf import ProtobufError, Value, fields
 from unspool.text.token_types import BYTE, NORMAL, UNKNOWN
 
@@ -22,7 +23,7 @@ UNIGRAM, BPE = 1, 2
 _OTHER_MODELS = {3: "WORD", 4: "CHAR"}
 
 
-@dataclass
+@record
 class SentencePieceFile:
     """Pieces in the order of their ids, and the settings that encoding depends on."""
 

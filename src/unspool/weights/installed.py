@@ -9,13 +9,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from unspool.records import record
 from unspool.weights.store import DEFAULT, cache_dir, default_model_path
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Installed:
     """A model on this machine."""
 

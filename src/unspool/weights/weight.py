@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from dataclasses import dataclass
 from functools import cached_property
 
 from unspool.errors import ModelError
 from unspool.lazy import np
+from unspool.records import record
 from unspool.weights.formats import FORMATS, STORED
 from unspool.weights.mapping import require_whole
 
 
-@dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Weight:
     """A named tensor in its storage format. The bytes are the file's own, memory-mapped, never copied at load.
 

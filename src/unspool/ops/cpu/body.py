@@ -15,7 +15,8 @@ from unspool.ops.cpu.float_rows import FloatRows
 from unspool.ops.cpu.kv import CpuKV
 from unspool.ops.cpu.lower import Lowering, expand_experts, expand_latents, find_last, matrix_of, multiplied
 from unspool.ops.cpu.matrix import CpuMatrix
-from unspool.ops.graph import Embed, Keep, Product, RecordingOps, only_wanted_rows, record
+from unspool.ops.graph import Embed, Keep, Product, RecordingOps, only_wanted_rows, record_step
+from unspool.ops.step import NO_FLOATS, NO_INTEGERS
 from unspool.ops.storage import Storage, Widths, counts_of
 from unspool.weights.mapping import mapping_of, release, require_whole, span_of
 
@@ -75,7 +76,7 @@ class CpuOps(RecordingOps):
 
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CpuStep:
         assert isinstance(kv, CpuKV)
-        graph = expand_latents(expand_experts(only_wanted_rows(record(forward, kv))))
+        graph = expand_latents(expand_experts(only_wanted_rows(record_step(forward, kv))))
         last = find_last(graph)
         for node in graph.nodes:
             if isinstance(node, Embed) or (isinstance(node, Product) and node in last):
@@ -129,13 +130,14 @@ class CpuStep:
         if self._prepare is not None:
             self._prepare()
             self._prepare = None
-        given = {"given": batch.given} if len(batch.given) else {}
+        rows = (batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows)
         try:
-            # The native call converts arrays of other types or memory layouts.
-            found = self._program.run(
-                batch.ids, batch.positions, batch.slots, batch.starts, batch.tables, batch.logit_rows, batch.states,
-                batch.saves, **given,
-            )  # fmt: skip
+            # The native call converts arrays of other types or memory layouts: the fewer of them, the sooner it runs.
+            if batch.states is NO_INTEGERS and batch.saves is NO_INTEGERS and batch.given is NO_FLOATS:
+                found = self._program.run(*rows)
+            else:
+                given = batch.given if len(batch.given) else None
+                found = self._program.run(*rows, batch.states, batch.saves, given)
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"the step cannot be run: {error}") from error
         return FloatRows(found, self._program.output_width)

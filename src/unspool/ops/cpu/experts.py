@@ -7,7 +7,6 @@ Between routing and gathering, each row of the step has one place per expert tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import unspool._native as _native
@@ -17,6 +16,7 @@ from unspool.ops.cpu.lower import Form, Lowering, NativeNode, RowKind
 from unspool.ops.cpu.matrix import CpuMatrix
 from unspool.ops.graph import Moe, Node
 from unspool.ops.routing import Routing
+from unspool.records import record
 
 if TYPE_CHECKING:
     from unspool.config import Activation
@@ -60,7 +60,7 @@ class ExpertNode(NativeNode):
         return [(source, "f32") for source in self.inputs.values() if not isinstance(source, Route)]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Route(ExpertNode):
     """Assigns places to each row. Its own rows are not kept: the native program keeps the routing."""
 
@@ -88,7 +88,7 @@ class Route(ExpertNode):
         )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Spread(ExpertNode):
     """The rows that experts read, copied to places in 8 bits."""
 
@@ -117,7 +117,7 @@ class Spread(ExpertNode):
         )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class ExpertProduct(ExpertNode):
     route: Route
     x: Node
@@ -145,7 +145,7 @@ class ExpertProduct(ExpertNode):
         }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class ExpertGate(ExpertProduct):
     activation: Activation
 
@@ -157,7 +157,7 @@ class ExpertGate(ExpertProduct):
         program.expert_gate(activation=self.activation, **self._factors(low))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class ExpertUp(ExpertProduct):
     activation: Activation
 
@@ -169,7 +169,7 @@ class ExpertUp(ExpertProduct):
         program.expert_up(activation=self.activation, **self._factors(low))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class ExpertProject(ExpertProduct):
     @property
     def width(self) -> int:
@@ -179,7 +179,7 @@ class ExpertProject(ExpertProduct):
         program.expert_project(**self._factors(low))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Gather(ExpertNode):
     route: Route
     x: Node

@@ -7,7 +7,7 @@ program's memory; a slot is reused when no node can still read it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import unspool._native as _native
@@ -41,6 +41,7 @@ from unspool.ops.graph import (
     ShortConv,
     Take,
 )
+from unspool.records import record
 
 Form = Literal["f32", "q8"]
 RowKind = Literal["coarse", "whole", "fine"]  # how rows are rounded for a product, see `rows_wanted`
@@ -71,7 +72,7 @@ class NativeNode(Node):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(frozen=True, eq=False, repr=False)
 class Quantize(Node):
     """Rounds x to rows of 8 or 16 bits, when the node that computes x cannot write such rows itself."""
 
@@ -87,7 +88,7 @@ WRITES_Q8 = (Norm, LayerNorm, Take, Attention, Quantize)  # can write rounded ro
 COPIABLE = (Norm, LayerNorm, Quantize)  # for few rows, a copy per thread is cheaper than a barrier
 
 
-@dataclass(eq=False)
+@record(eq=False)
 class Buffer:
     """Where one form of a node's rows lies, and the last step of the program that reads it."""
 
@@ -319,6 +320,8 @@ def expand_experts(graph: Graph) -> Graph:
 def expand_latents(graph: Graph) -> Graph:
     """The graph in which attention that reads values from keys gets separate values. Kernels read keys channel by
     channel and values token by token, so the cache stores a latent twice."""
+    if not any(isinstance(node, Attention) and node.spec.latent for node in graph.nodes):
+        return graph
     renamed: dict[Node, Node] = {}
     for node in graph.nodes:
         inputs: dict[str, Any] = {role: renamed[each] for role, each in node.inputs.items()}

@@ -18,7 +18,7 @@ from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.layout import norms_after_takes
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
 from unspool.ops.cuda.runner import CudaStep
-from unspool.ops.graph import RecordingOps, only_wanted_rows, record
+from unspool.ops.graph import RecordingOps, only_wanted_rows, record_step
 from unspool.ops.storage import Storage, Widths
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class CudaOps(RecordingOps):
     def compile(self, forward: Callable[[Batch, KVCache], Any], kv: KVCache) -> CudaStep:
         """A step that returns logits when it is called, and tokens from its `launch`."""
         assert isinstance(kv, CudaKV)
-        graph = norms_after_takes(only_wanted_rows(record(forward, kv)))
+        graph = norms_after_takes(only_wanted_rows(record_step(forward, kv)))
         return CudaStep(graph, kv, self.device)
 
 
