@@ -48,6 +48,9 @@ class DraftPolicy:
     def costs(self, costs: Costs) -> None:
         self._costs = costs
 
+    def measure_costs(self) -> None:
+        self._costs = self._measure()
+
     # Decisions ------------------------------------------------------------------------------------------------------
     def can_pay(self, drafter: BaseDrafter, num_rows: int) -> bool:
         """Whether drafts that are surely right would pay in a step of so many rows."""

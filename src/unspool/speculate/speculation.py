@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from unspool.drafter import MAX_DRAFT, BaseDrafter, Draft, DraftContext
@@ -41,8 +41,6 @@ class Guess:
 class Speculation:
     """Owned by the engine; `draft` before a plan, `learn` from every choice."""
 
-    policy: DraftPolicy  # there is one if there are drafters
-
     def __init__(
         self,
         drafters: Mapping[str, BaseDrafter],
@@ -51,15 +49,24 @@ class Speculation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.drafters = drafters
-        self.watches = any(drafter.watches for drafter in drafters.values())  # somebody reads the hidden rows of steps
+        self._measured = runner, groups, clock
         if drafters:
-            from unspool.speculate.policy import DraftPolicy, measure
-
-            self.policy = DraftPolicy(partial(measure, runner, groups, clock))
-            self.policy.costs = measure(runner, groups, clock)  # before anything runs
+            self.policy.measure_costs()  # before anything runs
         self.total = DraftStats()
         self._stats: dict[int, DraftStats] = {}
         self._guesses: dict[int, Guess] = {}
+
+    @cached_property
+    def policy(self) -> DraftPolicy:
+        """Made, and its module imported, when drafters first ask for it."""
+        from unspool.speculate.policy import DraftPolicy, measure
+
+        return DraftPolicy(partial(measure, *self._measured))
+
+    @property
+    def watches(self) -> bool:
+        """Whether a drafter reads the hidden rows of steps."""
+        return bool(self.drafters) and any(drafter.watches for drafter in self.drafters.values())
 
     # Before a step --------------------------------------------------------------------------------------------------
     def is_due(self, branches: Sequence[Branch], num_rows: int) -> bool:
