@@ -93,7 +93,7 @@ compare-converter: $(TESTING) $(STAMPS)/install reference-env
 	$(BIN)/python scripts/compare_converter.py $(LLAMA_CPP) $(REFERENCE_VENV)/bin/python $(MODELS)
 
 compare-real-models: $(TESTING) $(STAMPS)/install peer-env reference-env
-	$(BIN)/python scripts/compare_real_models.py $(PEER_VENV)/bin/python $(REFERENCE_VENV)/bin/python $(FILES)
+	$(BIN)/python scripts/compare_real_models.py $(PEER_VENV)/bin/python $(REFERENCE_VENV)/bin/python $(FILES) $(OPTIONS)
 
 peer-env:
 	$(PYTHON) -m venv $(PEER_VENV)

@@ -1,21 +1,23 @@
 """Real GGUF files here, in llama.cpp, and in transformers with float32 weights: perplexity of a text, greedy tokens.
 
-    python scripts/compare_real_models.py LLAMA_CPP TRANSFORMERS FILE ...
+    python scripts/compare_real_models.py LLAMA_CPP TRANSFORMERS FILE ... [--tokens N] [--prompts N] [--answer N]
 
 LLAMA_CPP is an interpreter that has the package xllamacpp; TRANSFORMERS one that has torch, transformers, accelerate
 and gguf, which read the same file and run its values in float32: the reference. Both engines round activations to 8
 bits before products, each in its own way, and keep keys and values in float16; the reference rounds neither.
 
-Each file's own tokenizer reads PROSE_TEXT of fixture_texts.py. Every engine tells the logprob of each of its tokens
-after all before it, and which token it would choose there. Then PROMPTS pieces of the text are continued greedily, by
-llama.cpp and by the reference, and at each place of both answers it is asked what unspool chooses. Where it first
-chooses another token, the reference's logits of the two tokens say who is right, and by how much.
+Each file's own tokenizer reads PROSE_TEXT of fixture_texts.py; its first tokens are taken. Every engine tells the
+logprob of each after all before it, and which token it would choose there. Then some pieces of the text are continued
+greedily, by llama.cpp and by the reference, and at each place of both answers it is asked what unspool
+chooses. Where it first chooses another token, the reference's logits of the two tokens say who is right, and by how
+much.
 
 The tables are Markdown, the last line JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -34,7 +36,7 @@ from tests.models.family_files import rows_of
 from unspool.models.checkpoint import Checkpoint, open_checkpoint
 from unspool.ops.cpu import CpuOps
 
-PROMPTS, LENGTH, ANSWER = 8, 32, 64
+LENGTH = 32  # of a prompt
 ROWS = 64  # of logits that are turned into logprobs at once
 SERVER = """
 import sys, time, xllamacpp
@@ -121,8 +123,8 @@ class LlamaCpp:
             chosen.append(step["top_logprobs"][0]["id"])
         return np.array(logprobs), chosen
 
-    def answers(self, prompts: list[list[int]]) -> list[list[int]]:
-        return [self._complete(each, n_predict=ANSWER, ignore_eos=True)["tokens"] for each in prompts]
+    def answers(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        return [self._complete(each, n_predict=count, ignore_eos=True)["tokens"] for each in prompts]
 
 
 @contextmanager
@@ -210,23 +212,23 @@ def beside(right: dict[str, Any], logprobs: np.ndarray, chosen: list[int]) -> di
     }
 
 
-def prompts_of(ids: list[int], start: list[int]) -> list[list[int]]:
+def prompts_of(ids: list[int], start: list[int], count: int) -> list[list[int]]:
     """Pieces of a text, each after `start`."""
     text = ids[len(start) :]
-    step, size = len(text) // PROMPTS, LENGTH - len(start)
-    return [start + text[place : place + size] for place in range(0, PROMPTS * step, step)]
+    step, size = len(text) // count, LENGTH - len(start)
+    return [start + text[place : place + size] for place in range(0, count * step, step)]
 
 
-def compare(llama_python: str, python: str, path: Path) -> dict[str, Any]:
+def compare(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     checkpoint, ops = open_checkpoint(path), CpuOps(threads=1)
     tokenizer = checkpoint.tokenizer()
-    ids = tokenizer.encode(PROSE_TEXT)
-    prompts = prompts_of(ids, ids[:1] if tokenizer.adds_bos else [])
-    with llama_cpp(llama_python, path) as server:
-        theirs, answers = server.of_text(ids), server.answers(prompts)
+    ids = tokenizer.encode(PROSE_TEXT)[: options.tokens]
+    prompts = prompts_of(ids, ids[:1] if tokenizer.adds_bos else [], options.prompts)
+    with llama_cpp(options.llama_cpp, path) as server:
+        theirs, answers = server.of_text(ids), server.answers(prompts, options.answer)
     ours, from_llama = our_text(checkpoint, ops, ids), partings(checkpoint, ops, prompts, answers)
-    with reference(python, path) as asked:
-        right, right_answers = asked.ask(text=ids), asked.ask(prompts=prompts, count=ANSWER)
+    with reference(options.transformers, path) as asked:
+        right, right_answers = asked.ask(text=ids), asked.ask(prompts=prompts, count=options.answer)
         from_right = partings(checkpoint, ops, prompts, right_answers)
         places = [[each["prompt"], each["place"], each["tokens"]] for each in from_right]
         from_right = with_reference(from_right, asked.ask(places=places))
@@ -254,28 +256,36 @@ def tell_texts(results: list[dict[str, Any]]) -> None:
         print(f"| {each['model']} | {each['tokens']} | {each['reference_perplexity']:.3f}", end="")
         for key, shown in (("perplexity", ".3f"), ("mean_difference", ".4f"), ("largest_difference", ".3f")):
             print(*(f" | {one[key]:{shown}}" for one in pair), end="", sep="")
-        print(*(f" | {one['same_choice']:.1%}" for one in pair), "|", sep="")
+        print(*(f" | {one['same_choice']:.1%}" for one in pair), " |", sep="")
 
 
-def tell_answers(results: list[dict[str, Any]]) -> None:
-    print(f"\nOf {PROMPTS} greedy answers of {ANSWER} tokens: where unspool parts, its lead, and the reference's lead"
+def tell_answers(results: list[dict[str, Any]], prompts: int, answer: int) -> None:
+    print(f"\nOf {prompts} greedy answers of {answer} tokens: where unspool parts, its lead, and the reference's lead"
           " of unspool's token over the other.")  # fmt: skip
     print("\n| model | from | answers alike | token: lead, the reference's lead |\n|---|---|---|---|")
     for each in results:
         for name, key in (("the reference", "from_reference"), ("llama.cpp", "from_llama_cpp")):
             found = [f"{one['place']}: {one['lead']:.3f}, {one['reference_lead']:+.3f}" for one in each[key]]
-            print(f"| {each['model']} | {name} | {PROMPTS - len(found)} | {'; '.join(found)} |")
+            print(f"| {each['model']} | {name} | {prompts - len(found)} | {'; '.join(found)} |")
 
 
-def main(llama_python: str, python: str, paths: list[str]) -> None:
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("llama_cpp")
+    parser.add_argument("transformers")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--tokens", type=int, default=513, help="of the text; all but the first are predicted")
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--answer", type=int, default=48, help="tokens of each answer")
+    options = parser.parse_args(arguments)
     results = []
-    for path in paths:
-        results.append(compare(llama_python, python, Path(path).resolve()))
+    for path in options.files:
+        results.append(compare(options, path.resolve()))
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     tell_texts(results)
-    tell_answers(results)
+    tell_answers(results, options.prompts, options.answer)
     print(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1:])
