@@ -10,7 +10,8 @@ round, and the median of the rounds is told: above 1 is ours. Beside it stands h
 (decoding) or compute (prefill) ours reached, and for turns how many tokens each engine did not compute again.
 
 A turn that other processes disturbed is made again (--tries). On a machine that others keep busy, --processor counts
-each server's own processor seconds in place of seconds, with one thread, so that no thread waits for another one.
+each server's own processor seconds in place of seconds, with one thread, so that no thread waits for another one. The
+system counts these in hundredths, so a fast model needs more tokens than usual (--steps).
 
 Files lie in the cache directory and are removed in the end, unless they are to be kept (--keep). llama.cpp comes as a
 package with its server into an environment of its own, which is made once. The last line is JSON.
@@ -71,10 +72,17 @@ class Side:
     """A server, and what it is asked."""
 
     def __init__(
-        self, server: Server, vocabulary: range, words: dict[str, int], *, by_processor: bool = False, chat_words: int
+        self,
+        server: Server,
+        vocabulary: range,
+        words: dict[str, int],
+        *,
+        by_processor: bool = False,
+        chat_words: int,
+        steps: int = STEPS,
     ) -> None:
         self.server, self._vocabulary, self._words = server, vocabulary, words
-        self._by_processor, self._chat_words = by_processor, chat_words
+        self._by_processor, self._chat_words, self._steps = by_processor, chat_words, steps
 
     def _now(self) -> float:
         """Seconds, or the server's processor seconds."""
@@ -84,10 +92,10 @@ class Side:
 
     def decode(self, rng: random.Random, context: int) -> Sample:
         if self._by_processor:  # with its prompt, and the prompt without
-            whole, _ = self._ask("/v1/completions", self._body(context, STEPS + 1, rng) | {"stream": False})
+            whole, _ = self._ask("/v1/completions", self._body(context, self._steps + 1, rng) | {"stream": False})
             prompt, _ = self._ask("/v1/completions", self._body(context, 1, rng) | {"stream": False})
-            return Sample(STEPS / max(whole - prompt, 0.01))
-        done = clients.drive(self.server.port, [self._body(context, STEPS, rng)], 1)
+            return Sample(self._steps / max(whole - prompt, 0.01))
+        done = clients.drive(self.server.port, [self._body(context, self._steps, rng)], 1)
         arrivals = done.samples[0].arrivals
         return Sample((done.tokens - 1) / (arrivals[-1] - arrivals[0]))
 
@@ -97,7 +105,7 @@ class Side:
 
     def eight(self, rng: random.Random) -> Sample:
         began = self._now()
-        done = clients.drive(self.server.port, [self._body(32, STEPS, rng) for _ in range(SLOTS)], SLOTS)
+        done = clients.drive(self.server.port, [self._body(32, self._steps, rng) for _ in range(SLOTS)], SLOTS)
         return Sample(done.tokens / (self._now() - began) if self._by_processor else done.rate)
 
     def turn(self, rng: random.Random, is_stripped: bool) -> Sample:
@@ -231,23 +239,25 @@ def single_words(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 # Telling ------------------------------------------------------------------------------------------------------------
-def share(row: str, value: float, costs: StepCosts, limits: Ceilings) -> float | None:
+def share(row: str, value: float, costs: StepCosts, limits: Ceilings, steps: int) -> float | None:
     """Of the bandwidth while decoding, of the compute while reading a prompt."""
     kind, _, context = row.partition("-")
     if kind == "decode":
-        behind = int(context) + STEPS / 2
+        behind = int(context) + steps / 2
         return value * (costs.weight_bytes() + costs.cache_bytes(behind)) / limits.bandwidth
     if kind == "prefill":
         return value / int(context) * costs.prefill_flops(int(context)) / limits.compute
     return None
 
 
-def tell(name: str, record: Record, known: dict[str, Row], costs: StepCosts, limits: Ceilings) -> dict[str, Any]:
+def tell(
+    name: str, record: Record, known: dict[str, Row], costs: StepCosts, limits: Ceilings, steps: int
+) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for row in known.values():
         of = record.samples[row.name]
         ours, ratio = record.median(row.name, OURS), record.ratio(row)
-        told[row.name] = {OURS: ours, "ratio": ratio, "share": share(row.name, ours, costs, limits)}
+        told[row.name] = {OURS: ours, "ratio": ratio, "share": share(row.name, ours, costs, limits, steps)}
         line = f"{name:<18}{row.name:<15}{ours:>10.3f}"
         if ratio is not None:
             told[row.name][THEIRS] = record.median(row.name, THEIRS)
@@ -274,11 +284,11 @@ def run(name: str, path: Path, known: dict[str, Row], options: argparse.Namespac
         checkpoint = open_checkpoint(path)
         words, vocabulary = single_words(checkpoint), range(300, checkpoint.config.vocab_size)
         with servers(path, options) as started:
-            how = {"by_processor": options.processor, "chat_words": options.chat_words}
+            how = {"by_processor": options.processor, "chat_words": options.chat_words, "steps": options.steps}
             sides = {engine: Side(server, vocabulary, words, **how) for engine, server in started.items()}
             record = measure(sides, known, options.rounds, options.tries)
         costs = costs_of(checkpoint, EngineConfig().with_device_defaults("cpu"), "cpu")
-        return tell(name, record, known, costs, limits) | {"file_bytes": path.stat().st_size}
+        return tell(name, record, known, costs, limits, options.steps) | {"file_bytes": path.stat().st_size}
     finally:
         if not options.keep:
             path.unlink()
@@ -293,6 +303,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", choices=known, action="append", help="measure this row (repeatable)")
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
     parser.add_argument("--tries", type=int, default=3, help="of a turn that others disturb, at most (3)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"tokens that are decoded ({STEPS})")
     parser.add_argument("--threads", type=int, default=cores, help=f"threads of each engine ({cores})")
     parser.add_argument("--processor", action="store_true", help="count processor seconds, with one thread")
     parser.add_argument(
@@ -313,7 +324,7 @@ def main(argv: Sequence[str]) -> int:
     found = {
         name: run(name, folder / f"{name}.gguf", chosen, options, limits) for name in options.models or STANDS
     }
-    how = {name: getattr(options, name) for name in ("processor", "threads", "rounds", "chat_words")}
+    how = {name: getattr(options, name) for name in ("processor", "threads", "rounds", "chat_words", "steps")}
     about = {**how, "ceilings": limits.as_dict()}
     print(json.dumps({"benchmark": "families", **about, "models": found}))
     return 0
