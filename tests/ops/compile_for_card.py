@@ -35,7 +35,7 @@ from unspool.models.shapes import EVERY_FAMILY, TINY
 from unspool.models.tensors import TensorReader
 from unspool.ops import ExpertWeights
 from unspool.ops.cuda import attention, latent, launch, lower, lower_latent, lower_states, project, runner, sampler
-from unspool.ops.cuda.body import CudaOps
+from unspool.ops.cuda.backend import CudaOps
 from unspool.ops.cuda.device_experts import make_experts
 from unspool.ops.cuda.experts import expert_kernel
 from unspool.ops.cuda.layout import Value

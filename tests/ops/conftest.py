@@ -1,4 +1,4 @@
-"""A bench for one operation: a body, a batch, and rows that go in as a table of embeddings."""
+"""A bench for one operation: a backend, a batch, and rows that go in as a table of embeddings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Forward = Callable[[Ops, Any, Batch, Any], Any]  # (ops, rows, batch, kv) -> row
 
 
 class Bench:
-    """Runs one operation of a body on given rows."""
+    """Runs one operation of a backend on given rows."""
 
     def __init__(
         self, ops: Ops, config: ModelConfig = TINY, engine: EngineConfig | None = None, blocks: int = 64

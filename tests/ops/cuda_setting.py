@@ -1,4 +1,4 @@
-"""Where the CUDA body's tests run: on a card where there is one, else under Triton's interpreter on the CPU.
+"""Where the CUDA backend's tests run: on a card where there is one, else under Triton's interpreter on the CPU.
 
 Import this before anything of unspool.ops.cuda: whether kernels are interpreted is settled when they are defined.
 `make test` installs torch and triton (the `interpreter` extra), so a missing one is an error, not a reason to skip.
@@ -16,7 +16,7 @@ if sys.platform != "linux":
 try:
     import torch
 except ImportError as error:
-    raise ImportError("the CUDA body's tests need torch and triton: pip install unspool[interpreter]") from error
+    raise ImportError("the CUDA backend's tests need torch and triton: pip install unspool[interpreter]") from error
 ON_CARD = torch.cuda.is_available()
 if not ON_CARD:
     os.environ["TRITON_INTERPRET"] = "1"

@@ -1,4 +1,4 @@
-"""The native body on the default model: how far 8-bit activations are from float32, over a whole text."""
+"""The CPU backend on the default model: how far 8-bit activations are from float32, over a whole text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on the CUDA body, tokens chosen there, one step ahead: what stepping plainly gives, bit for bit."""
+"""The engine on the CUDA backend, tokens chosen there, one step ahead: what stepping plainly gives, bit for bit."""
 
 from __future__ import annotations
 

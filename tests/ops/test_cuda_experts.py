@@ -14,7 +14,7 @@ from tests.ops.cuda_setting import DEVICE, MARKS
 from tests.ops.test_cuda_models import make_batch, make_step, tokens_of
 from tests.ops.test_routing import ROUTINGS
 from unspool.ops import ExpertWeights
-from unspool.ops.cuda.body import CudaOps
+from unspool.ops.cuda.backend import CudaOps
 from unspool.ops.cuda.launch import Arena, Launch
 from unspool.ops.cuda.layout import Value
 from unspool.ops.cuda.lower_experts import ExpertLowering

@@ -18,7 +18,7 @@ from unspool.errors import BackendError
 from unspool.models.random import SHAPES, shared_checkpoint, stand_in
 from unspool.models.registry import architecture_of, build
 from unspool.ops import cuda
-from unspool.ops.cuda import body, memory
+from unspool.ops.cuda import backend, memory
 from unspool.ops.cuda.matrix import make_matrix
 from unspool.ops.cuda.runner import bucket_of
 from unspool.ops.storage import kv_bytes_per_token
@@ -47,7 +47,7 @@ def test_a_step_takes_no_more_than_was_planned(shape: str) -> None:
     taken = []
     for layers in (2, 5):
         config = replace(SHAPES[shape], num_layers=layers, vocab_size=256, intermediate_size=2048)
-        ops = object.__new__(body.CudaOps)
+        ops = object.__new__(backend.CudaOps)
         ops.device = CPU
         engine = EngineConfig(block_size=128, step_tokens=520, max_running=16, kv_tokens=1024)
         engine = engine.with_device_defaults("cuda")
@@ -83,8 +83,8 @@ def test_no_room_is_told_with_its_numbers() -> None:
 
 
 def test_an_engine_asks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = object.__new__(body.CudaOps)
-    monkeypatch.setattr(body, "is_interpreted", lambda: False)
+    ops = object.__new__(backend.CudaOps)
+    monkeypatch.setattr(backend, "is_interpreted", lambda: False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 << 30, 80 << 30))
     widths = architecture_of(SHAPES["llama-1b"]).widths
@@ -101,7 +101,7 @@ def test_missing_software_is_named(module: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("version", ["3.6.0", "3.10.0+git", "4.0"])
 def test_new_software_will_do(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["triton"], "__version__", version)
-    assert cuda.__getattr__("CudaOps") is body.CudaOps
+    assert cuda.__getattr__("CudaOps") is backend.CudaOps
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "2.9"])
@@ -114,7 +114,7 @@ def test_old_software_is_named(version: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BackendError, match=r"no NVIDIA GPU: the driver is missing or too old \(run nvidia-smi\)"):
-        body.check_device()
+        backend.check_device()
 
 
 @pytest.mark.parametrize("name", ["gpu", "kernels"])
@@ -131,16 +131,16 @@ def test_an_old_card_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "An Old Card")
     with pytest.raises(BackendError, match=r"An Old Card has compute capability 8\.6; .* need 9\.0"):
-        body.check_device()
+        backend.check_device()
 
 
 def test_memory_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(body, "make_matrix", full)
+    monkeypatch.setattr(backend, "make_matrix", full)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 29, 16 << 30))
-    ops = object.__new__(body.CudaOps)
+    ops = object.__new__(backend.CudaOps)
     ops.device = CPU
     with pytest.raises(BackendError, match=r"full at output.weight: 0\.5 of 16\.0 GiB are free; `unspool plan"):
         ops.matrix([shared_checkpoint(SHAPES["tiny-untied"]).weights["output.weight"]])

@@ -1,4 +1,4 @@
-"""Whole models on the CUDA body: near the reference, and the same bits however the rows come together."""
+"""Whole models on the CUDA backend: near the reference, and the same bits however the rows come together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts on the CUDA body: checked by its kernels, drawn on the device, one reading a round; the answer is the plain
+"""Drafts on the CUDA backend: checked by its kernels, drawn on the device, one reading a round; the answer is the plain
 one's, and where no draft pays the engine runs ahead."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The native body keeps, draws and tells exactly what the numpy reference does, ties and all."""
+"""Native sampling keeps, draws and reports exactly what the numpy reference does, ties and all."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture(params=ISAS)
-def body(request: pytest.FixtureRequest) -> Any:
+def kernels(request: pytest.FixtureRequest) -> Any:
     try:
-        return native.body(request.param)
+        return native.native_sampling(request.param)
     except ValueError:
         pytest.skip(f"this processor has no {request.param}")
 
@@ -64,18 +64,18 @@ def reference(row: np.ndarray, stages: list[tuple[str, Any]]) -> np.ndarray:
     return row
 
 
-def check(body: Any, row: np.ndarray, stages: list[tuple[str, Any]], seed: int, position: int) -> None:
+def check(kernels: Any, row: np.ndarray, stages: list[tuple[str, Any]], seed: int, position: int) -> None:
     with np.errstate(over="ignore"):
         expected = reference(row, stages)
     token = draw.draw(expected, seed, position)
     final = np.empty_like(row)
-    assert body.choose(row, *encode(stages), seed, position, final) == token, stages
+    assert kernels.choose(row, *encode(stages), seed, position, final) == token, stages
     assert np.array_equal(final, expected), stages
-    assert body.choose(row, *encode(stages), seed, position, None) == token
-    assert body.greedy(row) == draw.greedy(row)
+    assert kernels.choose(row, *encode(stages), seed, position, None) == token
+    assert kernels.greedy(row) == draw.greedy(row)
     count = min(row.size, 20)
     stats = row_stats(expected)
-    assert body.describe(expected, token, count) == (
+    assert kernels.describe(expected, token, count) == (
         stats.max,
         stats.total,
         rank_of(expected, token),
@@ -83,35 +83,35 @@ def check(body: Any, row: np.ndarray, stages: list[tuple[str, Any]], seed: int, 
     )
 
 
-def test_random_rows_and_random_orders(body: Any) -> None:
+def test_random_rows_and_random_orders(kernels: Any) -> None:
     generator = np.random.default_rng(10)
     for _ in range(1500):
         vocab = int(generator.choice([1, 2, 3, 17, 63, 64, 65, 127, 128, 500, 2000]))
         row = random_row(generator, vocab)
         seed, position = int(generator.integers(0, 2**63)), int(generator.integers(0, 2**40))
-        check(body, row, random_stages(generator), seed, position)
+        check(kernels, row, random_stages(generator), seed, position)
 
 
-def test_large_vocabularies(body: Any) -> None:
+def test_large_vocabularies(kernels: Any) -> None:
     generator = np.random.default_rng(11)
     for vocab in (32_000, 151_936, 200_000):
         for _ in range(6):
-            check(body, random_row(generator, vocab), random_stages(generator), 5, 17)
+            check(kernels, random_row(generator, vocab), random_stages(generator), 5, 17)
 
 
-def test_every_stage_alone_on_a_large_row_of_ties(body: Any) -> None:
+def test_every_stage_alone_on_a_large_row_of_ties(kernels: Any) -> None:
     row = np.round(np.random.default_rng(12).normal(size=50_000) * 3).astype(np.float32)
     for name, values in CHOICES.items():
         for value in values:
-            check(body, row, [(name, value)], 9, 1)
+            check(kernels, row, [(name, value)], 9, 1)
 
 
-def test_all_equal(body: Any) -> None:
+def test_all_equal(kernels: Any) -> None:
     for stages in ([], [("top_p", 0.5)], [("top_k", 7)], [("min_p", 0.1)], [("typical_p", 0.5)], [("top_n_sigma", 1)]):
-        check(body, np.zeros(10_000, np.float32), stages, 3, 3)
+        check(kernels, np.zeros(10_000, np.float32), stages, 3, 3)
 
 
-def test_what_cannot_be_chosen_from(body: Any) -> None:
+def test_what_cannot_be_chosen_from(kernels: Any) -> None:
     nothing = encode([])
     for vocab in (1, 15, 64, 1000, 5000):
         row = np.zeros(vocab, np.float32)
@@ -119,14 +119,14 @@ def test_what_cannot_be_chosen_from(body: Any) -> None:
             for place in {0, vocab // 2, vocab - 1}:
                 broken = row.copy()
                 broken[place] = bad
-                assert body.greedy(broken) == answer
-                assert body.choose(broken, *nothing, 1, 1, None) == answer
+                assert kernels.greedy(broken) == answer
+                assert kernels.choose(broken, *nothing, 1, 1, None) == answer
         empty = np.full(vocab, -np.inf, np.float32)
-        assert body.greedy(empty) == native.NONE_LEFT
-        assert body.choose(empty, *nothing, 1, 1, None) == native.NONE_LEFT
+        assert kernels.greedy(empty) == native.NONE_LEFT
+        assert kernels.choose(empty, *nothing, 1, 1, None) == native.NONE_LEFT
 
 
-def test_masks(body: Any) -> None:
+def test_masks(kernels: Any) -> None:
     generator = np.random.default_rng(13)
     for vocab in (1, 31, 32, 33, 100, 1000):
         row = generator.normal(size=vocab).astype(np.float32)
@@ -134,18 +134,18 @@ def test_masks(body: Any) -> None:
         packed = np.packbits(allowed, bitorder="little")
         words = np.zeros((vocab + 31) // 32 * 4, np.uint8)
         words[: packed.size] = packed
-        body.mask(row_copy := row.copy(), words.view(np.uint32))
+        kernels.mask(row_copy := row.copy(), words.view(np.uint32))
         assert np.array_equal(row_copy, np.where(allowed, row, -np.inf).astype(np.float32))
 
 
-def test_arguments_that_do_not_fit_are_refused(body: Any) -> None:
+def test_arguments_that_do_not_fit_are_refused(kernels: Any) -> None:
     row = np.zeros(100, np.float32)
     with pytest.raises(ValueError, match="mask is shorter"):
-        body.mask(row, np.zeros(3, np.uint32))
+        kernels.mask(row, np.zeros(3, np.uint32))
     with pytest.raises(ValueError, match="not as long as the row"):
-        body.choose(row, *encode([]), 1, 1, np.zeros(99, np.float32))
+        kernels.choose(row, *encode([]), 1, 1, np.zeros(99, np.float32))
     with pytest.raises(ValueError, match="no such token"):
-        body.describe(row, 100, 0)
+        kernels.describe(row, 100, 0)
 
 
 SETTINGS: list[dict[str, Any]] = [

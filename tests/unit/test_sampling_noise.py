@@ -1,4 +1,4 @@
-"""The noise: Philox's published vectors, exact bits in every body, and accuracy against float64."""
+"""The noise: Philox's published vectors, exact bits in every implementation, and accuracy against float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from unspool.sampling import draw, filters
 
 
-def bodies() -> list[Any]:
+def implementations() -> list[Any]:
     native = pytest.importorskip("unspool._native", reason="the extension is not built")
     found = []
     for isa in ("plain", "avx2", "avx512"):
@@ -65,7 +65,7 @@ def test_log_and_exp_are_accurate() -> None:
     assert filters.exp32(np.float32([0.0, -np.inf])).tolist() == [1.0, filters.exp32(np.float32([-64]))[0]]
 
 
-def test_every_body_has_the_same_bits() -> None:
+def test_every_implementation_has_the_same_bits() -> None:
     generator = np.random.default_rng(2)
     words = generator.integers(0, 2**32, 1 << 20, dtype=np.uint64)
     u = draw.uniform(words)
@@ -74,13 +74,13 @@ def test_every_body_has_the_same_bits() -> None:
     seed, position = 0xFEDCBA9876543210, 2**40 + 12345
     noise = draw.gumbel(seed, position, ids)
     out = np.empty_like(u)
-    for body in bodies():
-        body.log(u, out)
-        assert np.array_equal(out.view(np.int32), draw.log32(u).view(np.int32)), body.isa
-        body.exp(x, out)
-        assert np.array_equal(out.view(np.int32), filters.exp32(x).view(np.int32)), body.isa
-        body.gumbel(ids, seed, position, out)
-        assert np.array_equal(out.view(np.int32), noise.view(np.int32)), body.isa
+    for native in implementations():
+        native.log(u, out)
+        assert np.array_equal(out.view(np.int32), draw.log32(u).view(np.int32)), native.isa
+        native.exp(x, out)
+        assert np.array_equal(out.view(np.int32), filters.exp32(x).view(np.int32)), native.isa
+        native.gumbel(ids, seed, position, out)
+        assert np.array_equal(out.view(np.int32), noise.view(np.int32)), native.isa
 
 
 def test_noise_depends_on_seed_position_and_token_alone() -> None:

@@ -46,7 +46,7 @@ def matrix_rate() -> float:
 
 
 def make_step(checkpoint: Checkpoint) -> CudaStep:
-    from unspool.ops.cuda.body import CudaOps
+    from unspool.ops.cuda.backend import CudaOps
 
     ops = CudaOps()
     config = checkpoint.config

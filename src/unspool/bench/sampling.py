@@ -109,8 +109,8 @@ def our_runners(rows: np.ndarray, history: np.ndarray, *, reference: bool) -> di
 def report(runners: dict[str, Runner], options: argparse.Namespace) -> dict[str, Any]:
     """Measure, print a table and draw it; the result."""
     medians = measure(runners, options.rounds, options.rows)
-    body = native.body()
-    isa = "reference" if body is None else body.isa
+    kernels = native.native_sampling()
+    isa = "reference" if kernels is None else kernels.isa
     print(f"vocabulary {options.vocab_size:,}, {HISTORY:,} tokens of history, {isa}; median µs per row")
     print_table(["", *runners], [[case, *(found.get(name) for name in runners)] for case, found in medians.items()])
     if options.plot is not None:

@@ -31,13 +31,12 @@ from unspool.engine.output import DeviceOutput, HostOutput, StepOutput
 from unspool.engine.request import Pooling
 from unspool.engine.runner import make_runner
 from unspool.engine.scheduler import Scheduler
-from unspool.engine.sizing import KvSizes, num_states
+from unspool.engine.sizing import FittedCache, fit_cache
 from unspool.engine.steps import StepMeter
 from unspool.errors import EngineClosedError, QueueFullError, RequestError
 from unspool.events import Event, FinishReason
 from unspool.models.costs import costs_of
 from unspool.models.registry import build
-from unspool.ops.storage import state_bytes
 from unspool.params import ResolvedParams, SamplingParams
 from unspool.plan import Plan
 from unspool.results import Receipt
@@ -82,53 +81,29 @@ class Engine:
         config = config or EngineConfig()
         self.ops = ops or backends.load(config)
         config = config.with_device_defaults(self.ops.name)
-        checkpoint = checkpoint.with_overrides(config)
-        if config.quantize != "none":
-            from unspool.models.quantize import loaded_as
-
-            checkpoint = loaded_as(checkpoint, config.quantize)
-        self.checkpoint = checkpoint
-        told = None if self.ops.loads_late else on_progress
-        model = build(checkpoint.config, checkpoint.weights, self.ops, told)
-        room = self.ops.kv_room(model.architecture.widths, config) if config.kv_tokens is None else None
-        storage = model.architecture.storage
-        num_slots = num_states(storage, config, room)
-        if room is not None:
-            room -= (num_slots + 1) * state_bytes(storage) if num_slots else 0
-        context = config.context_of(checkpoint.config.context_length)
-        sizes = KvSizes(storage, context, config, keys_alone=self.ops.name == "cuda")
-        num_blocks = sizes.blocks(room)
-        self.config = replace(config, kv_tokens=num_blocks[0] * config.block_size)
-        self.context_length = sizes.context_length(num_blocks)
-        keeps_hidden = self._reads_hidden()
-        self.runner = make_runner(model, self.config, num_blocks, num_slots, keeps_hidden=keeps_hidden)
+        self.checkpoint = checkpoint = _as_configured(checkpoint, config)
+        model = build(checkpoint.config, checkpoint.weights, self.ops, None if self.ops.loads_late else on_progress)
+        cache = fit_cache(model, config, config.context_of(checkpoint.config.context_length))
+        self.config = replace(config, kv_tokens=cache.num_blocks[0] * config.block_size)
+        self.context_length = cache.context_length
+        self.runner = make_runner(
+            model, self.config, cache.num_blocks, cache.num_states, keeps_hidden=self._reads_hidden()
+        )
         # Another core may still be packing weights, so other slow work is done now.
         self.tokenizer = tokenizer() if callable(tokenizer) else tokenizer
-        blocks, *others = sizes.pools(num_blocks)
-        self.scheduler = Scheduler(
-            blocks,
-            step_tokens=config.step_tokens,
-            max_running=config.max_running,
-            prefix_cache=config.prefix_cache,
-            chunk_tokens=config.chunk_tokens,
-            states=_states(num_slots),
-            others=others,
-        )
+        self.scheduler = _make_scheduler(config, cache)
         self.speculation = Speculation(self._drafters(), self.runner, self.scheduler.tables.groups, clock)
-        ends = frozenset(checkpoint.eos_ids) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
-        # A tokenizer may have tokens without an embedding row: the model can never produce them.
-        self.end_ids = frozenset(token for token in ends if token < checkpoint.config.vocab_size)
+        self.end_ids = _end_ids(checkpoint, self.tokenizer)
         self._notes = (*checkpoint.notes, *(self.tokenizer.notes if self.tokenizer else ()))
-        self._now = clock
+        self._overrides = tuple(str(each) for each in checkpoint.overrides)
         self._builder = GroupBuilder(
             checkpoint, self.config, self.runner, self.speculation, self.tokenizer, self.context_length, self.end_ids
         )
         self.steps = StepMeter(costs_of(checkpoint, self.config, self.ops.name))
         self.active = ActiveRequests(self.scheduler, self.runner, self.speculation, self._builder, self.steps, clock)
         self._in_flight: deque[InFlight] = deque()
-        self._last_read = 0.0
+        self._now, self._last_read = clock, 0.0
         self._is_closed = False
-        self._overrides = tuple(str(each) for each in checkpoint.overrides)
         if on_progress is not None:
             self.ops.finish_loading(on_progress)
             on_progress(1.0)
@@ -373,9 +348,39 @@ class Engine:
         self.active.check()
 
 
+def _as_configured(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
+    """The checkpoint with the settings that the configuration overrides, and its weights in the configured format."""
+    checkpoint = checkpoint.with_overrides(config)
+    if config.quantize == "none":
+        return checkpoint
+    from unspool.models.quantize import loaded_as
+
+    return loaded_as(checkpoint, config.quantize)
+
+
+def _make_scheduler(config: EngineConfig, cache: FittedCache) -> Scheduler:
+    blocks, *others = cache.pools()
+    return Scheduler(
+        blocks,
+        step_tokens=config.step_tokens,
+        max_running=config.max_running,
+        prefix_cache=config.prefix_cache,
+        chunk_tokens=config.chunk_tokens,
+        states=_states(cache.num_states),
+        others=others,
+    )
+
+
 def _states(num_slots: int) -> States | None:
     if num_slots == 0:
         return None
     from unspool.cache.states import States
 
     return States(num_slots)
+
+
+def _end_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The tokens that end an answer. A tokenizer may have tokens without an embedding row: the model can never produce
+    them, so they are left out."""
+    ids = frozenset(checkpoint.eos_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
+    return frozenset(token for token in ids if token < checkpoint.config.vocab_size)

@@ -14,7 +14,7 @@ from unspool.ops import HostRows
 from unspool.params import ResolvedParams
 from unspool.plan import Work
 from unspool.records import record
-from unspool.sampling.native import body, describe
+from unspool.sampling.native import describe, native_sampling
 
 
 def branch_seed(seed: int, choice: int) -> int:
@@ -131,6 +131,6 @@ class Group:
 
 
 def _score(row: np.ndarray, token: int, num_top: int) -> Token:
-    stats, rank, best = describe(row, token, num_top, body())
+    stats, rank, best = describe(row, token, num_top, native_sampling())
     top = tuple((other, stats.logprob(row[other])) for other in best)
     return Token(token, stats.logprob(row[token]), top, rank=rank)

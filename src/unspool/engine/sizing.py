@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from unspool.cache.blocks import Blocks, blocks_in_window
 from unspool.config import EngineConfig
 from unspool.errors import RequestError
 from unspool.machine import free_memory
 from unspool.ops.storage import LayerGroup, Storage, kv_bytes_per_token, layer_groups, state_bytes
+from unspool.records import record
+
+if TYPE_CHECKING:
+    from unspool.models.decoder import Decoder
 
 SNAPSHOTS = 32  # beside the states of running sequences, where memory has room
 TYPICAL_TOKENS = 1024  # of a sequence, for the share of blocks that layers with a window get
@@ -35,8 +40,8 @@ class KvSizes:
     def blocks(self, room: int | None = None) -> tuple[int, ...]:
         """The blocks of each group.
 
-        Unless told, room for four whole contexts or a quarter of the free memory, whichever is less, but one context
-        at least where half of the free memory has room for it. Memory is taken as it is used, not now.
+        If `kv_tokens` is not set: room for four whole contexts or a quarter of the free memory, whichever is less, but
+        one context at least where half of the free memory has room for it. Memory is taken as it is used, not now.
 
         A device with memory of its own says how many bytes of `room` it has: all of it is taken at once, up to what so
         many whole contexts as run together could fill.
@@ -111,8 +116,9 @@ class KvSizes:
 def num_states(layers: Sequence[Storage], config: EngineConfig, room: int | None = None) -> int:
     """How many slots there are for states of recurrent layers; 0 where there are none.
 
-    Unless told, one for each request that may run and SNAPSHOTS more, as far as an eighth of the free memory goes.
-    Memory is taken as it is used. A device with memory of its own says how many bytes of `room` it has; an eighth, too.
+    If `state_bytes` is not set: one for each request that may run and SNAPSHOTS more, as far as an eighth of the free
+    memory goes. Memory is taken as it is used. A device with memory of its own says how many bytes of `room` it has; an
+    eighth, too.
     """
     each = state_bytes(layers)
     if each == 0:
@@ -125,3 +131,30 @@ def num_states(layers: Sequence[Storage], config: EngineConfig, room: int | None
         return int(config.state_bytes // each)
     memory = free_memory() if room is None else room
     return int(max(2, min(config.max_running + SNAPSHOTS, memory // 8 // each)))
+
+
+@record
+class FittedCache:
+    """The cache of a model, as large as the configuration or the memory allows."""
+
+    sizes: KvSizes
+    num_blocks: tuple[int, ...]  # of each group of layers
+    num_states: int
+
+    @property
+    def context_length(self) -> int:
+        return self.sizes.context_length(self.num_blocks)
+
+    def pools(self) -> list[Blocks]:
+        return self.sizes.pools(self.num_blocks)
+
+
+def fit_cache(model: Decoder, config: EngineConfig, context_length: int) -> FittedCache:
+    """Divide the memory between states and blocks: a device with memory of its own gives what the states leave."""
+    ops, storage = model.ops, model.architecture.storage
+    room = ops.kv_room(model.architecture.widths, config) if config.kv_tokens is None else None
+    num_slots = num_states(storage, config, room)
+    if room is not None and num_slots:
+        room -= (num_slots + 1) * state_bytes(storage)
+    sizes = KvSizes(storage, context_length, config, keys_alone=ops.name == "cuda")
+    return FittedCache(sizes, sizes.blocks(room), num_slots)

@@ -1,7 +1,7 @@
 """Noise that needs no state: Philox4x32-10 keyed by the seed, counted by token and position; and the draw itself.
 
 This file is the specification, in float32 operations that round once each (no fused multiply-add), so that numpy, the
-native body and a GPU give the same bits. A token's word is the first of philox(key = seed, counter = (token id,
+native code and a GPU give the same bits. A token's word is the first of philox(key = seed, counter = (token id,
 position low, position high, purpose)). Its upper 23 bits x make u = (x + 1/2) / 2^23, which is never 0 nor 1, and
 -log(-log(u)) is its Gumbel noise. Adding such noise to logits and taking the best draws from their softmax.
 """

@@ -1,6 +1,6 @@
 """Filters: pure functions from a row of logits to a row in which the removed tokens are at minus infinity.
 
-This is the specification; the native body keeps the very same survivors. That is possible because no sum here
+This is the specification; the native code keeps the very same survivors. That is possible because no sum here
 depends on an order: a token's weight is the integer round(2^40 * exp(logit - max)), and integers add exactly. Of
 tokens with equal logits the lower id counts as the better one.
 """

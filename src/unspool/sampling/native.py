@@ -34,7 +34,7 @@ HAS_NAN, HAS_INFINITY, NONE_LEFT = -1, -2, -3
 
 
 @functools.cache
-def body(isa: str = "auto") -> Any | None:
+def native_sampling(isa: str = "auto") -> Any | None:
     """The kernels for this processor, or None where the extension was not built; the reference is used then."""
     try:
         from unspool._native import Sampling

@@ -87,7 +87,7 @@ class Sampler:
         self._dry_breakers = dry_breakers  # by token id: True if the text contains a sequence breaker
         self._banned: dict[int, list[int]] = {}
         self._stages = stages_on(params, constraint)
-        self._native = fast.body() if native and not params.trace else None
+        self._native = fast.native_sampling() if native and not params.trace else None
         self._front, self._tail = _split(self._stages)
         self._fast = None if self._native is None or self._tail is None else fast.Tail(self._native, self._tail, params)
         self._reports = params.logprobs is not None or params.best_of > params.n or params.trace

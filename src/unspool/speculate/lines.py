@@ -55,7 +55,7 @@ def choose_guess(line: Line, logits: Row) -> None:
 
 
 def _probability(row: np.ndarray, token: int) -> float:
-    stats, _, _ = native.describe(row, token, 0, native.body())
+    stats, _, _ = native.describe(row, token, 0, native.native_sampling())
     return math.exp(stats.logprob(row[token]))
 
 

@@ -1,4 +1,4 @@
-"""What a step takes, on the body that it runs on: waited for, with the choice where a device makes it."""
+"""What a step takes, on the backend that it runs on: waited for, with the choice where a device makes it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unspool.ops.cpu.body import CpuOps
+from unspool.ops.cpu.backend import CpuOps
 from unspool.ops.cpu.kv import CpuKV
 
 __all__ = ["CpuKV", "CpuOps"]

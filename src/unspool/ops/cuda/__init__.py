@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unspool.errors import BackendError
 
 if TYPE_CHECKING:
-    from unspool.ops.cuda.body import CudaOps as CudaOps
+    from unspool.ops.cuda.backend import CudaOps as CudaOps
 
 __all__ = ["CudaOps"]
 OLDEST = (3, 6)  # of triton
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
     if name != "CudaOps":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_software()
-    from unspool.ops.cuda.body import CudaOps
+    from unspool.ops.cuda.backend import CudaOps
 
     return CudaOps
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 def require_card() -> None:
     """Raise a clear error if there is no usable GPU, or if a driver or package that it needs is missing."""
     require_software()
-    from unspool.ops.cuda.body import check_device
+    from unspool.ops.cuda.backend import check_device
 
     check_device()
 

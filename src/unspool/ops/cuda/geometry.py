@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unspool.ops import AttentionSpec, Rope
 from unspool.ops.cuda import steps
-from unspool.ops.cuda.body_kv import kept_channels
+from unspool.ops.cuda.kv import kept_channels
 from unspool.ops.cuda.launch import Arena, Launch, next_power
 
 Heads = tuple[int, int, int, int]  # heads, KV heads, channels of each in the cache, and channels that accumulate

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from unspool.ops import AttentionSpec
 from unspool.ops.cuda import steps
-from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.geometry import Heads
+from unspool.ops.cuda.kv import CudaKV
 from unspool.ops.cuda.sources import Sources
 from unspool.ops.graph import Arrange, Attention, Graph, LayerNorm, Node, Norm, Take
 

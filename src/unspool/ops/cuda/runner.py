@@ -23,9 +23,9 @@ from torch import Tensor
 from unspool.errors import BackendError
 from unspool.ops import ArrayBatch, AttentionSpec, Batch, Draws
 from unspool.ops.cuda import steps
-from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.geometry import depth_of, heads_of, programs_each, prompt_rows, queries_of
 from unspool.ops.cuda.handover import ABSENT, MORE
+from unspool.ops.cuda.kv import CudaKV
 from unspool.ops.cuda.launch import Arena, Launch, has_room_for_all, is_interpreted, multiprocessors, next_power
 from unspool.ops.cuda.layout import Shared
 from unspool.ops.cuda.lower import Lowering

@@ -12,8 +12,8 @@ from unspool.config import EngineConfig
 from unspool.errors import BackendError
 from unspool.ops import Batch, KVCache
 from unspool.ops.cuda import memory
-from unspool.ops.cuda.body_kv import CudaKV
 from unspool.ops.cuda.device_experts import DeviceExperts, make_experts
+from unspool.ops.cuda.kv import CudaKV
 from unspool.ops.cuda.launch import is_interpreted
 from unspool.ops.cuda.layout import norms_after_takes
 from unspool.ops.cuda.matrix import DeviceMatrix, make_matrix, make_vector
