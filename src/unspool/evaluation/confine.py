@@ -74,13 +74,13 @@ def confine(limits: Limits) -> None:
     """Confine this process for the rest of its life. An OSError says why that failed; then nothing may be run."""
     import resource
 
-    for kind, limit in (
-        (resource.RLIMIT_AS, limits.memory),
-        (resource.RLIMIT_CPU, limits.seconds),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 32),
+    for kind, limit, most in (
+        (resource.RLIMIT_AS, limits.memory, limits.memory),
+        (resource.RLIMIT_CPU, limits.seconds, limits.seconds + 1),  # SIGXCPU, then SIGKILL
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_NOFILE, 32, 32),
     ):
-        resource.setrlimit(kind, (limit, limit))
+        resource.setrlimit(kind, (limit, most))
     program = _filter(platform.machine())
     libc = ctypes.CDLL(None, use_errno=True)
     array = (_Instruction * len(program))(*program)
