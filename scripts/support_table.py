@@ -28,7 +28,11 @@ COMPARED = {
     "converter.json": "The comparison leaves it out, too.",
 }
 Result = dict[str, object]
-REAL = {"llama": "SmolLM2-135M, stories15M", "qwen2": "Qwen2.5-Coder-0.5B, 1.5B", "gemma3": "Gemma-3-270M"}
+REAL = {
+    "llama": "SmolLM2-135M, TinyLlama-1.1B, stories15M",
+    "qwen2": "Qwen2.5-Coder-0.5B, 1.5B",
+    "gemma3": "Gemma-3-270M",
+}
 
 
 def families_of_fixtures() -> dict[str, str]:
