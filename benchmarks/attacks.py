@@ -39,7 +39,7 @@ class Server:
     port: int
     process: subprocess.Popen[bytes]
     log: Any
-    statuses: dict[str, int] = field(default_factory=dict)  # what attackers were told
+    statuses: dict[str, int] = field(default_factory=dict)  # what attackers got: HTTP statuses and kinds of errors
 
     def post(self, path: str, body: bytes) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -47,12 +47,12 @@ class Server:
             connection.request("POST", path, body, {"content-type": "application/json"})
             answer = connection.getresponse()
             answer.read()
-            told = str(answer.status)
+            outcome = str(answer.status)
         except OSError as error:
-            told = type(error).__name__
+            outcome = type(error).__name__
         finally:
             connection.close()
-        self.statuses[told] = self.statuses.get(told, 0) + 1
+        self.statuses[outcome] = self.statuses.get(outcome, 0) + 1
 
     def memory(self) -> int:
         """Resident bytes."""

@@ -4,7 +4,7 @@
 
 The models are SmolLM2-135M, and Qwen2.5-Coder 0.5B and 1.5B where their files are given. Each claim is compared with
 differences of the same items, with intervals that hold 95% of the means of resampled items. It holds, it does not, or
-so few items cannot tell; what a model cannot do at all is "not testable here". `--keep` is a directory: the command
+so few items cannot decide; what a model cannot do at all is "not testable here". `--keep` is a directory: the command
 goes on from it. The last line is JSON.
 """
 
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"stopped with Ctrl-C; the same command goes on from {options.keep}", file=sys.stderr)
     seconds = sum(json.loads(file.read_text()) for file in options.keep.glob("*.seconds"))
     claims = Claims(found).all()
-    tell(claims, found, seconds)
+    report(claims, found, seconds)
     if options.plot is not None:
         draw(found, options.plot)
     rates = {" ".join(key): {"answers": len(answers), "loops": fmean(each.loops for each in answers),
@@ -249,8 +249,8 @@ def _more(row: Mapping[str, Any]) -> str:
     return "holds" if difference["low"] > 0 else "does not hold" if difference["high"] < 0 else "cannot be told"
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
-def tell(claims: Sequence[Mapping[str, Any]], found: Mapping[Any, Sequence[Answer]], seconds: float) -> None:
+# Reporting ----------------------------------------------------------------------------------------------------------
+def report(claims: Sequence[Mapping[str, Any]], found: Mapping[Any, Sequence[Answer]], seconds: float) -> None:
     print(f"{sum(map(len, found.values())):,} answers, {seconds / 60:.1f} minutes of processor time; percent")
     for claim in dict.fromkeys(row["claim"] for row in claims):
         print(f"\n{claim}")

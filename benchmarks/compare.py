@@ -6,7 +6,7 @@
 The first checkout is started twice: what its second process differs from its first is the noise, which is printed
 first. All three live in processes of their own, one works at a time, and each round visits all of them, each first in
 its turn; only ratios of one round count. A ratio above 1 means that the second is better: more tokens a second, fewer
-seconds to the first token of a fresh process, less memory at its peak. Each row tells the median ratio and between
+seconds to the first token of a fresh process, less memory at its peak. Each row shows the median ratio and between
 which ratios the true median lies with 95% certainty, by the order of the rounds alone. A row is called faster or slower
 (smaller, larger) only where that range leaves 1 out and the median is further from 1 than any end of the noise's own
 range: with few rounds, or on a busy machine, that takes a large difference. Rounds that other processes disturbed do
@@ -70,10 +70,10 @@ def verdict(row: Row, ratio: Ratio, noise: Ratio) -> str:
     return better if ratio.median > 1 else worse
 
 
-def checkouts(pythons: Sequence[str], told: dict[str, Any]) -> list[Engine]:
+def checkouts(pythons: Sequence[str], setup: dict[str, Any]) -> list[Engine]:
     before, after = map(Path, pythons)
     named = {BEFORE: before, AGAIN: before, AFTER: after}
-    return [Engine(name, python, "unspool", dict(told)) for name, python in named.items()]
+    return [Engine(name, python, "unspool", dict(setup)) for name, python in named.items()]
 
 
 def commit_of(python: str) -> str:
@@ -145,10 +145,10 @@ def main(argv: Sequence[str]) -> int:
 
     checkpoint = open_checkpoint(resolve(options.model))
     text, ids = start_prompt(checkpoint)
-    told = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
+    setup = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
     known = {name: row for name, row in rows(options.steps).items() if not options.only or name in options.only}
     commits, load = [commit_of(python) for python in options.python], os.getloadavg()[0]
-    bench = Rounds(checkouts(options.python, told), known, checkpoint.config.vocab_size)
+    bench = Rounds(checkouts(options.python, setup), known, checkpoint.config.vocab_size)
     bench.run(options.rounds)
     record, summary = bench.record, summarise(bench.record, known)
     for name, python, commit in zip((BEFORE, AFTER), options.python, commits, strict=True):

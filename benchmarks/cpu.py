@@ -6,14 +6,14 @@
 Every engine lives in a process and an environment of its own, which is made once under the cache directory (for
 llama.cpp that compiles it: 20 minutes on two cores). All stay loaded and warm, one works at a time, and each round
 visits all of them, each first in its turn, for machines drift: only the ratios of one round count, and their median is
-told. Above 1 is ours. A rate leaves the prompt out of decoding and is the prompt's tokens over the time to the first
+shown. Above 1 is ours. A rate leaves the prompt out of decoding and is the prompt's tokens over the time to the first
 token in prefill; start and memory are those of a fresh process (start: until the first token of 37, right after another
 one, so that its files are in memory; memory: its peak over a decoding run). A measurement during which other processes
-kept more than 0.15 cores busy is made again, twice at most; how many were disturbed even so is told, and a run with
+kept more than 0.15 cores busy is made again, twice at most; how many were disturbed even so is shown, and a run with
 many of them proves nothing. Our decoding's share of the memory's bandwidth is found in turns of a tenth of a second:
 three passes of mere reading, 32 tokens, three passes again. A share is of the fastest pass beside it, and the median
 turn counts, for a host may move a guest's cores, and with them the bandwidth, from one second to the next. The share
-of the fastest read in the whole run is told as well. `--isa avx2` keeps all engines to AVX2, even where the processor
+of the fastest read in the whole run is shown as well. `--isa avx2` keeps all engines to AVX2, even where the processor
 has more: llama.cpp is compiled for it, and the others are made to believe it (narrow.py; it takes objdump and a
 compiler). Those of `--peer-python` are left as they are, and any other `--isa` is for our kernels alone.
 OpenVINO rounds the minima of a file's blocks when it reads them (docs/notes/cpu.md); `openvino-exact` is its graph with
@@ -85,15 +85,15 @@ PEERS = {
 # Engines ------------------------------------------------------------------------------------------------------------
 def engines(checkpoint: Checkpoint, options: argparse.Namespace, root: Path) -> list[Engine]:
     text, ids = start_prompt(checkpoint)
-    told = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
-    found = [Engine(OURS, Path(sys.executable), "unspool", told)]
+    setup = {"model": str(checkpoint.path), "threads": options.threads, "isa": options.isa, "text": text, "ids": ids}
+    found = [Engine(OURS, Path(sys.executable), "unspool", setup)]
     pythons = dict(part.split("=", 1) for part in options.peer_python)
     is_narrow = options.isa == "avx2" and has_more_than_avx2()
     for name in dict.fromkeys(options.peer):
         peer, given = PEERS[name], pythons.get(name)
         python = Path(given) if given else peer_python(peer, root, is_narrow)
         model = converted(name, peer, python, checkpoint, root) if peer.converter else checkpoint.path
-        engine = Engine(name, python, peer.driver, {**told, "model": str(model)})
+        engine = Engine(name, python, peer.driver, {**setup, "model": str(model)})
         found.append(kept_to_avx2(engine, root) if is_narrow and not given and not peer.built_avx2 else engine)
     return found
 
@@ -203,7 +203,7 @@ def bytes_per_token(checkpoint: Checkpoint) -> int:
     return total - table
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
+# Reporting ----------------------------------------------------------------------------------------------------------
 def table(record: CpuRecord, known: dict[str, Row]) -> Iterator[str]:
     medians, ratios = record.medians(), record.median_ratios(known)
     names = list(record.versions)
@@ -238,7 +238,7 @@ def report(record: CpuRecord, known: dict[str, Row], size: int) -> dict[str, Any
     }
 
 
-def tell(record: CpuRecord, known: dict[str, Row], size: int) -> None:
+def print_table(record: CpuRecord, known: dict[str, Row], size: int) -> None:
     longest = max(map(len, record.versions))
     for name, version in record.versions.items():
         print(f"{name:<{longest}} {version}")
@@ -249,8 +249,8 @@ def tell(record: CpuRecord, known: dict[str, Row], size: int) -> None:
     if record.turns:
         low, middle, high = (f"{100 * share:.0f}%" for share in record.shares(size))
         left_out = f", {record.disturbed_turns} disturbed ones left out" if record.disturbed_turns else ""
-        told = f"{middle} (half of them {low} to {high}{left_out})"
-        print(f"of what was read beside it, in {len(record.turns)} turns: {told}")
+        summary = f"{middle} (half of them {low} to {high}{left_out})"
+        print(f"of what was read beside it, in {len(record.turns)} turns: {summary}")
     disturbed, count = record.disturbed
     print(f"{disturbed} of {count} measurements were disturbed by other processes")
 
@@ -284,7 +284,7 @@ def main(argv: Sequence[str]) -> int:
     bench = Bench(found, known, checkpoint.config.vocab_size, options.threads)
     bench.run(options.rounds)
     record, size = bench.record, bytes_per_token(checkpoint)
-    tell(record, known, size)
+    print_table(record, known, size)
     about = {"model": checkpoint.name, "threads": options.threads, "isa": options.isa, "load_before": load}
     print(json.dumps({"benchmark": "cpu", **about, **report(record, known, size)}))
     return 0

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         write_tokenizer(model, folder / "tokenizer")
         run([options.python, "-m", "unspool", "eval", *options.tasks, "--write", str(folder / "tasks")])
         sides = {side: measure(side, model, folder, options) for side in options.only}
-    tell(sides, options)
+    report(sides, options)
     print(json.dumps({"benchmark": "evaluation", "model": model.name, "limit": options.limit, "sides": sides}))
     return 0
 
@@ -153,8 +153,8 @@ def write_tokenizer(model: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
-def tell(sides: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> None:
+# Reporting ----------------------------------------------------------------------------------------------------------
+def report(sides: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> None:
     rows = []
     first = next(iter(sides.values()))
     for task in options.tasks:

@@ -6,7 +6,7 @@
 Rows: decoding and prefill behind 32, 512 and 4,096 tokens; the second turn of a chat until its first token, where the
 first answer comes back whole (appended) and where a template has left out what was thought in it (stripped); eight
 requests at once. Both engines get the same tokens from one client, and their turns alternate; a ratio is taken within a
-round, and the median of the rounds is told: above 1 is ours. Beside it stands how much of this machine's bandwidth
+round, and the median of the rounds is shown: above 1 is ours. Beside it stands how much of this machine's bandwidth
 (decoding) or compute (prefill) ours reached, and for turns how many tokens each engine did not compute again.
 
 A turn that other processes disturbed is made again (--tries). On a machine that others keep busy, --processor counts
@@ -113,13 +113,13 @@ class Side:
         messages = [{"role": "system", "content": "Answer the question."}, self._message(self._chat_words, rng)]
         bias = {str(id): BIAS for id in self._words.values()}
         first = {"max_tokens": THOUGHT_WORDS + ANSWER_WORDS, "logit_bias": bias, "ignore_eos": True}
-        _, told = self._chat(messages, **first)
-        answer = told["choices"][0]["message"]["content"]
+        _, reply = self._chat(messages, **first)
+        answer = reply["choices"][0]["message"]["content"]
         if is_stripped:
             answer = "".join(f" {word}" for word in answer.split()[THOUGHT_WORDS:])
         messages += [{"role": "assistant", "content": answer}, self._message(QUESTION_WORDS, rng)]
-        seconds, told = self._chat(messages, max_tokens=1)
-        usage = told["usage"]
+        seconds, reply = self._chat(messages, max_tokens=1)
+        usage = reply["usage"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         return Sample(seconds, usage["prompt_tokens"], cached)
 
@@ -238,7 +238,7 @@ def single_words(checkpoint: Checkpoint) -> dict[str, int]:
     return {text: id for text, id in [*words.items()][:256] if tokenizer.encode(text) == [id]}
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
+# Reporting ----------------------------------------------------------------------------------------------------------
 def share(row: str, value: float, costs: StepCosts, limits: Ceilings, steps: int) -> float | None:
     """Of the bandwidth while decoding, of the compute while reading a prompt."""
     kind, _, context = row.partition("-")
@@ -250,30 +250,30 @@ def share(row: str, value: float, costs: StepCosts, limits: Ceilings, steps: int
     return None
 
 
-def tell(
+def report(
     name: str, record: Record, known: dict[str, Row], costs: StepCosts, limits: Ceilings, steps: int
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for row in known.values():
         of = record.samples[row.name]
         ours, ratio = record.median(row.name, OURS), record.ratio(row)
-        told[row.name] = {OURS: ours, "ratio": ratio, "share": share(row.name, ours, costs, limits, steps)}
+        entries[row.name] = {OURS: ours, "ratio": ratio, "share": share(row.name, ours, costs, limits, steps)}
         line = f"{name:<18}{row.name:<15}{ours:>10.3f}"
         if ratio is not None:
-            told[row.name][THEIRS] = record.median(row.name, THEIRS)
-            line += f"{told[row.name][THEIRS]:>10.3f} {row.unit:<9}{ratio:>7.2f}×"
-        if told[row.name]["share"] is not None:
+            entries[row.name][THEIRS] = record.median(row.name, THEIRS)
+            line += f"{entries[row.name][THEIRS]:>10.3f} {row.unit:<9}{ratio:>7.2f}×"
+        if entries[row.name]["share"] is not None:
             kind = "bandwidth" if row.name.startswith("decode") else "compute"
-            line += f"   {100 * told[row.name]['share']:.0f}% of {kind}"
+            line += f"   {100 * entries[row.name]['share']:.0f}% of {kind}"
         if row.unit == "s":
             cached = {engine: (samples[-1].cached_tokens, samples[-1].prompt_tokens) for engine, samples in of.items()}
-            told[row.name]["cached"] = cached
+            entries[row.name]["cached"] = cached
             line += "   cached " + ", ".join(f"{engine} {a:,} of {b:,}" for engine, (a, b) in cached.items())
-        told[row.name]["rounds"] = {engine: [each.value for each in samples] for engine, samples in of.items()}
+        entries[row.name]["rounds"] = {engine: [each.value for each in samples] for engine, samples in of.items()}
         print(line, flush=True)
     disturbed = sum(cores > QUIET_CORES for cores in record.others)
     print(f"{disturbed} of {len(record.others)} turns were disturbed by other processes", flush=True)
-    return {"rows": told, "disturbed": [disturbed, len(record.others)]}
+    return {"rows": entries, "disturbed": [disturbed, len(record.others)]}
 
 
 def run(name: str, path: Path, known: dict[str, Row], options: argparse.Namespace, limits: Ceilings) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def run(name: str, path: Path, known: dict[str, Row], options: argparse.Namespac
             sides = {engine: Side(server, vocabulary, words, **how) for engine, server in started.items()}
             record = measure(sides, known, options.rounds, options.tries)
         costs = costs_of(checkpoint, EngineConfig().with_device_defaults("cpu"), "cpu")
-        return tell(name, record, known, costs, limits, options.steps) | {"file_bytes": path.stat().st_size}
+        return report(name, record, known, costs, limits, options.steps) | {"file_bytes": path.stat().st_size}
     finally:
         if not options.keep:
             path.unlink()

@@ -1,6 +1,6 @@
 """Engines kept to AVX2 on a processor that has more, to see what they would do on one that has not.
 
-Most of them ask the processor what it can do and cannot be told to do with less. So an engine's environment is copied,
+Most of them ask the processor what it can do and have no option to use less. So an engine's environment is copied,
 files being links, but for the libraries that it loads: in these every `cpuid` is replaced by two bytes that no 64-bit
 program may execute. A library that is loaded before them (peers/without_avx512.cpp) catches the fault and answers what
 the processor says, less what came after AVX2. They ask while they start; nothing is slower while they work.
@@ -23,7 +23,7 @@ MORE = {"avx512f", "avx_vnni", "amx_tile"}
 
 
 def has_more_than_avx2() -> bool:
-    """Whether there is anything here to do without, as Linux tells it."""
+    """Whether there is anything here to do without, as Linux reports it."""
     flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
     return not MORE.isdisjoint(flags.split())
 

@@ -65,7 +65,7 @@ def rows(steps: int) -> dict[str, Row]:
 
 @dataclass(frozen=True)
 class Engine:
-    """How to start an engine: a driver, the Python that runs it, and what both are told."""
+    """How to start an engine: a driver, the Python that runs it, and what both are given."""
 
     name: str
     python: Path

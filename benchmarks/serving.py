@@ -4,13 +4,13 @@
     python -m benchmarks serving --clients 1 --no-peer
 
 Both servers run the same file on the same cores, and their rounds alternate, for machines drift: a ratio is taken
-within a round, and the median of the rounds is told. A client keeps its connection, asks, reads its stream to the end
+within a round, and the median of the rounds is shown. A client keeps its connection, asks, reads its stream to the end
 and asks again.
 
 The server's overhead is how much longer it takes than the bare engine for the same requests: the same texts with the
 same parameters, tokenized within the time, as many at once, the next one added when one ends, and nothing between the
 engine and whoever calls it. What the load generator itself takes from the cores is in the server's time; its processor
-time is told beside. The last line is JSON.
+time is shown beside. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def measure(sides: dict[str, Any], load: Load, rounds: int) -> dict[str, Any]:
     if "llama.cpp" in kept:
         both = zip(kept["unspool"], kept["llama.cpp"], strict=True)
         result["ratio"] = statistics.median(ours.rate / theirs.rate for ours, theirs in both)
-    tell(result, names)
+    report(result, names)
     return result
 
 
@@ -188,7 +188,7 @@ def quietly(side: Any, load: Load, salt: str) -> tuple[float, Round]:
     return min(turns, key=lambda turn: turn[0])
 
 
-def tell(result: dict[str, Any], names: list[str]) -> None:
+def report(result: dict[str, Any], names: list[str]) -> None:
     for name in names:
         row = result[name]
         print(

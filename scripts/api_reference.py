@@ -94,7 +94,7 @@ def entry(name: str) -> str:
 
 def methods(cls: type) -> Iterator[str]:
     """Public methods, of its own and inherited from our classes, as they are defined. Those of AsyncLLM that LLM has
-    too, word for word, are not told again."""
+    too, word for word, are not repeated."""
     seen = set()
     for owner in [cls] if cls is unspool.AsyncLLM else reversed(cls.__mro__):
         if not owner.__module__.startswith("unspool"):
@@ -117,9 +117,9 @@ def member(cls: type, name: str) -> str:
 
 def signature(function: Any, name: str) -> str:
     """As it is written, without `self`, on one line or with a line for each argument."""
-    told = inspect.signature(function)
+    parsed = inspect.signature(function)
     shown, star = [], False
-    for one in told.parameters.values():
+    for one in parsed.parameters.values():
         if one.name in ("self", "cls"):
             continue
         if one.kind is one.KEYWORD_ONLY and not star:
@@ -130,7 +130,7 @@ def signature(function: Any, name: str) -> str:
         note = "" if one.annotation is one.empty else f": {one.annotation}"
         shown.append(f"{mark}{one.name}{note}{default}")
     keyword = "async def " if inspect.iscoroutinefunction(function) else ""
-    returns = "" if told.return_annotation in (told.empty, "None") else f" -> {told.return_annotation}"
+    returns = "" if parsed.return_annotation in (parsed.empty, "None") else f" -> {parsed.return_annotation}"
     whole = f"{keyword}{name}({', '.join(shown)}){returns}"
     if len(whole) <= WIDTH:
         return whole

@@ -3,7 +3,7 @@
     make compare-llama-cpp                                       in an environment of its own
     python scripts/compare_llama_cpp.py PYTHON [NAME ...]        PYTHON has the package xllamacpp
 
-After prompts of some lengths llama.cpp tells the logprob of every token that may come next, after the longest it goes
+After prompts of some lengths llama.cpp reports the logprob of every token that may come next, after the longest it goes
 on greedily; the largest difference to ours is printed, and whether the same tokens come. The table is Markdown, the
 last line JSON; a run of all models writes tests/fixtures/llama_cpp.json, which scripts/support_table.py reads. A
 difference above BOUND (GELU_BOUND where there is a GELU), a token that differs, or a model that llama.cpp does not load
@@ -175,7 +175,7 @@ def deepened(weights: dict[str, Weight], have: int, want: int) -> dict[str, Weig
 
 
 def vocabulary(size: int) -> dict[str, Any]:
-    """Words, for llama.cpp tells nothing of tokens that end amid a character. It wants a merge."""
+    """Words, for llama.cpp reports nothing about tokens that end amid a character. It wants a merge."""
     usual = byte_vocabulary(size)
     words = [each if each == END else f"w{index}" for index, each in enumerate(usual["tokenizer.ggml.tokens"])]
     return usual | {"tokenizer.ggml.tokens": words, "tokenizer.ggml.merges": ["a b"]}
@@ -194,7 +194,7 @@ def answer_of(address: str, ids: list[int], count: int) -> tuple[list[int], np.n
         for each in step["top_logprobs"]:
             row[each["id"]] = each["logprob"]
     if not steps or np.isnan(logprobs).any():
-        raise RuntimeError("llama.cpp did not tell the logprobs of all tokens")
+        raise RuntimeError("llama.cpp did not report the logprobs of all tokens")
     return [step["id"] for step in steps], logprobs
 
 

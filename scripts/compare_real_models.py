@@ -6,7 +6,7 @@ LLAMA_CPP is an interpreter that has the package xllamacpp; TRANSFORMERS one tha
 and gguf, which read the same file and run its values in float32: the reference. Both engines round activations to 8
 bits before products, each in its own way, and keep keys and values in float16; the reference rounds neither.
 
-Each file's own tokenizer reads PROSE_TEXT of fixture_texts.py; its first tokens are taken. Every engine tells the
+Each file's own tokenizer reads PROSE_TEXT of fixture_texts.py; its first tokens are taken. Every engine reports the
 logprob of each after all before it, and which token it would choose there. Then some pieces of the text are continued
 greedily, by llama.cpp and by the reference, and at each place of both answers it is asked what unspool
 chooses. Where it first chooses another token, the reference's logits of the two tokens say who is right, and by how
@@ -112,12 +112,12 @@ class LlamaCpp:
     def of_text(self, ids: list[int]) -> tuple[np.ndarray, list[int]]:
         """Each token's logprob after those before it, and what would be chosen there.
 
-        A bias makes the server take the token; the logprobs that it tells are those without bias.
+        A bias makes the server take the token; the logprobs that it reports are those without bias.
         """
         logprobs, chosen = [], []
         for place in range(1, len(ids)):
-            told = self._complete(ids[:place], n_predict=1, n_probs=1, logit_bias=[[ids[place], 1000.0]])
-            (step,) = told["completion_probabilities"]
+            reply = self._complete(ids[:place], n_predict=1, n_probs=1, logit_bias=[[ids[place], 1000.0]])
+            (step,) = reply["completion_probabilities"]
             assert step["id"] == ids[place]
             logprobs.append(step["logprob"])
             chosen.append(step["top_logprobs"][0]["id"])
@@ -192,10 +192,10 @@ def partings(
     return found
 
 
-def with_reference(found: list[dict[str, Any]], told: list[list[float]]) -> list[dict[str, Any]]:
+def with_reference(found: list[dict[str, Any]], reference: list[list[float]]) -> list[dict[str, Any]]:
     """Partings with the reference's lead of our token over the other one, and which of them it chooses."""
     result = []
-    for each, (own, other, best) in zip(found, told, strict=True):
+    for each, (own, other, best) in zip(found, reference, strict=True):
         names = dict(zip(each["tokens"], ("ours", "the other"), strict=True))
         result.append(each | {"reference_lead": own - other, "reference": names.get(int(best), "a third")})
     return result
@@ -246,8 +246,8 @@ def compare(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     }
 
 
-# Telling --------------------------------------------------------------------------------------------------------------
-def tell_texts(results: list[dict[str, Any]]) -> None:
+# Reporting ------------------------------------------------------------------------------------------------------------
+def report_texts(results: list[dict[str, Any]]) -> None:
     print("\n| model | tokens | perplexity: reference | unspool | llama.cpp | mean difference of a logprob: unspool |"
           " llama.cpp | largest: unspool | llama.cpp | same first choice: unspool | llama.cpp |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|---|")
@@ -259,7 +259,7 @@ def tell_texts(results: list[dict[str, Any]]) -> None:
         print(*(f" | {one['same_choice']:.1%}" for one in pair), " |", sep="")
 
 
-def tell_answers(results: list[dict[str, Any]], prompts: int, answer: int) -> None:
+def report_answers(results: list[dict[str, Any]], prompts: int, answer: int) -> None:
     print(f"\nOf {prompts} greedy answers of {answer} tokens: where unspool parts, its lead, and the reference's lead"
           " of unspool's token over the other.")  # fmt: skip
     print("\n| model | from | answers alike | token: lead, the reference's lead |\n|---|---|---|---|")
@@ -282,8 +282,8 @@ def main(arguments: list[str]) -> None:
     for path in options.files:
         results.append(compare(options, path.resolve()))
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    tell_texts(results)
-    tell_answers(results, options.prompts, options.answer)
+    report_texts(results)
+    report_answers(results, options.prompts, options.answer)
     print(json.dumps(results))
 
 

@@ -3,7 +3,7 @@
     python scripts/compare_templates.py DIR        DIR has *.jinja, as llama.cpp's source has them in models/templates
 
 A conversation whose assistant calls a function is rendered, and what the template made of the call is parsed in the
-format that the template's text tells. The last line is JSON: what became of the call, by template.
+format that the template's text implies. The last line is JSON: what became of the call, by template.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 A family was compared with transformers where tests/fixtures/families has a model of it, with llama.cpp where
 tests/fixtures/llama_cpp.json has a result (scripts/compare_llama_cpp.py writes it), with files of llama.cpp's converter
 where tests/fixtures/converter.json has one (scripts/compare_converter.py), and on real weights
-where docs/notes/models.md tells of one.
+where docs/notes/models.md describes one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def families_of_fixtures() -> dict[str, str]:
 def table() -> str:
     """In Markdown, with the notes below it."""
     of, notes = families_of_fixtures(), [""]
-    columns = [(_results(name), told) for name, told in COMPARED.items()]
+    columns = [(_results(name), description) for name, description in COMPARED.items()]
     rows = ["| family | Hugging Face classes | GGUF | models | transformers | llama.cpp | converter | weights |",
             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     rows += [_row(each, of, columns, notes) for each in supported()]
@@ -67,17 +67,17 @@ def _row(support: Support, of: dict[str, str], columns: list[tuple[dict[str, Res
         ", ".join(f"`{name}`" for name in support.gguf),
         support.models,
         f"{len(models)}" if models else "–",
-        *(_compared(results, [*models, support.family], told, notes) for results, told in columns),
+        *(_compared(results, [*models, support.family], description, notes) for results, description in columns),
         REAL.get(support.family, "random"),
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def _compared(results: dict[str, Result], models: list[str], told: str, notes: list[str]) -> str:
+def _compared(results: dict[str, Result], models: list[str], description: str, notes: list[str]) -> str:
     """The largest difference of a family's models, and the numbers of notes on them, which are added to `notes`."""
     found = [results[name] for name in dict.fromkeys(models) if name in results]
     marks = []
-    for note in dict.fromkeys(f"{each['note']}. {told}" for each in found if each["note"]):
+    for note in dict.fromkeys(f"{each['note']}. {description}" for each in found if each["note"]):
         if note not in notes:
             notes.append(note)
         marks.append(f" ({notes.index(note)})")

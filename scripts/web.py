@@ -25,8 +25,8 @@ class NodeMissingError(RuntimeError):
 
 
 def _major(node: str) -> int:
-    told = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
-    digits = told.strip().removeprefix("v").partition(".")[0]
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+    digits = version.strip().removeprefix("v").partition(".")[0]
     return int(digits) if digits.isdecimal() else 0
 
 

@@ -104,7 +104,7 @@ def _measure_processor(threads: int) -> Ceilings:
 
 
 def _watch() -> Watch | None:
-    """None: the system does not tell what other programs use."""
+    """None: the system does not report what other programs use."""
     try:
         return Watch()
     except OSError:
@@ -170,7 +170,7 @@ def _write(found: Ceilings) -> None:
 # Shares -------------------------------------------------------------------------------------------------------------
 @record(frozen=True)
 class Utilization:
-    """How near an answer came to the machine's ceilings. None: nothing was computed there, or too little to tell."""
+    """How near an answer came to the machine's ceilings. None: nothing was computed there, or too little to measure."""
 
     weight_bytes: float  # that a decode step of the answer alone reads
     cache_bytes: float  # likewise, in the middle of the answer

@@ -55,12 +55,12 @@ def _token(token: Token, spell: Spell) -> str:
     logprob = token.logprob if token.logprob is not None else 0.0
     tint = min(0.6, max(0.0, -logprob) / 8)
     return (
-        f'<span title="{escape(_told(token, spell), quote=True)}" '
+        f'<span title="{escape(_details(token, spell), quote=True)}" '
         f'style="background:rgba(230,120,0,{tint:.2f})">{escape(spell(token.id))}</span>'
     )
 
 
-def _told(token: Token, spell: Spell) -> str:
+def _details(token: Token, spell: Spell) -> str:
     lines = [f"{spell(token.id)!r} (id {token.id})"]
     if token.logprob is not None:
         lines.append(f"p {math.exp(token.logprob):.4f}, rank {token.rank}")

@@ -63,7 +63,7 @@ class Reply:
     tokens: int | None = None  # of the answer, as the server counts them
     finish_reason: str | None = None
     error: str | None = None  # why there is no answer: "status 503", "timeout", "refused", …
-    token_ids: list[Any] = field(default_factory=list)  # ids or texts of tokens, where the server tells them
+    token_ids: list[Any] = field(default_factory=list)  # ids or texts of tokens, where the server sends them
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""A line that tells how far many answers are: on stderr, gone when they are there."""
+"""A line on stderr that shows the progress of many answers; it is removed when they are complete."""
 
 from __future__ import annotations
 

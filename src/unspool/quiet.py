@@ -26,7 +26,7 @@ def process_seconds(stat: str) -> float:
 
 
 class Watch:
-    """Started before a measurement; afterwards it tells how many cores others kept busy."""
+    """Started before a measurement; afterwards it reports how many cores others kept busy."""
 
     def __init__(self, pid: int | None = None) -> None:
         """`pid`: a process that works already; one that is started later has used nothing yet."""

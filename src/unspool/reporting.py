@@ -72,14 +72,14 @@ class Run:
         self._start = time.perf_counter()
         self._watch: Watch | None = None
         if is_here:
-            with suppress(OSError):  # the system does not tell
+            with suppress(OSError):  # the system does not report it
                 self._watch = Watch()
 
     def record(self, result: Mapping[str, Any], *, interrupted: bool = False) -> dict[str, Any]:
         """The result with where it comes from."""
         others = None if self._watch is None else round(self._watch.others(), 2)
-        told = {"took": round(time.perf_counter() - self._start, 3), "disturbed": others, "interrupted": interrupted}
-        return self._about | told | dict(result)
+        run = {"took": round(time.perf_counter() - self._start, 3), "disturbed": others, "interrupted": interrupted}
+        return self._about | run | dict(result)
 
     def finish(self, result: Mapping[str, Any], *, interrupted: bool = False, failed: bool = False) -> int:
         record = self.record(result, interrupted=interrupted)
@@ -114,7 +114,7 @@ class Progress:
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._start = what, total, time.monotonic()
-        self._is_seen, self._told, self._drawn = sys.stderr.isatty(), -1, 0.0
+        self._is_seen, self._reported, self._drawn = sys.stderr.isatty(), -1, 0.0
 
     def __call__(self, done: int, note: str = "") -> None:
         tenth = 10 * done // max(1, self._total)
@@ -125,9 +125,9 @@ class Progress:
             text = f"{self._what}: {done:,} of {self._total:,}{note}"
             sys.stderr.write(f"\r\033[K{text[:110]}")
             self._drawn = now
-        elif not self._is_seen and tenth != self._told:
+        elif not self._is_seen and tenth != self._reported:
             sys.stderr.write(f"{self._what}: {done:,} of {self._total:,}{note}\n")
-        self._told = tenth
+        self._reported = tenth
         sys.stderr.flush()
 
     def close(self) -> None:

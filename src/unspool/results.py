@@ -109,8 +109,8 @@ class Receipt:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `overrides` only where there are any."""
-        told = {"model": self.model, "version": self.version, "kernels": self.kernels, "seed": self.seed}
-        return told | ({"overrides": list(self.overrides)} if self.overrides else {})
+        entries = {"model": self.model, "version": self.version, "kernels": self.kernels, "seed": self.seed}
+        return entries | ({"overrides": list(self.overrides)} if self.overrides else {})
 
 
 @record(frozen=True, repr=False)

@@ -152,7 +152,7 @@ def model_of(name: str) -> str:
 
 
 def default_model() -> str:
-    """The model of commands that are told none."""
+    """The model of commands that name none."""
     return read_config().default
 
 

@@ -15,7 +15,7 @@ from tests.ops.cuda_setting import ON_CARD
 
 pytestmark = pytest.mark.skipif(ON_CARD, reason="a card's own tests compile them")
 SCRIPT = Path(__file__).parent / "compile_for_card.py"
-SAMPLING = {"prepare", "coarse", "gather", "search", "draw", "tell"}
+SAMPLING = {"prepare", "coarse", "gather", "search", "draw", "logprobs"}
 CASES = {
     "tiny": [("tiny-wide", format) for format in ("bf16", "fp8", "q4_1", "q8_0", "q2_k")],
     "real": [("llama-8b", "bf16"), ("llama-1b", "fp8"), ("llama-1b", "q4_1")],

@@ -85,7 +85,7 @@ def test_a_model_is_near_the_reference(shape: str, format: str) -> None:
 
 def launch_rows(step: Any, batch: Batch, rows: Any, sources: np.ndarray | None = None) -> Any:
     """A step and draws as `rows` say."""
-    return step.launch_words(batch.arrays(), rows.words(), (rows.is_filtered, rows.tells), sources)
+    return step.launch_words(batch.arrays(), rows.words(), (rows.is_filtered, rows.wants_logprobs), sources)
 
 
 def feed(step: Any, tokens: np.ndarray, sizes: Sequence[int], blocks: Sequence[int], block_size: int) -> np.ndarray:
@@ -242,7 +242,7 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(
 ) -> None:
     """A kernel that cannot be compiled, say: the next request's draw must not know of the row that was not finished."""
     from unspool.ops.cuda.launch import Launch
-    from unspool.ops.cuda.sampler import TELLS, SampleRows
+    from unspool.ops.cuda.sampler import WANTS_LOGPROBS, SampleRows
 
     step = make_step(CudaOps(), "tiny", "bf16", num_layers=1)
     tokens = [int(step.run(make_batch([(0, [7 + i], [1 + i])], 16))[0].argmax()) for i in range(2)]
@@ -250,16 +250,16 @@ def test_a_step_that_fails_halfway_leaves_nothing_behind(
     run = Launch.run
 
     def fails(launch: Launch) -> None:
-        if launch.label == "tell":
+        if launch.label == "logprobs":
             step._shared.attention_partial[0][0, 0, 0] = 1.0  # as if attention had not come to its end
             raise failure("no such kernel")
         run(launch)
 
     monkeypatch.setattr(Launch, "run", fails)
-    telling = SampleRows.greedy(1)
-    telling.flags[:] = TELLS
+    wanting = SampleRows.greedy(1)
+    wanting.flags[:] = WANTS_LOGPROBS
     with pytest.raises(failure, match="no such kernel"):
-        launch_rows(step, make_batch([(0, [7], [5])], 16), telling)
+        launch_rows(step, make_batch([(0, [7], [5])], 16), wanting)
     assert (step._shared.attention_partial[0].view(torch.int32) == ABSENT.value).all()
     monkeypatch.setattr(Launch, "run", run)
     for i in (1, 0):

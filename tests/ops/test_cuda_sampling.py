@@ -1,4 +1,4 @@
-"""The device's draws against the specification's, token by token; and what it tells of them."""
+"""The device's draws against the specification's, token by token; and what it wants_logprobs of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.ops.cuda_setting import DEVICE, MARKS, ON_CARD, torch
 from unspool.ops.cuda.launch import has_dependent_launch
-from unspool.ops.cuda.sampler import TELLS, WORDS, Rows, Sampled, SampleRows, SamplingRoom, can_draw
+from unspool.ops.cuda.sampler import WANTS_LOGPROBS, WORDS, Rows, Sampled, SampleRows, SamplingRoom, can_draw
 from unspool.ops.cuda.sampling import PLANES, RESULT
 from unspool.ops.cuda.slots import Slots
 from unspool.ops.cuda.steps import HEADER, ROW_PARAMS
@@ -35,7 +35,7 @@ def run(logits: np.ndarray, words: np.ndarray, mode: tuple[bool, bool], planes: 
     results = torch.zeros(count * RESULT, dtype=torch.int32, device=DEVICE)
     on_device = [torch.from_numpy(array.copy()).to(DEVICE) for array in (logits, step)]
     args = (on_device[0], count, on_device[1], planes, sampled, results)
-    for launch in room.launches(*args, filtered=mode[0], tells=mode[1]):
+    for launch in room.launches(*args, filtered=mode[0], wants_logprobs=mode[1]):
         launch.run()
     assert not room.state.any(), "the next step finds zeros"
     return Sampled(results.cpu().numpy().reshape(count, RESULT)), sampled.cpu().numpy()
@@ -43,7 +43,7 @@ def run(logits: np.ndarray, words: np.ndarray, mode: tuple[bool, bool], planes: 
 
 def sample(logits: np.ndarray, rows: SampleRows) -> tuple[Sampled, np.ndarray]:
     planes = torch.zeros((1, PLANES, 1), dtype=torch.int32, device=DEVICE)
-    return run(logits, rows.words(), (rows.is_filtered, rows.tells), planes)
+    return run(logits, rows.words(), (rows.is_filtered, rows.wants_logprobs), planes)
 
 
 def expected_token(row: np.ndarray, rows: SampleRows, r: int) -> int:
@@ -73,7 +73,7 @@ def test_draws_are_the_specifications(seed: int) -> None:
     rows.top_k[:] = [0, 5, 0, 50, 0, 1, 700, 0]
     rows.top_p[:] = [1, 0.9, 0.3, 0.8, 0.95, 1, 0.999, 1]
     rows.min_p[3::4] = filters.min_p_floor(0.05)
-    rows.flags[:] = TELLS
+    rows.flags[:] = WANTS_LOGPROBS
     found, next_tokens = sample(logits, rows)
     for r, row in enumerate(logits):
         token = expected_token(row, rows, r)
@@ -135,7 +135,7 @@ def test_whole_answers_are_the_hosts() -> None:
         Sampler(resolved(**params), prompt_ids=prompt, vocab_size=VOCABULARY, end_ids=frozenset({0, 1}))
         for params in PARAMS.values()
     ]
-    twins = [sampler.fork() for sampler in samplers]  # the device's: nobody tells them what was chosen
+    twins = [sampler.fork() for sampler in samplers]  # the device's: nobody wants_logprobs them what was chosen
     rows = Rows(VOCABULARY, DEVICE)
     for number, twin in enumerate(twins):
         rows.add(number, twin)

@@ -243,7 +243,7 @@ def test_what_a_killed_server_left_is_removed(home: Path) -> None:
 
 def test_a_server_that_does_not_answer_is_silent(home: Path) -> None:
     mine = Running(os.getpid(), 0.0, time.time(), "http://127.0.0.1:9", ("a",), "1")
-    assert ps.ask(mine) == ps.Told("silent", [{"id": "a"}])
+    assert ps.ask(mine) == ps.Report("silent", [{"id": "a"}])
     assert ps._span(5) == "5 s"
     assert ps._span(7300) == "2 h"
 

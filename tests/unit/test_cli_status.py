@@ -73,14 +73,14 @@ def test_else_there_is_nothing(at_once: None, wanted: bool | None, is_terminal: 
 def test_what_changes_under_its_eyes_is_looked_at_again(at_once: None) -> None:
     calls = []
 
-    def tell() -> str:
+    def describe() -> str:
         calls.append(1)
         if len(calls) < 3:
             raise RuntimeError("list changed size during iteration")
         return "reading"
 
     stream = Stream(is_terminal=True)
-    with Status(tell, stream=stream):
+    with Status(describe, stream=stream):
         assert stream.seen.wait(600)
 
 
@@ -102,9 +102,9 @@ def test_what_an_engine_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     assert told([request(3000, 1000)], []) == "reading the prompt 1,000 of 3,000 tokens (33%)"
     progress = LoadProgress("m.gguf", 4_000_000_000)
-    assert progress.tell() == "loading m.gguf"
+    assert progress.describe() == "loading m.gguf"
     progress.take(0.5)
-    assert progress.tell() == "loading m.gguf 2.00 GB of 4.00 GB (50%)"
+    assert progress.describe() == "loading m.gguf 2.00 GB of 4.00 GB (50%)"
 
 
 def test_a_bar_is_full_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 It shares the cores with the server that it loads, so whatever it spends is missing there. A client keeps its
 connection, asks, reads its stream to the end and asks again; while a round runs, a piece that arrives is put aside with
-the time of its arrival and no more. The processor time that this took is told.
+the time of its arrival and no more. The processor time that this took is reported.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         interrupted = True
         journal.note_interrupted()
     result = {"runs": options.runs, "at_once": options.at_once, "results": summaries(journal.items)}
-    tell(result["results"])
+    report(result["results"])
     if options.plot is not None and result["results"]:
         draw(result["results"], options)
     has_failed = any(not row["answers"] for row in result["results"]) or not result["results"]
@@ -118,7 +118,7 @@ class Server:
             text = PROMPT[: rng.randrange(len(PROMPT))] + text if rng.random() < 0.5 else text
             others.append(self._ask(text, rng.randrange(1, 24), {"temperature": 1}, rng.uniform(0, 0.3)))
         found = await asyncio.gather(*ours, *others)
-        return [_told(reply) for reply in found[:count]]
+        return [_outcome(reply) for reply in found[:count]]
 
     async def _ask(self, prompt: str, tokens: int, params: dict[str, Any], delay: float) -> Reply:
         await asyncio.sleep(delay)
@@ -126,7 +126,7 @@ class Server:
         return await ask(self._endpoint, "completions", body)
 
 
-def _told(reply: Reply) -> dict[str, Any]:
+def _outcome(reply: Reply) -> dict[str, Any]:
     return {"error": reply.error} if reply.error is not None else {"answer": reply.text}
 
 
@@ -161,7 +161,7 @@ def _bits(token: Any) -> str:
     return f"{token.id}:{struct.pack(f'<{len(numbers)}d', *numbers).hex()}"
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
+# Reporting ----------------------------------------------------------------------------------------------------------
 def summaries(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for item in items:
@@ -193,7 +193,7 @@ def first_difference(one: str, other: str) -> int:
     return min(len(ours), len(theirs)) if same is None else same
 
 
-def tell(results: Sequence[dict[str, Any]]) -> None:
+def report(results: Sequence[dict[str, Any]]) -> None:
     rows = []
     for row in results:
         share = 100 * row["most_frequent"] / row["answers"] if row["answers"] else None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 128  # a block is a tile of keys: the copy engine brings it in one piece
 MEASURES = ("decode", "prefill", "serve", "sampling", "laws")
 SPEEDS = {"decode", "prefill", "serve"}  # of one engine, without a prefix cache
-# What `sampling` draws with: (temperature, top-k, top-p, how many best tokens are told or -1).
+# What `sampling` draws with: (temperature, top-k, top-p, how many best tokens are reported, or -1).
 DRAWS = {
     "greedy": (0.0, 0, 1.0, -1),
     "plain": (1.0, 0, 1.0, -1),
@@ -140,8 +140,8 @@ def speed(engine: Engine, wanted: Sequence[str], bandwidth: float) -> dict[str, 
         first, _ = serve(engine, 256, 512, 256)
         again, step = serve(engine, 256, 512, 256)
         result |= {"first_serve_tokens_per_second": first, "serve_tokens_per_second": again, "serve_step_ms": step}
-        told = f"{again:,.0f} tokens/s, a step of 256 in {step:.2f} ms; the first time {first:,.0f} tokens/s"
-        print(f"256 requests of 512 in, 256 out: {told}", flush=True)
+        rates = f"{again:,.0f} tokens/s, a step of 256 in {step:.2f} ms; the first time {first:,.0f} tokens/s"
+        print(f"256 requests of 512 in, 256 out: {rates}", flush=True)
     return result
 
 
@@ -170,15 +170,15 @@ def laws(engine: Engine, rounds: int, copies: int = 16) -> dict[str, int]:
             id = engine.add(tokens, params)
             if watched is not None:
                 ids[id] = watched
-        told: dict[str, list[tuple[int, float | None]]] = {id: [] for id in ids}
+        answers: dict[str, list[tuple[int, float | None]]] = {id: [] for id in ids}
         while engine.has_work:
             for event in engine.step():
-                if event.request in told:
-                    told[event.request] += [(token.id, token.logprob) for token in getattr(event, "tokens", ())]
+                if event.request in answers:
+                    answers[event.request] += [(token.id, token.logprob) for token in getattr(event, "tokens", ())]
                     usage = getattr(event, "usage", None)
                     counts["cached"] += usage is not None and usage.cached_tokens > 0
-        counts["completions"] += len(told)
-        for id, answer in told.items():
+        counts["completions"] += len(answers)
+        for id, answer in answers.items():
             seen[ids[id]].add(tuple(answer))
     return counts | {"answers": sum(len(answers) for answers in seen.values())}
 
@@ -189,7 +189,7 @@ def sampling(vocab_size: int, spread: float) -> dict[str, dict[str, float]]:
     import torch
 
     from unspool.ops.cuda.runner import LaunchGraph
-    from unspool.ops.cuda.sampler import TELLS, WORDS, SampleRows, SamplingRoom, results_room
+    from unspool.ops.cuda.sampler import WANTS_LOGPROBS, WORDS, SampleRows, SamplingRoom, results_room
     from unspool.ops.cuda.sampling import PLANES
     from unspool.ops.cuda.steps import HEADER, ROW_PARAMS
 
@@ -204,18 +204,18 @@ def sampling(vocab_size: int, spread: float) -> dict[str, dict[str, float]]:
             some = SampleRows.greedy(rows)
             some.temperature[:], some.top_k[:], some.top_p[:] = temperature, top_k, top_p
             some.seed[:] = range(rows)
-            some.flags[:], some.tops[:] = (0, 0) if tops < 0 else (TELLS, tops)
+            some.flags[:], some.tops[:] = (0, 0) if tops < 0 else (WANTS_LOGPROBS, tops)
             words = np.zeros(HEADER + rows * WORDS, np.int32)
             words[ROW_PARAMS], words[HEADER:] = HEADER, some.words().reshape(-1)
             args = (logits, rows, torch.from_numpy(words).to(device), planes, sampled, results)
-            graph = LaunchGraph(room.launches(*args, filtered=some.is_filtered, tells=some.tells))
+            graph = LaunchGraph(room.launches(*args, filtered=some.is_filtered, wants_logprobs=some.wants_logprobs))
             for _ in range(3):
                 graph.run()
             took = 1e6 * statistics.median(event_seconds(graph.run) for _ in range(20))
             out.setdefault(name, {})[str(rows)] = took
     for name, by_rows in out.items():
-        told = ", ".join(f"{took:.0f} µs at {rows}" for rows, took in by_rows.items())
-        print(f"sampling, {name}, spread {spread:g}: {told}", flush=True)
+        times = ", ".join(f"{took:.0f} µs at {rows}" for rows, took in by_rows.items())
+        print(f"sampling, {name}, spread {spread:g}: {times}", flush=True)
     return out
 
 
@@ -285,6 +285,6 @@ def main(argv: Sequence[str]) -> int:
         result["sampling_us"] = {str(spread): sampling(config.vocab_size, spread) for spread in (1.0, 4.0)}
     if "laws" in wanted:
         found = result["laws"] = laws(started(prefix_cache=True), options.rounds)
-        told = f"{found['completions']:,} completions, {found['cached']:,} from the cache"
-        print(f"one prompt, greedy and drawn: {told}; different answers: {found['answers']} (2 is right)", flush=True)
+        shown = f"{found['completions']:,} completions, {found['cached']:,} from the cache"
+        print(f"one prompt, greedy and drawn: {shown}; different answers: {found['answers']} (2 is right)", flush=True)
     return run.finish(result)

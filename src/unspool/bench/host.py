@@ -1,4 +1,4 @@
-"""What the host does in a step, with a device that takes no time: planning, describing, reading, telling.
+"""What the host does in a step, with a device that takes no time: planning, describing, reading, reporting.
 
     unspool bench host                         256 requests that stream token ids
     unspool bench host --text                  the same with the default model's tokenizer and its text

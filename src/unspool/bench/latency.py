@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         interrupted = True
     rows = [row(*case, *times) for case, times in found.items() if times[0]]
-    tell(rows)
+    report(rows)
     if options.plot is not None and rows:
         draw(rows, options, bench.name)
     result = {"model": bench.name, "kernels": bench.engine.ops.kernel_set, "max_tokens": options.max_tokens}
@@ -76,7 +76,7 @@ def row(prompt: int, context: int, at_once: int, first: list[float], gaps: list[
     }
 
 
-def tell(rows: Sequence[dict[str, Any]]) -> None:
+def report(rows: Sequence[dict[str, Any]]) -> None:
     titles = ["prompt", "context", "at once", "samples"]
     titles += [f"{what} {share}, ms" for what in ("first", "between") for share in SHARES]
     table = [

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         "model": bench.name, "kernels": bench.engine.ops.kernel_set, "context": context,
         "ceilings": limits.as_dict(), "ridge": ridge, "points": points, "decode_split": split,
     }  # fmt: skip
-    tell(result)
+    report(result)
     if options.plot is not None and points:
         draw(result, options)
     return run.finish(result, interrupted=interrupted)
@@ -155,8 +155,8 @@ def sampling_seconds(bench: Bench) -> float:
     return min(times)
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
-def tell(result: dict[str, Any]) -> None:
+# Reporting ----------------------------------------------------------------------------------------------------------
+def report(result: dict[str, Any]) -> None:
     limits, ridge = result["ceilings"], result["ridge"]
     compute = max(limits["floats"], limits["integers"])
     note = "" if limits["disturbed"] <= 0.15 else f"; other programs kept {limits['disturbed']:.1f} cores busy: too low"

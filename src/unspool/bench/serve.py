@@ -3,11 +3,11 @@
     unspool bench serve --url http://127.0.0.1:8000 --rate 1 2 4
     unspool bench serve --url ours=http://… --url theirs=http://… --rate 2 --requests 60
     unspool bench serve --url http://… --turns 4             chats: each turn follows the answer before
-    unspool bench serve --url ours=http://127.0.0.1:8000 --pid ours=4711        tells what other programs used meanwhile
+    unspool bench serve --url ours=http://127.0.0.1:8000 --pid ours=4711        shows what other programs used meanwhile
 
-Arrivals are a Poisson process: users do not wait for one another. Time to first token and between tokens are told as
+Arrivals are a Poisson process: users do not wait for one another. Time to first token and between tokens are shown as
 percentiles; goodput is the rate of requests that met both targets (--first, --between), failures not among them. With
-several servers, rounds of the same requests alternate. A server that fails or hangs is told as such: every request has
+several servers, rounds of the same requests alternate. A server that fails or hangs is shown as such: every request has
 a time limit. The last line is JSON.
 """
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         interrupted = True
         journal.note_interrupted()
-    tell(journal.items, options)
+    report(journal.items, options)
     if options.plot is not None and journal.items:
         draw(journal.items, options)
     failed = any(row["requests"] == row["failed"] for row in journal.items)
@@ -86,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a request (120)")
     parser.add_argument(
         "--pid", action="append", default=[], metavar="[NAME=]PID",
-        help="the process of a server on this machine, to tell what others used; repeatable",
+        help="the process of a server on this machine, to report what others used; repeatable",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and texts (0)")
     add_output(parser, resumable=True)
@@ -247,8 +247,8 @@ def by_turn(of_turn: Sequence[Sequence[Reply]]) -> list[dict[str, Any]]:
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
-def tell(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
+# Reporting ----------------------------------------------------------------------------------------------------------
+def report(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
     table = []
     for row in rows:
         errors = ", ".join(f"{count} × {text}" for text, count in row["errors"].items()) or "none"

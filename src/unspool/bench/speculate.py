@@ -7,7 +7,7 @@
                                                                 a drafter of known acceptance, beside the formula
 
 Each prompt is answered with and without, one right after the other, with drafts by each of the engine's drafters; a
-ratio is taken of the times of a round, and the median of the rounds is told. A measurement during which others took
+ratio is taken of the times of a round, and the median of the rounds is shown. A measurement during which others took
 processor time is made again. The floor comes last: what a step of k rows costs against one row, and what a guess costs.
 The last line is JSON.
 """
@@ -123,7 +123,7 @@ def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             for at_once in args.at_once:
                 result["kinds"].append(compare(llm, kind, at_once, args))
     finally:
-        tell(result["kinds"])
+        report(result["kinds"])
     result["cost"] = costs(llm)
     print("cost of k rows against one: " + ", ".join(f"{k}: {ratio:.2f}" for k, ratio in result["cost"].items()))
     result["guess"] = guess_costs(llm)
@@ -218,8 +218,8 @@ def row_of(
     return {"kind": kind, "at_once": at_once, "plain": plain, "drafters": rows, "disturbed": disturbed}
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
-def tell(kinds: Sequence[Mapping[str, Any]]) -> None:
+# Reporting ----------------------------------------------------------------------------------------------------------
+def report(kinds: Sequence[Mapping[str, Any]]) -> None:
     table = []
     for each in kinds:
         for name, row in each["drafters"].items():

@@ -2,7 +2,7 @@
 
 Each number is the wall time of whole processes, measured from outside, after one that is not counted: files are in
 memory and Python's bytecode is written, as an installed package has it. Rounds are interleaved, so that a busy machine
-slows everything alike, and medians are told.
+slows everything alike, and medians are reported.
 """
 
 from __future__ import annotations

@@ -97,16 +97,16 @@ def answer(
     """All prompts at once: their answers, and tokens a second from the first token of all to the last."""
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1, ignore_eos=True)
     ids = {engine.add(prompt, params): prompt for prompt in prompts}
-    told: dict[Prompt, list[int]] = {prompt: [] for prompt in prompts}
+    answers: dict[Prompt, list[int]] = {prompt: [] for prompt in prompts}
     first = time.perf_counter()
     num_first = 0
     while engine.has_work:
         for event in engine.step():
-            told[ids[event.request]] += [token.id for token in getattr(event, "tokens", ())]
-        if not num_first and all(told.values()):
-            first, num_first = time.perf_counter(), sum(map(len, told.values()))
+            answers[ids[event.request]] += [token.id for token in getattr(event, "tokens", ())]
+        if not num_first and all(answers.values()):
+            first, num_first = time.perf_counter(), sum(map(len, answers.values()))
     seconds = time.perf_counter() - first
-    return told, (sum(map(len, told.values())) - num_first) / seconds
+    return answers, (sum(map(len, answers.values())) - num_first) / seconds
 
 
 def step_seconds(engine: Engine, num_sequences: int, rows: int, context: int, rounds: int = 20) -> float:
@@ -196,10 +196,10 @@ def compare(engine: Engine, at_once: int, args: argparse.Namespace) -> dict[str,
                     tallies[chance, length] = speculation.total.as_dict()
             shown(round_number + 1)
     speculation.drafters, speculation.policy = {}, adaptive
-    return tell(at_once, rates, tallies, cost, args)
+    return report(at_once, rates, tallies, cost, args)
 
 
-def tell(
+def report(
     at_once: int,
     rates: Mapping[Any, Sequence[float]],
     tallies: Mapping[Any, Any],
@@ -218,14 +218,14 @@ def tell(
         measured = statistics.median(b / a for a, b in zip(rates[None], values, strict=True))
         formula = {k: tokens_a_round(chance, k) * cost[0] / cost[k] for k in cost}
         by_formula = max(formula.values()) if length is None else formula[length]
-        told = tallies[key]
-        made = 1 + told["mean_accepted"]
+        tally = tallies[key]
+        made = 1 + tally["mean_accepted"]
         note = "the best of these" if length is None else f"{made * cost[0] / cost[length]:.2f} with the tokens made"
         print(
             f"  right {chance:.2f}  length {'own' if length is None else length:>3}   measured {measured:5.2f}   "
-            f"formula {by_formula:5.2f} ({note})   {told['accepted']:,} of {told['drafted']:,} guesses right, "
+            f"formula {by_formula:5.2f} ({note})   {tally['accepted']:,} of {tally['drafted']:,} guesses right, "
             f"{made:.2f} tokens a round"
         )
         row = {"chance": chance, "length": length, "measured": measured, "formula": by_formula}
-        rows.append(row | {"drafted": told["drafted"], "accepted": told["accepted"], "tokens_a_round": made})
+        rows.append(row | {"drafted": tally["drafted"], "accepted": tally["accepted"], "tokens_a_round": made})
     return {"at_once": at_once, "plain": plain, "cost_ms": {1 + k: 1000 * s for k, s in cost.items()}, "drafts": rows}

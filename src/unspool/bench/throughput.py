@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             rows.append(measure(bench, mix, options))
     except KeyboardInterrupt:
         interrupted = True
-    tell(rows)
+    report(rows)
     if options.plot is not None and rows:
         draw(rows, options, bench.name)
     result = {"model": bench.name, "kernels": bench.engine.ops.kernel_set, "rows": rows}
@@ -79,7 +79,7 @@ def fitted(job: Job, room: int) -> Job:
     return Job(min(job.prompt_tokens, room - output - 1), output)
 
 
-def tell(rows: Sequence[dict[str, Any]]) -> None:
+def report(rows: Sequence[dict[str, Any]]) -> None:
     table = [
         [
             row["mix"], row["requests"], row["prompt_tokens"] / row["requests"], row["output_tokens"] / row["requests"],

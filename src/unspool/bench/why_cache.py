@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         interrupted = True
     result = measured.result()
-    tell(result)
+    report(result)
     if options.plot is not None and result["lengths"]:
         draw(result, options)
     return run.finish(result, interrupted=interrupted, failed=not result["same_answer"])
@@ -135,7 +135,7 @@ def integral(seconds: dict[int, float]) -> float:
     return total + (seconds[lengths[-1]] if lengths else 0.0)
 
 
-def tell(result: dict[str, Any]) -> None:
+def report(result: dict[str, Any]) -> None:
     positions, seconds = result["positions"], result["seconds"]
     print(f"{result['tokens']:,} tokens of {result['model']} ({result['kernels']})")
     rows = []

@@ -50,7 +50,7 @@ def blocks_in_window(window: int, block_size: int, num_tokens: int) -> int:
 
 
 class BlockListener(Protocol):
-    """Is told what the index of computed prefixes holds. Called by the engine's thread: it must not block."""
+    """Is notified of what the index of computed prefixes holds. Called by the engine's thread: it must not block."""
 
     def stored(self, key: bytes, parent: bytes, tokens: Sequence[int]) -> None: ...
     def removed(self, key: bytes) -> None: ...

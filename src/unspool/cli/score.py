@@ -25,7 +25,7 @@ examples:
   echo "The capital of France is Paris." | unspool score - --tokens
   unspool score book.txt --json --top 3 | jq '.token_table[:2]'
 
-exit status: 0; 1 failure; 2 wrong usage or model; 130 stopped with Ctrl-C (what was scored is told)"""
+exit status: 0; 1 failure; 2 wrong usage or model; 130 stopped with Ctrl-C (what was scored is shown)"""
 STOPPED = 130
 
 
@@ -50,19 +50,19 @@ def main(argv: Sequence[str]) -> int:
         score, interrupted = Score(len(tokens)), False
         parts = score_tokens(llm, tokens, window=namespace.window, stride=namespace.stride, top=namespace.top)
 
-        def told() -> str:
+        def progress() -> str:
             """The progress, including windows that are computed but not scored yet."""
             read = sum(request.num_computed for request in list(llm.engine.scheduler.running))
             done = min(len(tokens), len(score.tokens) + read)
             return bar("scoring", done / len(tokens), f"{done:,} of {len(tokens):,} tokens")
 
-        with Status(told, wanted(namespace)):
+        with Status(progress, wanted(namespace)):
             try:
                 for part in parts:
                     score = part
             except KeyboardInterrupt:
                 interrupted = True
-        tell(llm, score, namespace, interrupted=interrupted)
+        report(llm, score, namespace, interrupted=interrupted)
     return STOPPED if interrupted else 0
 
 
@@ -99,7 +99,7 @@ def as_object(llm: LLM, score: Score, *, table: bool, interrupted: bool) -> dict
     return out | ({"token_table": [token.as_dict() for token in score.tokens]} if table else {})
 
 
-def tell(llm: LLM, score: Score, namespace: Any, *, interrupted: bool) -> None:
+def report(llm: LLM, score: Score, namespace: Any, *, interrupted: bool) -> None:
     wants_table = namespace.tokens or namespace.top > 0
     if namespace.json:
         import json

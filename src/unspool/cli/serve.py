@@ -31,7 +31,7 @@ examples:
     -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
 SIGTERM or Ctrl-C: no new requests, running ones get --drain seconds, then end with finish reason abort.
-SIGHUP: the key file is read again. Under systemd (Type=notify) it tells when it is ready, and that it lives."""
+SIGHUP: the key file is read again. Under systemd (Type=notify) it reports when it is ready, and that it lives."""
 PACKAGES = "starlette uvicorn prometheus_client"
 
 
@@ -160,8 +160,8 @@ def run(namespace: Namespace, on_start: Callable[[str], None] | None = None) -> 
     )
     specs = model_specs(namespace, flags.engine_options(namespace))
     with (
-        notifier().starting() as tell_ready,
-        registered([spec.names[0] for spec in specs], _both(tell_ready, on_start)) as listens,
+        notifier().starting() as report_ready,
+        registered([spec.names[0] for spec in specs], _both(report_ready, on_start)) as listens,
     ):
         return _serve(namespace, specs, config, listens)
 

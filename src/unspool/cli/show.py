@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 What a model's files say: its shape, its vocabulary, its chat template, its own sampling parameters and its tensors.
-Nothing is loaded or fetched. `unspool plan` tells what it needs, `unspool doctor` what is wrong with it."""
+Nothing is loaded or fetched. `unspool plan` shows what it needs, `unspool doctor` what is wrong with it."""
 EPILOG = """\
 examples:
   unspool show
@@ -151,12 +151,12 @@ def _ends(model: TextModel) -> str:
 def _template(model: TextModel) -> str:
     if model.checkpoint.chat_template is None or model.template is None:
         return "none: `unspool run` continues text"
-    told = [f"{len(model.checkpoint.chat_template):,} characters"]
+    parts = [f"{len(model.checkpoint.chat_template):,} characters"]
     chat = model.model_chat
-    told.append("has a place for tools" if chat.shows_tools else "tools are described in the first message")
+    parts.append("has a place for tools" if chat.shows_tools else "tools are described in the first message")
     if chat.reasoning_format is not None:
-        told.append("thinks before it answers")
-    return ", ".join(told)
+        parts.append("thinks before it answers")
+    return ", ".join(parts)
 
 
 def as_object(model: TextModel) -> dict[str, Any]:

@@ -23,19 +23,19 @@ CELLS = 16  # of a bar, if there is room for one
 
 
 class Status:
-    """While open, a thread draws the text from `tell` with the elapsed seconds; at the end it removes the line.
+    """While open, a thread draws the text from `describe` with the elapsed seconds; at the end it removes the line.
 
     `wanted` False: nothing is drawn; None: only on a terminal; True: elsewhere too, as separate lines.
     """
 
     def __init__(
         self,
-        tell: Callable[[], str],
+        describe: Callable[[], str],
         wanted: bool | None = None,
         stream: TextIO | None = None,
         line_interval: float = LINE_INTERVAL,
     ) -> None:
-        self._tell, self._stream, self._line_interval = tell, stream or sys.stderr, line_interval
+        self._describe, self._stream, self._line_interval = describe, stream or sys.stderr, line_interval
         self._is_terminal = self._stream.isatty()
         self.is_wanted = wanted is True or (wanted is None and self._is_terminal)
         self._ended = threading.Event()
@@ -66,7 +66,7 @@ class Status:
         pause = DELAY
         while not self._ended.wait(pause):
             try:
-                text = f"{self._tell()} · {time.monotonic() - self._begun:.0f} s"
+                text = f"{self._describe()} · {time.monotonic() - self._begun:.0f} s"
             except (IndexError, RuntimeError):  # the data changed while it was read
                 continue
             with self._lock:

@@ -113,9 +113,9 @@ class Talk:
         if not answer.result.text.endswith("\n"):
             writer.write("\n")
         self.conversation.say("assistant", answer.result.text)
-        self._tell(answer.result)
+        self._show_notes(answer.result)
 
-    def _tell(self, result: Result) -> None:
+    def _show_notes(self, result: Result) -> None:
         for warning in result.warnings:
             if warning not in self._shown_warnings:  # once per chat
                 self._shown_warnings.add(warning)
@@ -201,8 +201,8 @@ class Talk:
                 return
         flags.sampling_params(changed)  # raises for invalid values, before anything is changed
         self._values = changed
-        told = f"{flag.key} = {changed[flag.key]!r}" if flag.key in changed else f"{flag.key} is back to its default"
-        note(told)
+        message = f"{flag.key} = {changed[flag.key]!r}" if flag.key in changed else f"{flag.key} is back to its default"
+        note(message)
 
     def _params(self, rest: str) -> None:
         checkpoint = self.llm.checkpoint
@@ -235,11 +235,11 @@ def parameter_lines(resolved: ResolvedParams) -> list[str]:
     """The values that were set, then the defaults that affect a draw."""
     shown = resolved.as_dict()
     lines = []
-    for name, told in shown.items():
-        if told["origin"] == "drawn":
+    for name, entry in shown.items():
+        if entry["origin"] == "drawn":
             lines.append(f"  {name:<22}drawn for each answer")
-        elif told["origin"] != "default" or name in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
-            lines.append(f"  {name:<22}{told['value']!s:<16} {styled(told['origin'], 'cyan', sys.stderr)}")
+        elif entry["origin"] != "default" or name in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
+            lines.append(f"  {name:<22}{entry['value']!s:<16} {styled(entry['origin'], 'cyan', sys.stderr)}")
     return lines
 
 

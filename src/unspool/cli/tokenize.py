@@ -80,8 +80,8 @@ def main(argv: Sequence[str]) -> int:
         import json
 
         found = pieces(model, ids)
-        told = {"model": checkpoint.name, "count": len(ids), "text": "".join(piece.text for piece in found)}
-        print(json.dumps({**told, "tokens": [asdict(piece) for piece in found]}, ensure_ascii=False))
+        summary = {"model": checkpoint.name, "count": len(ids), "text": "".join(piece.text for piece in found)}
+        print(json.dumps({**summary, "tokens": [asdict(piece) for piece in found]}, ensure_ascii=False))
     elif text is None:
         print(harmless(model.tokenizer.decode(ids, skip_special=False)))
     else:

@@ -1,4 +1,4 @@
-"""A replica as its process makes it: the engine, and what it tells of itself."""
+"""A replica as its process makes it: the engine, and what it reports about itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _prepare(service: Service) -> None:
 
 
 def engine_pages(llm: LLM, service: Service) -> Pages:
-    """What a replica's engine tells of itself: the answers of a server's pages, and the engine's part of /metrics."""
+    """What a replica's engine reports: the answers of a server's pages, and the engine's part of /metrics."""
     registry = CollectorRegistry()
     assert service.meter is not None
     registry.register(EngineCollector(service.config.metrics_prefix, service.name, llm.driver, service.meter))

@@ -83,7 +83,7 @@ class PooledModel(TextModel):
 
 
 class PooledService(Service):
-    """The service of a server that has no engine. What only an engine can tell is asked of a replica (`?replica=NAME`:
+    """The service of a server that has no engine. What only an engine knows is asked of a replica (`?replica=NAME`:
     of that one)."""
 
     def __init__(self, model: PooledModel, config: ServerConfig, peers: Peers | None = None) -> None:

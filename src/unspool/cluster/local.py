@@ -67,7 +67,7 @@ class LocalTransport:
         self._is_closing = False
 
     async def start(self, source: str) -> wire.Status:
-        """Start every replica and wait for the first one; what it tells about the model."""
+        """Start every replica and wait for the first one; return what it reports about the model."""
         self._folder = tempfile.TemporaryDirectory(prefix="unspool-")
         try:
             await self._launch(self.places[0])  # alone: if the model is unusable, that is said once

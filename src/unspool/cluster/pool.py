@@ -63,19 +63,19 @@ class Transport(Protocol):
     """How replicas are found and reached."""
 
     async def start(self, source: str) -> wire.Status:
-        """Wait for a replica of the model with this fingerprint; what it tells of itself."""
+        """Wait for a replica of the model with this fingerprint; returns what it reports about itself."""
 
     async def open(self, request: bytes, chain: Sequence[str], avoid: Collection[str]) -> ReplicaStream:
         """Send a request to the best replica that is not to be avoided. ReplicaLostError: there is none now."""
 
     async def page(self, replica: str, asked: wire.PageRequest) -> wire.PageAnswer:
-        """What a replica's engine tells of itself."""
+        """What a replica's engine reports about itself."""
 
     async def is_replaced(self) -> bool:
         """Whether no replica of this model will come any more, for the application serves another one."""
 
     def statuses(self) -> dict[str, wire.Status]:
-        """What each replica that can be reached told last."""
+        """What each replica that can be reached reported last."""
 
     def reports(self) -> dict[str, int]:
         """The number of each replica's last report."""

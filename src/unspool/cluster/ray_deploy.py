@@ -38,7 +38,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def quiet_ray() -> None:
-    """What goes wrong is told by errors; progress is ours to tell."""
+    """Ray logs errors only; this command shows the progress itself."""
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -33,7 +33,7 @@ class Ingresses:
         self._names = context.deployment, context.app_name
         self._handle: DeploymentHandle | None = None
         self._looked, self._looking = -LOOK_PERIOD, asyncio.Lock()
-        self._running: list[dict[str, Any]] = []  # as they told last
+        self._running: list[dict[str, Any]] = []  # as they reported last
         self._was_running = False
         self._gone_since: float | None = None
 
@@ -42,7 +42,7 @@ class Ingresses:
         return [each for each in answers if isinstance(each, str)]
 
     def standing(self, source: str, is_ready: bool) -> dict[str, Any]:
-        """What this ingress tells the others."""
+        """What this ingress reports to the others."""
         return {"name": self._name, "source": source, "is_ready": is_ready}
 
     async def successor(self, source: str) -> IngressSuccessor | None:

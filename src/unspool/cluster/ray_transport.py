@@ -22,7 +22,7 @@ from unspool.events import FinishReason
 
 log = logging.getLogger("unspool.cluster")
 START_PAUSE = 0.5  # seconds between two looks for a first replica
-TELL_EVERY = 30.0  # seconds between two lines of the log about that
+LOG_EVERY = 30.0  # seconds between two lines of the log about that
 
 
 def route(
@@ -46,15 +46,15 @@ class RayTransport:
         self._source: str | None = None
 
     async def start(self, source: str) -> wire.Status:
-        """Wait for a replica of a model; what it tells of itself. While the application changes its model there are
-        replicas of others."""
+        """Wait for a replica of a model; returns what it reports about itself. While the application changes its
+        model there are replicas of others."""
         self._source, waited = source, 0.0
         while True:
             found = await self._ask_all()
             for status in found:
                 if status.source == source:
                     return status
-            if found and waited % TELL_EVERY < START_PAUSE:
+            if found and waited % LOG_EVERY < START_PAUSE:
                 log.warning("there are replicas, and none has the model with the fingerprint %s", source)
             waited += START_PAUSE
             await asyncio.sleep(START_PAUSE)

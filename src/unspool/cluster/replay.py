@@ -100,7 +100,7 @@ class Replay:
         progress.tokens_seen += len(tokens)
         new_text, new_tokens = text[len(old_text) :], tokens[len(old_tokens) :]
         is_behind = progress.characters_seen < len(progress.text) or progress.tokens_seen < progress.num_tokens
-        held = "" if is_behind else event.held  # what is held behind text that was passed on was told with it
+        held = "" if is_behind else event.held  # what is held behind text that was passed on was reported with it
         if not new_text and not new_tokens and not held:
             return None
         if sent.end is not None:

@@ -44,7 +44,7 @@ class Replica:
         self._source = source or llm.checkpoint.fingerprint
         self._tracer = tracer or Tracer()
         self._submissions: dict[str, Submission] = {}
-        self._told: wire.Status = llm.driver.call(self._examine)
+        self._status: wire.Status = llm.driver.call(self._examine)
         self._asking: asyncio.Future[wire.Status] | None = None
 
     async def stream(self, data: bytes) -> AsyncIterator[bytes]:
@@ -66,17 +66,17 @@ class Replica:
             yield wire.dump(wire.Refused(error))
             return
         self._submissions[request.id] = submission
-        told = Told(self._tracer.begin_attempt(self._name, request.id, request.traceparent))
+        span = AttemptSpan(self._tracer.begin_attempt(self._name, request.id, request.traceparent))
         try:
             assert submission.resolved is not None
             yield wire.dump(wire.Accepted(self.llm.receipt(submission.resolved.seed)))
             async for events in _batches(inbox, request.params.n):
-                told.add(events)
+                span.add(events)
                 yield wire.dump(wire.Events(events, self._utilization(events)))
         finally:
             del self._submissions[request.id]
             self.llm.driver.abort(submission)
-            told.end()
+            span.end()
 
     def _utilization(self, events: tuple[Event, ...]) -> Utilization | None:
         end = next((each for each in events if isinstance(each, Finished) and each.choice == 0), None)
@@ -107,13 +107,13 @@ class Replica:
             self.llm.driver.abort(submission, reason)
 
     async def status(self) -> wire.Status:
-        """What it tells routers. While a step takes long it is what was told last: a long step is no sign of death."""
+        """What it reports to routers. During a long step this is the last report: a long step is no sign of death."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self.llm.driver.call_async(self._examine))
         await asyncio.wait({self._asking}, timeout=STEP_SECONDS)
         if self._asking.done():
-            self._told = self._asking.result()
-        return self._told
+            self._status = self._asking.result()
+        return self._status
 
     def _examine(self, engine: Engine) -> wire.Status:
         return wire.Status(
@@ -127,7 +127,7 @@ class Replica:
         )
 
     async def page(self, asked: wire.PageRequest) -> wire.PageAnswer:
-        """What the engine tells of itself."""
+        """What the engine reports about itself."""
         if self._pages is None:
             raise EngineError("this replica has no pages")
         return await self._pages(asked)
@@ -138,7 +138,7 @@ class Replica:
             raise self.llm.driver.failure
 
 
-class Told:
+class AttemptSpan:
     """What the span of an attempt says at its end."""
 
     def __init__(self, span: ReplicaSpan) -> None:

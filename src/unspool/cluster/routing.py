@@ -1,4 +1,4 @@
-"""Which replica takes a request: a pure function of the request's blocks and of what replicas told about themselves.
+"""Which replica takes a request: a pure function of the request's blocks and of what replicas have reported.
 
 The rule, in order:
 

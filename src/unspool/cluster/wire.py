@@ -80,7 +80,7 @@ class PageAnswer:
 
 @dataclass(frozen=True)
 class Status:
-    """What a replica tells routers and metrics about itself."""
+    """What a replica reports to routers and metrics about itself."""
 
     receipt: Receipt
     source: str  # the fingerprint of the model's files; the receipt has that of the weights, which may be quantized

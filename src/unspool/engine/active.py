@@ -96,7 +96,7 @@ class ActiveRequests:
     def apply(self, group: Group, branch: Branch, outcome: Outcome) -> None:
         """Apply an outcome to its branch. The scheduler has already committed the tokens that the step chose."""
         _, text, tokens, then = outcome
-        held = branch.assembler.held if branch.tells_held and then is None else ""
+        held = branch.assembler.held if branch.reports_held and then is None else ""
         if text or tokens or held != branch.held:
             branch.held = held
             event = Text(group.id, branch.choice, text, tokens, held)

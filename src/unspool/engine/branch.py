@@ -90,7 +90,7 @@ class Branch:
     output: list[int] = field(default_factory=list)
     num_given: int = 0  # tokens handed to whoever asked
     logprob_sum: float = 0.0  # of those
-    held: str = ""  # text that was told to wait
+    held: str = ""  # text that was reported as held back
 
     def __post_init__(self) -> None:
         stop_ids = frozenset(self.params.stop_token_ids)
@@ -98,7 +98,7 @@ class Branch:
         # Whose text is not shown. An end token has none, unless control tokens are shown.
         silent_ids = stop_ids if self.params.skip_special_tokens else self._last_ids
         self._silent_ids = frozenset() if self.params.include_stop_str else silent_ids
-        self.tells_held = self.params.trace and bool(self.params.stop or self.params.bad_words)
+        self.reports_held = self.params.trace and bool(self.params.stop or self.params.bad_words)
         # Logprobs are asked for, or answers are ranked by them.
         self.wants_logprobs = self.params.logprobs is not None or self.params.best_of > self.params.n
         enders = (self.sampler.constraint, self.params.repetition_detector, self.rules)

@@ -105,11 +105,11 @@ class GroupBuilder:
                 if not 0 <= token < vocab_size:
                     raise RequestError(f"the {name} has token {token}; the vocabulary has {vocab_size:,}", name)
         if len(prompt) + len(output) >= limit:
-            told = f"This model's maximum context length is {limit} tokens"
+            message = f"This model's maximum context length is {limit} tokens"
             if limit < self._model_context:
-                told += f" here (kv_tokens; {self._model_context} in the model itself)"
+                message += f" here (kv_tokens; {self._model_context} in the model itself)"
             size = f"it has {len(prompt)} tokens"
-            raise ContextLengthError(f"the prompt is too long: {size}. {told}, at least one of them for the answer")
+            raise ContextLengthError(f"the prompt is too long: {size}. {message}, at least one of them for the answer")
         check_length(len(prompt), params.max_tokens, limit)
         check_length(len(prompt), params.min_tokens, limit, "min_tokens")
 

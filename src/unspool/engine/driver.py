@@ -60,7 +60,7 @@ class Submission:
     id: str | None = None
     resolved: ResolvedParams | None = None
     receipt: Receipt | None = None  # of the engine that took it
-    utilization: Utilization | None = None  # that another process tells: how near the answer came to its ceilings
+    utilization: Utilization | None = None  # that another process reports: how near the answer came to its ceilings
     num_left: int = field(init=False)  # choices whose ending has not been delivered
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class Request:
         self.blocks: list[int] = []
         self.others: list[list[int]] = []  # the blocks of the other groups
         self.released: list[int] = []  # of each group: how many first blocks were released, because nothing sees them
-        self.table: tuple[int, ...] = ()  # the blocks as plans tell them: the same object as long as they are the same
+        self.table: tuple[int, ...] = ()  # the blocks as plans list them: the same object as long as they are the same
         self.other_tables: tuple[tuple[int, ...], ...] = ()  # likewise
         self.limit = sys.maxsize  # tokens, prompt and output, beyond which nothing is planned ahead
         self.keys: list[bytes] = []  # of the full blocks, as far as they were needed

@@ -121,7 +121,7 @@ def make_runner(
 
     `num_states` slots for the states of sequences; a model that has states gets one more, for works that keep none.
 
-    `keeps_hidden`: steps tell the hidden rows of their tokens too, to a drafter that reads them.
+    `keeps_hidden`: steps also return the hidden rows of their tokens, for a drafter that reads them.
     """
     storage = model.architecture.storage
     kv = model.ops.kv_cache(storage, config, num_blocks, num_states + 1 if state_bytes(storage) else 0)

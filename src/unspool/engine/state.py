@@ -220,8 +220,8 @@ def _check(header: dict[str, Any], engine: Engine, path: Path) -> None:
     for name, value in _expected(engine).items():
         found = header.get(name)
         if found != value:
-            told = repr(found)[:80] if isinstance(found, str | int | None) else f"a {type(found).__name__}"
-            raise ModelError(f"{path} was saved with {name} {told}; here it is {value!r}")
+            shown = repr(found)[:80] if isinstance(found, str | int | None) else f"a {type(found).__name__}"
+            raise ModelError(f"{path} was saved with {name} {shown}; here it is {value!r}")
     tokens, vocab_size = header.get("tokens"), engine.checkpoint.config.vocab_size
     are_tokens = isinstance(tokens, list) and all(type(t) is int and 0 <= t < vocab_size for t in tokens)
     size = 1 if engine.scheduler.states is not None else engine.scheduler.blocks.block_size

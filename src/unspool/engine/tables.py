@@ -24,7 +24,7 @@ Copies = list[tuple[int, int, int]]  # source, target, group
 
 class Tables:
     def __init__(self, groups: Sequence[Blocks], step_tokens: int) -> None:
-        """The first group's blocks are told to all who ask for one number."""
+        """A caller that asks for one number gets that of the first group's blocks."""
         self.groups, self.others, self.main = tuple(groups), tuple(groups[1:]), groups[0]
         self.size = self.main.block_size
         self.windowed = tuple((index, group) for index, group in enumerate(groups) if group.window is not None)

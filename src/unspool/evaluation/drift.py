@@ -3,7 +3,7 @@
     unspool eval drift book.txt --plot drift.svg
     unspool eval drift book.txt --temperature 0 0.7 1 1.3 --windows 32 --length 384
 
-Places of a reference text are drawn. From each the model reads --prefix tokens; then it is told the reference's next
+Places of a reference text are drawn. From each the model reads --prefix tokens; then it is given the reference's next
 tokens one by one (teacher forcing), or goes on with its own (free running) at several temperatures. Surprise is the
 number of bits by which the model did not expect a token, -log2 of its probability before temperature and filters. At
 temperature 1 a model's own text is about as surprising as it expects its text to be; where that falls it repeats
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         llm.close()
     rows = rows_of(journal, options)
-    tell(rows)
+    report(rows)
     if options.plot is not None and rows:
         draw(rows, options, llm.checkpoint.name)
     result = {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels, **head, "rows": rows}
@@ -141,7 +141,7 @@ def _surprise(logprob: float | None) -> float:
     return -logprob / math.log(2)
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
+# Reporting ----------------------------------------------------------------------------------------------------------
 def rows_of(journal: Journal, options: argparse.Namespace) -> list[dict[str, Any]]:
     found: dict[str, list[list[float]]] = {}
     for item in sorted(journal.items, key=lambda item: item["window"]):
@@ -166,7 +166,7 @@ def rows_of(journal: Journal, options: argparse.Namespace) -> list[dict[str, Any
     ]  # fmt: skip
 
 
-def tell(rows: Sequence[dict[str, Any]]) -> None:
+def report(rows: Sequence[dict[str, Any]]) -> None:
     table = [
         [row["way"], row["windows"], _interval(row["bits"]), *row["by_position"][:: BUCKETS // 4],
          row["by_position"][-1], _interval(row["late_less_early"])]

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     run = Run("lm-eval", argv, group="eval")
     found, lm, interrupted = evaluate(tasks, options)
     rows = rows_of(found)
-    tell(rows)
+    report(rows)
     result = {"model": lm.llm.checkpoint.name, "kernels": lm.llm.receipt(0).kernels, "lm_eval": version(),
               "limit": options.limit, "tasks": rows}  # fmt: skip
     if options.out is not None:
@@ -102,7 +102,7 @@ def evaluate(tasks: Sequence[Task | str], options: argparse.Namespace) -> tuple[
     lm = UnspoolLM(llm=open_model(options), keep=options.keep, tokenizer=options.tokenizer)
     results: dict[str, Any] = {}
     try:
-        for task in tasks:  # one by one, so that what is done is told after Ctrl-C
+        for task in tasks:  # one by one, so that finished tasks are reported after Ctrl-C
             found = simple_evaluate(
                 model=lm, tasks=[task if isinstance(task, str) else config_of(task)], limit=options.limit,
                 num_fewshot=options.fewshot, apply_chat_template=options.chat, log_samples=False,
@@ -134,7 +134,7 @@ def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def tell(rows: Sequence[dict[str, Any]]) -> None:
+def report(rows: Sequence[dict[str, Any]]) -> None:
     table = [
         [row["task"], row["items"], name, each["value"], "" if each["stderr"] is None else f"± {each['stderr']:.4f}"]
         for row in rows

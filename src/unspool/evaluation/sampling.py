@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         llm.close()
     rows = rows_of(grid, jobs, settings)
-    tell(rows)
+    report(rows)
     if options.plot is not None and rows:
         draw(rows, options, llm.checkpoint.name)
     result = {"model": llm.checkpoint.name, "kernels": llm.receipt(0).kernels, "seeds": options.seeds, "rows": rows}
@@ -111,8 +111,8 @@ def rows_of(grid: Grid, jobs: Sequence[Job], settings: Sequence[Setting]) -> lis
     ]
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
-def tell(rows: Sequence[dict[str, Any]]) -> None:
+# Reporting ----------------------------------------------------------------------------------------------------------
+def report(rows: Sequence[dict[str, Any]]) -> None:
     for form, task in dict.fromkeys((row["form"], row["task"]) for row in rows):
         own = [row for row in rows if (row["form"], row["task"]) == (form, task)]
         print(f"{task} ({form}), {own[0]['items']} items; shares in percent, with 95% intervals")

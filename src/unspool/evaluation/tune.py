@@ -9,7 +9,7 @@ PROMPTS has a prompt on each line, or is a task file (.jsonl, docs/evaluation.md
 a right answer is. Prompts go through the model's chat template unless --raw is given. A scorer gives 0 to 1: `json`
 wants JSON, `regex` a match, `python` calls function(prompt, answer), `judge` asks another model. The table is sorted by
 score; "less best" is the difference from the best setting on the same prompts, and intervals hold 95% of the means of
-resampled prompts: settings whose interval has 0 in it cannot be told from the best. The last line is JSON.
+resampled prompts: settings whose interval has 0 in it cannot be distinguished from the best. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         llm.close()
     rows = rows_of(grid, jobs, settings)
-    tell(rows)
+    report(rows)
     if options.plot is not None and rows:
         draw(rows, options, llm.checkpoint.name)
     return run.finish({**head, "items": len(items), "seeds": options.seeds, "rows": rows}, interrupted=interrupted)
@@ -123,8 +123,8 @@ def rows_of(grid: Grid, jobs: Sequence[Job], settings: Sequence[Setting]) -> lis
     return sorted(rows, key=lambda row: -row["score"]["mean"])
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
-def tell(rows: Sequence[dict[str, Any]]) -> None:
+# Reporting ----------------------------------------------------------------------------------------------------------
+def report(rows: Sequence[dict[str, Any]]) -> None:
     table = [
         [
             row["setting"], row["answers"], interval(row["score"]), interval(row["difference"], sign=True),

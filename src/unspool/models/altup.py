@@ -120,7 +120,7 @@ class AltUpLayer(Layer):
         take, router, count = self.token_input.bind(place), streams.bind_router(place), streams.count
         predictions = place.table("altup_predict_coef.weight", count * count, count)
         corrections = place.table("altup_correct_coef.weight", count, count)
-        told_scale = place.vector(("altup_correct_scale.weight", hidden))
+        input_scale = place.vector(("altup_correct_scale.weight", hidden))
         start, half = streams.active * hidden, math.sqrt(0.5)
 
         def forward(x: Rows, batch: Batch, kv: KVCache, inputs: tuple[Rows, Rows] | None) -> Rows:
@@ -132,7 +132,7 @@ class AltUpLayer(Layer):
             made = ffn_post_norm(ffn(ffn_norm(mixed, None), None), mixed)
             change = ops.add(made, active, 1.0, -1.0)
             corrected = ops.mix(change, router(made), corrections, 1.0, predicted)
-            told = ops.arrange(corrected, [Part(start, hidden, "scaled")], told_scale)
-            return ops.add(corrected, take(told, inputs, None), start=hidden)
+            scaled = ops.arrange(corrected, [Part(start, hidden, "scaled")], input_scale)
+            return ops.add(corrected, take(scaled, inputs, None), start=hidden)
 
         return forward

@@ -150,7 +150,7 @@ def _open_file(path: Path, overrides: Sequence[str] = ()) -> Checkpoint:
         generation=generation_from_gguf(path, file.metadata) | beside,
         eos_ids=_gguf_eos(file, config),
         notes=(*ignored_of_gguf(path, file.metadata), *notes),
-        overrides=changed.told if changed is not None else (),
+        overrides=changed.overrides if changed is not None else (),
     )
     if changed is not None:
         changed.check_read("tokenizer.")  # these keys are read when the tokenizer is made

@@ -79,8 +79,8 @@ def _with_scaling(checkpoint: Checkpoint, text: str) -> Checkpoint:
     weights = {name: weight for name, weight in checkpoint.weights.items() if name != FACTORS}
     if len(weights) == len(checkpoint.weights):
         _check_effect("rope_scaling", before, config)
-    told = Override("rope_scaling", _described(scaling), _described(before.rope_scaling))
-    return _noted(checkpoint, told, config=check_config(Path("rope_scaling"), config), weights=weights)
+    override = Override("rope_scaling", _described(scaling), _described(before.rope_scaling))
+    return _noted(checkpoint, override, config=check_config(Path("rope_scaling"), config), weights=weights)
 
 
 def _trained_context(config: ModelConfig) -> int:
@@ -95,8 +95,8 @@ def _described(scaling: RopeScaling | None) -> str:
     if scaling is None:
         return "none"
     usual = {field.name: field.default for field in fields(RopeScaling)}
-    told = {field.name: getattr(scaling, field.name) for field in fields(RopeScaling)}
-    more = [f"{name} {value:g}" for name, value in told.items()
+    values = {field.name: getattr(scaling, field.name) for field in fields(RopeScaling)}
+    more = [f"{name} {value:g}" for name, value in values.items()
             if isinstance(value, int | float) and name != "factor" and value != usual[name]]  # fmt: skip
     return ", ".join([f"{scaling.kind} {scaling.factor:g}", *more])
 
@@ -122,9 +122,9 @@ def _with_length(checkpoint: Checkpoint, length: int) -> Checkpoint:
 
 def _with_template(checkpoint: Checkpoint, given: str) -> Checkpoint:
     source = given if "{" in given else _read_template(Path(given).expanduser())
-    told = Override("chat_template", _digest(source), None if checkpoint.chat_template is None
+    override = Override("chat_template", _digest(source), None if checkpoint.chat_template is None
                     else _digest(checkpoint.chat_template), is_input=True)  # fmt: skip
-    return _noted(checkpoint, told, chat_template=source, tool_template=None)
+    return _noted(checkpoint, override, chat_template=source, tool_template=None)
 
 
 def _read_template(path: Path) -> str:

@@ -144,7 +144,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     # What the draw is from
     Parameter(
-        # Below 1e-6 a float32 logit could overflow; nobody can tell such a temperature from 0.
+        # Below 1e-6 a float32 logit could overflow; such a temperature has the effect of 0.
         name="temperature", kind=Number(1e-6, 1e6, also=0), group=DRAW, default=1.0, metavar="T",
         hf_key="temperature", gguf_key="temp", stages=(StageSpec("temperature", shapes_draw=True),),
         help="Divides the logits: below 1 bolder, above 1 more varied; 0 takes the best token.",

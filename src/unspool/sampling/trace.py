@@ -72,8 +72,8 @@ class StepTrace:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        told: dict[str, Any] = jsonable(self)
-        return told
+        entry: dict[str, Any] = jsonable(self)
+        return entry
 
 
 @record(frozen=True)

@@ -148,7 +148,7 @@ async def run_batch(
     results: Results,
     *,
     concurrency: int,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
     """Answer every line that has no result yet, `concurrency` at a time, so that the engine's batch stays full."""
     left = [line for line in lines if line.custom_id not in results.done]
@@ -162,9 +162,9 @@ async def run_batch(
             progress.answered += 1
             progress.failed += result["response"]["status_code"] != 200
             progress.tokens += _num_tokens(result["response"]["body"])
-            tell(progress)
+            on_progress(progress)
 
-    tell(progress)
+    on_progress(progress)
     workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(left)))]
     try:
         await asyncio.gather(*workers)

@@ -30,7 +30,7 @@ from unspool.server.job import Job
 from unspool.server.service import Service
 from unspool.server.sse import DONE, ChunkTemplate, frame
 
-_TOLD_WITH_TOKENS = ("logprobs", "trace", "return_token_ids", "timings_per_token")  # of each chunk
+_SENT_WITH_TOKENS = ("logprobs", "trace", "return_token_ids", "timings_per_token")  # of each chunk
 
 
 class ChatWriter(Writer):
@@ -38,7 +38,7 @@ class ChatWriter(Writer):
 
     def begin(self) -> Iterable[bytes]:
         self._templates: dict[int, ChunkTemplate] = {}  # by choice: chunks with content and nothing else
-        self._text_only = not any(self.asked.get(name) for name in _TOLD_WITH_TOKENS) and not self._wants_usage_so_far
+        self._text_only = not any(self.asked.get(name) for name in _SENT_WITH_TOKENS) and not self._wants_usage_so_far
         for choice in self.run.choices:
             more = {"prompt_token_ids": self.run.job.prompts[0][0]} if self.asked.get("return_token_ids") else {}
             yield self._chunk(choice, {"role": "assistant", "content": self.run.job.echo}, more=more)

@@ -199,8 +199,8 @@ def timings(run: Run, choice: Choice | None = None) -> Body:
     prompt = len(run.job.prompts[choice.index // run.params[0].n][0])
     count = len(choice.tokens)
     if choice.end is not None:
-        told = choice.end.timings
-        cached, read, wrote = choice.end.usage.cached_tokens, told.prefill, told.decode
+        measured = choice.end.timings
+        cached, read, wrote = choice.end.usage.cached_tokens, measured.prefill, measured.decode
     else:
         cached, read, wrote = 0, *run.clock(choice.index)
     return {

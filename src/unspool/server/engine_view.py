@@ -86,11 +86,11 @@ def _steps_after(service: Service, since: int) -> dict[str, Any]:
 
 def _step(step: StepStats, costs: StepCosts) -> dict[str, Any]:
     names = ("request", "start", "tokens", "samples")
-    told = step._asdict()
-    parts = zip(*(told.pop(column) for column in ("requests", "first", "tokens", "samples")), strict=True)
+    entry = step._asdict()
+    parts = zip(*(entry.pop(column) for column in ("requests", "first", "tokens", "samples")), strict=True)
     flops = sum(map(costs.prefill_flops, step.tokens, step.first))
     works = [dict(zip(names, part, strict=True)) for part in parts]
-    return {**told, "num_bytes": step.num_bytes, "flops": int(flops), "works": works}
+    return {**entry, "num_bytes": step.num_bytes, "flops": int(flops), "works": works}
 
 
 # The cache ----------------------------------------------------------------------------------------------------------

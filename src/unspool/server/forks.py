@@ -228,7 +228,7 @@ class WhatIfWriter(WholeWriter):
         if step is None or step.trace is None:
             raise RequestError("the given output ends the answer: there is no next step", "output")
         assert choice.end is not None
-        told = choice.end.usage
+        usage = choice.end.usage
         return {
             "id": self.id,
             "object": "whatif",
@@ -241,7 +241,7 @@ class WhatIfWriter(WholeWriter):
                 **token_marks(step.id, self.tokenizer),
             },
             "trace": trace_entry(step.trace.as_dict(), self.tokenizer),
-            "cached_tokens": told.cached_tokens,
+            "cached_tokens": usage.cached_tokens,
             "unspool": self.service.report(self.run),
         }
 

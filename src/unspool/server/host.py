@@ -132,7 +132,7 @@ class ModelHost:
     def leave(self, model: HostedModel) -> None:
         model.num_users -= 1
         model.last_used = time.monotonic()
-        self._tell()
+        self._notify()
 
     async def wait_for(self, model: HostedModel) -> None:
         """Wait for one attempt to load it."""
@@ -145,7 +145,7 @@ class ModelHost:
             await asyncio.shield(self._load_soon(model))
         finally:
             model.num_waiting -= 1
-            self._tell()
+            self._notify()
 
     def check_open(self) -> None:
         if self._is_draining:
@@ -195,7 +195,7 @@ class ModelHost:
         finally:
             model.is_wished = False
             del self._tasks[model]
-            self._tell()
+            self._notify()
 
     def _fail(self, model: HostedModel, error: BaseException) -> None:
         model.progress = 0.0
@@ -282,9 +282,9 @@ class ModelHost:
             model.num_unloads += 1
             del self._tasks[model]
             log.info("unloaded %s, last used %.0f s ago", model.name, used)
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
 
     # Ending ---------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class ModelHost:
         self._is_draining = True
         for model in self.models:
             model.is_stopped = True
-        self._tell()
+        self._notify()
         await asyncio.gather(*(service.engine.shutdown(drain) for service in self.services))
         if self._tasks:
             _, late = await asyncio.wait(self._tasks.values(), timeout=END_SECONDS)
@@ -301,7 +301,7 @@ class ModelHost:
                 task.cancel()
             await asyncio.gather(*(service.engine.shutdown() for service in self.services))
 
-    # Telling --------------------------------------------------------------------------------------------------------
+    # Reporting ------------------------------------------------------------------------------------------------------
     def retry_after(self, model: HostedModel | None = None) -> int:
         """Seconds after which a model's queue probably has room."""
         return max(each.metrics.typical_wait() for each in ([model] if model is not None else self.models))

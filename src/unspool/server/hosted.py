@@ -176,11 +176,11 @@ class HostedModel(Families):
             self._logged = now
             log.info("loading %s: %.0f%%", self.name, 100 * share)
 
-    # Telling --------------------------------------------------------------------------------------------------------
+    # Reporting ------------------------------------------------------------------------------------------------------
     def as_dict(self) -> dict[str, Any]:
         """The entry of /v1/models."""
         service, needs = self.service, self.needs
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "id": self.name,
             "object": "model",
             "created": self.created,
@@ -188,20 +188,20 @@ class HostedModel(Families):
             "root": self.root or str(self.spec.source),
             "aliases": list(self.aliases),
             "max_model_len": None if needs is None else needs.context_length,
-            "state": self.told_state,
-            "status": {"value": _STATUS[self.told_state]},
+            "state": self.shown_state,
+            "status": {"value": _STATUS[self.shown_state]},
         }
         if service is not None:
-            told["max_model_len"] = service.llm.engine.context_length
+            entry["max_model_len"] = service.llm.engine.context_length
         if needs is not None:
-            told |= {"size_bytes": needs.disk, "memory_bytes": needs.memory}
+            entry |= {"size_bytes": needs.disk, "memory_bytes": needs.memory}
         if self.state == "loading":
-            told["progress"] = round(self.progress, 3)
-            told["status"]["progress"] = told["progress"]
+            entry["progress"] = round(self.progress, 3)
+            entry["status"]["progress"] = entry["progress"]
         if self.fault is not None and self.state == "failed":
-            told["error"] = str(self.fault)
-            told["status"]["failed"] = True
-        return told
+            entry["error"] = str(self.fault)
+            entry["status"]["failed"] = True
+        return entry
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ class HostedModel(Families):
         return tuple(name for name in names if name != self.name)
 
     @property
-    def told_state(self) -> State:
+    def shown_state(self) -> State:
         if self.service is not None and self.service.engine.failure is not None:
             return "failed"
         return self.state

@@ -89,9 +89,9 @@ class BodyReader:
         return data
 
     def _check_length(self, request: Request) -> None:
-        told = request.headers.get("content-length", "")
-        if told.isdecimal():
-            self._check_size(int(told))
+        length = request.headers.get("content-length", "")
+        if length.isdecimal():
+            self._check_size(int(length))
 
     def _check_size(self, size: int) -> None:
         most = self._config.max_body
@@ -177,8 +177,8 @@ class Guard:
     def _fault(self, scope: Scope, error: BaseException) -> Fault:
         if isinstance(error, HTTPException):
             path = scope["path"][:200]
-            told = {404: f"there is nothing at {path}", 405: f"{scope['method']} is not for {path}"}
-            message = told.get(error.status_code, error.detail)
+            messages = {404: f"there is nothing at {path}", 405: f"{scope['method']} is not for {path}"}
+            message = messages.get(error.status_code, error.detail)
             error = HTTPFault(error.status_code, message, headers=dict(error.headers or {}))
         lease: Lease | None = scope.get("unspool.lease")
         return fault_of(error, retry_after=self._host.retry_after(lease.model if lease is not None else None))
@@ -240,14 +240,14 @@ class Guard:
 
     def _who_and_what(self, scope: Scope) -> dict[str, Any]:
         """For the access log: the name of a request's key, its model if there are several, and its result."""
-        told: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         account: Account | None = scope.get("unspool.account")
         if account is not None and account.name != UNNAMED:
-            told["key"] = account.name
+            facts["key"] = account.name
         lease: Lease | None = scope.get("unspool.lease")
         if lease is not None and len(self._host.models) > 1:
-            told["model"] = lease.model.name
-        return told | scope.get("unspool.facts", {})
+            facts["model"] = lease.model.name
+        return facts | scope.get("unspool.facts", {})
 
 
 def _offered(scope: Scope) -> list[str]:

@@ -204,13 +204,13 @@ _MISSING = object()
 
 def settings(params: ResolvedParams, seed: int | None, *, is_stream: bool) -> Body:
     """The parameters in force under llama.cpp's names; -1 means no limit, or a seed that is drawn."""
-    told = {theirs: jsonable(getattr(params, ours)) for theirs, ours in SETTINGS.items()}
+    values = {theirs: jsonable(getattr(params, ours)) for theirs, ours in SETTINGS.items()}
     for name in ("n_predict", "max_tokens"):
-        told[name] = -1 if told[name] is None else told[name]
+        values[name] = -1 if values[name] is None else values[name]
     biases = params.logit_bias.items()
     bias = [{"token": id, "bias": amount if math.isfinite(amount) else None} for id, amount in biases]
     more = {"n_probs": params.logprobs or 0, "samplers": jsonable(params.order), "stream": is_stream}
-    return {**told, "seed": NO_SEED if seed is None else seed, "logit_bias": bias, **more}
+    return {**values, "seed": NO_SEED if seed is None else seed, "logit_bias": bias, **more}
 
 
 NO_SEED = -1

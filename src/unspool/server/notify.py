@@ -33,23 +33,23 @@ class Notifier:
     def is_wanted(self) -> bool:
         return self._address is not None
 
-    def _read_address(self, told: str) -> str | None:
-        if told.startswith("@"):
-            return "\0" + told[1:]  # of Linux's abstract namespace
-        if told and not told.startswith("/"):
-            log.warning("NOTIFY_SOCKET is %r, neither a path nor an abstract socket: nothing is told to it", told)
+    def _read_address(self, given: str) -> str | None:
+        if given.startswith("@"):
+            return "\0" + given[1:]  # of Linux's abstract namespace
+        if given and not given.startswith("/"):
+            log.warning("NOTIFY_SOCKET is %r, neither a path nor an abstract socket: nothing is told to it", given)
             return None
-        return told or None
+        return given or None
 
     def _read_watchdog(self, environment: Mapping[str, str]) -> float | None:
         """The watchdog interval of the service manager; None: no watchdog."""
-        pid, told = environment.get("WATCHDOG_PID"), environment.get("WATCHDOG_USEC", "")
-        if self._address is None or not told or (pid is not None and pid != str(os.getpid())):
+        pid, interval = environment.get("WATCHDOG_PID"), environment.get("WATCHDOG_USEC", "")
+        if self._address is None or not interval or (pid is not None and pid != str(os.getpid())):
             return None
-        if not (told.isascii() and told.isdecimal() and int(told) > 0):
-            log.warning("WATCHDOG_USEC is %r; a whole number from 1 is needed: no sign of life is sent", told)
+        if not (interval.isascii() and interval.isdecimal() and int(interval) > 0):
+            log.warning("WATCHDOG_USEC is %r; a whole number from 1 is needed: no sign of life is sent", interval)
             return None
-        return int(told) / 1e6
+        return int(interval) / 1e6
 
     def send(self, **values: str | int) -> None:
         """Send variables in one datagram. A failure gives one warning, and the service continues."""
@@ -78,7 +78,7 @@ class Notifier:
         served address when the service is ready."""
         ended = threading.Event()
 
-        def tell() -> None:
+        def report() -> None:
             while not ended.is_set():
                 self.send(EXTEND_TIMEOUT_USEC=int(LOADING_EXTENSION * 1e6), STATUS="loading")
                 ended.wait(LOADING_SECONDS)
@@ -91,7 +91,7 @@ class Notifier:
         if not self.is_wanted:
             yield lambda address: None
             return
-        thread = threading.Thread(target=tell, name="unspool-notify", daemon=True)
+        thread = threading.Thread(target=report, name="unspool-notify", daemon=True)
         thread.start()
         try:
             yield ready

@@ -24,9 +24,9 @@ async def models(host: ModelHost, request: Request) -> Response:
 async def model(host: ModelHost, request: Request) -> Response:
     name = request.path_params["name"]
     found = host.find(name)
-    told = found.as_dict()
-    others = [other for other in (told["id"], *told["aliases"]) if other != name]
-    return json_response(told | {"id": name, "aliases": others})
+    entry = found.as_dict()
+    others = [other for other in (entry["id"], *entry["aliases"]) if other != name]
+    return json_response(entry | {"id": name, "aliases": others})
 
 
 def load(host: ModelHost, body: dict[str, Any]) -> dict[str, Any]:

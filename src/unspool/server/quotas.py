@@ -138,7 +138,7 @@ class Account:
             bucket.take(-amount, self._clock())
 
     def _refusal(self, kind: str, message: str, wait: int | None) -> HTTPFault:
-        """`wait`: nanoseconds until a retry can succeed; None: never, which a header tells OpenAI's and Anthropic's
+        """`wait`: nanoseconds until a retry can succeed; None: never, which a header says to OpenAI's and Anthropic's
         clients."""
         self.counts.num_refused[kind] += 1
         again = {"x-should-retry": "false"} if wait is None else {"retry-after": str(max(1, -(-wait // 10**9)))}
@@ -152,14 +152,14 @@ class Account:
             left, until = bucket.remaining(now), bucket.wait(bucket.limit, now)
             if path.startswith("/v1/messages"):
                 prefix, at = f"anthropic-ratelimit-{kind}", _moment(time.time() + until / 1e9)
-                told = ((f"{prefix}-limit", bucket.limit), (f"{prefix}-remaining", left), (f"{prefix}-reset", at))
+                headers = ((f"{prefix}-limit", bucket.limit), (f"{prefix}-remaining", left), (f"{prefix}-reset", at))
             else:
-                told = (
+                headers = (
                     (f"x-ratelimit-limit-{kind}", bucket.limit),
                     (f"x-ratelimit-remaining-{kind}", left),
                     (f"x-ratelimit-reset-{kind}", duration(until)),
                 )
-            yield from ((name.encode(), str(value).encode()) for name, value in told)
+            yield from ((name.encode(), str(value).encode()) for name, value in headers)
 
 
 HEADERS = tuple(
@@ -244,10 +244,10 @@ def duration(nanoseconds: int) -> str:
     if milliseconds < 1000:
         return f"{milliseconds}ms" if milliseconds else "0s"
     seconds, minutes = milliseconds % 60_000, milliseconds // 60_000
-    told = f"{seconds / 1000:g}s"
+    text = f"{seconds / 1000:g}s"
     if not minutes:
-        return told
-    return f"{minutes}m{told}" if minutes < 60 else f"{minutes // 60}h{minutes % 60}m{told}"
+        return text
+    return f"{minutes}m{text}" if minutes < 60 else f"{minutes // 60}h{minutes % 60}m{text}"
 
 
 def _moment(seconds: float) -> str:

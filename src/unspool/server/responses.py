@@ -105,8 +105,8 @@ class ResponseWriter(Writer):
 
     @classmethod
     def refuse(cls, fault: Fault) -> Iterable[bytes]:
-        told = {"code": fault.code or "server_error", "message": fault.message, "param": fault.param}
-        yield frame({"type": "error", **told, "sequence_number": 0}, "error")
+        details = {"code": fault.code or "server_error", "message": fault.message, "param": fault.param}
+        yield frame({"type": "error", **details, "sequence_number": 0}, "error")
 
     def fail(self, fault: Fault) -> Iterable[bytes]:
         response = self._response("failed")

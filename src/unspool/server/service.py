@@ -237,8 +237,8 @@ def unknown_model(name: str, known: Sequence[str]) -> HTTPFault:
     lowered = {each.lower(): each for each in known}
     close = get_close_matches(name.lower()[:200], lowered, n=1)
     hint = f"did you mean {lowered[close[0]]!r}? " if close else ""
-    told = ", ".join(known[:MOST_NAMES]) + (f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else "")
-    message = f"the model {name!r:.80} is not served here; {hint}known: {told}"
+    listed = ", ".join(known[:MOST_NAMES]) + (f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else "")
+    message = f"the model {name!r:.80} is not served here; {hint}known: {listed}"
     return HTTPFault(404, message, code="model_not_found")
 
 

@@ -20,7 +20,7 @@ from unspool.drafter import MAX_DRAFT
 # Seconds count for more than they seem, for the estimates are rough; in a crowd, where there is less to win, for more.
 MARGIN, CROWD, CROWD_MARGIN = 1.15, 4, 1.4
 MAX_CHANCE = 0.98
-EXACT, STRIDE = 32, 8  # rows that are told apart, and from there on in strides
+EXACT, STRIDE = 32, 8  # row counts with an estimate each; from there on one for each stride
 CONFIDENCES = 32
 UNTRIED_SPEEDUP = 1.15  # what drafting makes of an answer's speed, before it was tried
 RETRY_EVERY = 32  # requests that a drafter is not tried on, after it has not paid

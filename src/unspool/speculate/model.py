@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STEP_ROWS = 512  # of prompts that are caught up on, in one call
 MAX_IN_FLIGHT = 2  # steps behind the last that a device is asked for
 BY_PLACE = tuple(range(MAX_DRAFT))
-PROMPT_ROWS = 16  # from which on a step's time tells what a row of a prompt takes
+PROMPT_ROWS = 16  # from which on a step's time shows what a row of a prompt takes
 PRIORS_BY_PLACE = (0.7, 0.75, 0.8)
 
 

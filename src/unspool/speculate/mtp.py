@@ -1,12 +1,12 @@
 """Drafting with the head that a model's file brings for it (multi-token prediction, MTP; models/draft_head.py).
 
-The head reads the model's own hidden rows: `watch` is told those of every step. A row of the head stands for a position
+The head reads the model's own hidden rows: `watch` gets those of every step. A row of the head stands for a position
 of the request: it is made of the hidden row there and the token that follows. So a request's last row can be made when
 its next token is chosen, and its logits guess the token after that. Rows beyond are made of the head's own rows in
 place of the model's; the model's replace them once it has checked the guesses.
 
 Keys and values of these rows lie in blocks of the head's own. Where the model began behind a prefix that it had cached,
-it tells no hidden rows of the prefix; they are copied from another request that has them, running or ended. If none
+it returns no hidden rows of the prefix; they are copied from another request that has them, running or ended. If none
 has, the head sees the request from there on: it guesses worse, and answers do not depend on it.
 """
 
@@ -90,7 +90,7 @@ class MtpDrafter(BaseDrafter):
     def seconds(self, count: int) -> float:
         return self._seconds * count
 
-    # What the model tells --------------------------------------------------------------------------------------------
+    # What the model returns ------------------------------------------------------------------------------------------
     def watch(self, number: int, tokens: Sequence[int], work: Work, rows: np.ndarray) -> None:
         seen = self._seen.pop(number, None)
         if seen is None or not seen.offset <= work.start <= seen.offset + len(seen.tokens):

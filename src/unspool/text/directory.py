@@ -96,18 +96,18 @@ def _open(path: Path, settings: Mapping[str, Any]) -> _Source:
 
 def _from_library(file: Path) -> _Source:
     encoder = LibraryEncoder(file)
-    told = encoder.told
+    report = encoder.report
     # Gemma's runs of "▁" are added tokens, and stand for spaces as any "▁" does
-    literal = told.added if told.spelling != "sentencepiece" else []
+    literal = report.added if report.spelling != "sentencepiece" else []
     return _Source(
-        told.tokens,
-        told.spelling,
-        frozenset(told.special),
+        report.tokens,
+        report.spelling,
+        frozenset(report.special),
         encoder,
         encoder.fingerprint,
-        adds_bos=lambda bos: told.in_front == [bos],  # the file's encoding of an empty text shows it
+        adds_bos=lambda bos: report.in_front == [bos],  # the file's encoding of an empty text shows it
         literal=frozenset(literal),
-        strips_leading_space=told.strips_leading_space,
+        strips_leading_space=report.strips_leading_space,
     )
 
 

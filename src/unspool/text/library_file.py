@@ -26,7 +26,7 @@ LONG_TEXT = MIB  # if a shorter text exceeds a limit, the error blames the file,
 
 
 @record(frozen=True)
-class Told:
+class TokenizerReport:
     """The library's report on a tokenizer.json."""
 
     tokens: list[str]
@@ -57,8 +57,8 @@ class LibraryEncoder:
         self._process = LimitedProcess(
             "unspool.text.tokenizer_worker", ("tokenizers",), MEMORY + MEMORY_PER_BYTE * size, LONGEST_ANSWER
         )
-        self.told = self._load()
-        self._vocab_size = len(self.told.tokens)
+        self.report = self._load()
+        self._vocab_size = len(self.report.tokens)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         content = text.encode("utf-8")
@@ -72,19 +72,19 @@ class LibraryEncoder:
     def fingerprint(self) -> str:
         return self._ask(b"F", b"", LOAD_SECONDS).decode("ascii", "replace")
 
-    def _load(self) -> Told:
+    def _load(self) -> TokenizerReport:
         reply = self._call(b"L" + self._file.read_bytes(), LOAD_SECONDS)
         if reply[:1] != b"+":
             raise ModelError(f"{self._file}: not a tokenizer this program can read: {_reason(reply)}")
         try:
-            return Told(**json.loads(reply[1:]))
+            return TokenizerReport(**json.loads(reply[1:]))
         except (ValueError, TypeError) as error:
             raise ModelError(f"{self._file}: what it says of its vocabulary cannot be true") from error
 
     def _ask(self, operation: bytes, content: bytes, seconds: float) -> bytes:
         reply = self._call(operation + content, seconds)
         if reply[:1] == b"?":  # the process was stopped in between; this is a new one
-            if self._load() != self.told:
+            if self._load() != self.report:
                 raise ModelError(f"{self._file}: it was changed since it was opened")
             reply = self._call(operation + content, seconds)
         if reply[:1] != b"+":

@@ -59,7 +59,7 @@ def _load(file: bytes) -> bytes:
     added = library.get_added_tokens_decoder()
     tokens = _in_order(library.get_vocab(with_added_tokens=True))
     spelling, strips_leading_space = _spelling(library.decoder)
-    told = {
+    report = {
         "tokens": tokens,
         "added": sorted(added),
         "special": sorted(index for index, token in added.items() if token.special),
@@ -68,7 +68,7 @@ def _load(file: bytes) -> bytes:
         "in_front": library.encode("", add_special_tokens=True).ids[:1],
     }
     _Loaded.file, _Loaded.library = file, library
-    return json.dumps(told, ensure_ascii=False).encode()
+    return json.dumps(report, ensure_ascii=False).encode()
 
 
 def _in_order(ids: Mapping[str, int]) -> list[str]:

@@ -17,14 +17,14 @@ class OverriddenKeys(dict[str, Any]):
     def __init__(self, path: Path, metadata: Mapping[str, Any], texts: Sequence[str]) -> None:
         super().__init__(metadata)
         self._path, self._read = path, set[str]()
-        told = []
+        overrides = []
         for text in texts:
             key, given = parse_kv(text)
             before = metadata.get(key)
             value = self[key] = self._checked(key, given, before)
             if before != value:
-                told.append(Override("override_kv", f"{key}={typed(key, value)}", _written(before)))
-        self.told, self._changed = tuple(told), {parse_kv(text)[0] for text in texts}
+                overrides.append(Override("override_kv", f"{key}={typed(key, value)}", _written(before)))
+        self.overrides, self._changed = tuple(overrides), {parse_kv(text)[0] for text in texts}
 
     def _checked(self, key: str, value: Any, before: Any) -> Any:
         if type(before) is float and type(value) is int:

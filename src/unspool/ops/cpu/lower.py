@@ -109,7 +109,7 @@ class Lowering:
         self.rounded: dict[Node, Node] = {}  # for each product: the node that writes its rounded rows
         self.output = graph.output.x if isinstance(graph.output, Keep) else graph.output
         self.kept = graph.output.rows if isinstance(graph.output, Keep) else None
-        self.told = [self.output] if self.kept is None else [self.output, self.kept]  # read after the step
+        self.outputs = [self.output] if self.kept is None else [self.output, self.kept]  # read after the step
         self.nodes = self._insert_quantize(graph)
         self.reads = {node: self._reads_of(node) for node in self.nodes}
         self.copied = self._find_copied()
@@ -178,7 +178,7 @@ class Lowering:
         wait = len(self.nodes)
         for index in range(wait - 1, -1, -1):
             node = self.nodes[index]
-            if isinstance(node, COPIABLE) and node not in self.told and last_reader.get(node, index) <= wait:
+            if isinstance(node, COPIABLE) and node not in self.outputs and last_reader.get(node, index) <= wait:
                 copied.add(node)
             else:
                 wait = index
@@ -187,7 +187,7 @@ class Lowering:
     def _find_forms(self) -> dict[Node, dict[Form, Buffer]]:
         forms: dict[Node, dict[Form, Buffer]] = {node: {} for node in self.nodes}
         wanted = [read for node in self.nodes for read in self.reads[node]]
-        results: list[tuple[Node, Form]] = [(node, "f32") for node in self.told]
+        results: list[tuple[Node, Form]] = [(node, "f32") for node in self.outputs]
         for node, form in [*wanted, *results]:
             size = node.width * 4
             if isinstance(node, NativeNode) and form == "q8":
@@ -204,7 +204,7 @@ class Lowering:
                 buffer.last_read = index
                 if node in self.copied:
                     buffer.late_read = max(buffer.late_read, self._wait_after(index))
-        for node in self.told:
+        for node in self.outputs:
             for buffer in self.forms[node].values():
                 buffer.last_read = buffer.late_read = len(self.nodes)
 
@@ -229,13 +229,13 @@ class Lowering:
                     live.remove(reused)
                     buffer.slot = reused.slot
                 else:
-                    buffer.slot = self._take_slot(free, buffer, own=node in self.told)
+                    buffer.slot = self._take_slot(free, buffer, own=node in self.outputs)
                 live.append(buffer)
 
     def _in_place(self, node: Node, form: Form, index: int) -> Buffer | None:
         """A linear layer may overwrite the residual that it adds, element by element, if no other node reads that
         residual."""
-        if not isinstance(node, Linear) or node.residual is None or form != "f32" or node in self.told:
+        if not isinstance(node, Linear) or node.residual is None or form != "f32" or node in self.outputs:
             return None
         if node.residual.narrow != node.narrow or node.residual in self.copied:
             return None

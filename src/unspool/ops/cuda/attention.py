@@ -119,10 +119,10 @@ def load_query(q, where, rows, T: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.co
 
 
 @triton.jit
-def read_step(step, told, KV_HEADS: tl.constexpr, TABLE: tl.constexpr):
+def read_step(step, header, KV_HEADS: tl.constexpr, TABLE: tl.constexpr):
     """The number of work items times key heads, the addresses of items, row positions and tables, and a table's
     width."""
-    count, items, positions = tl.load(told) * KV_HEADS, step + tl.load(told + 1), step + tl.load(told + 2)
+    count, items, positions = tl.load(header) * KV_HEADS, step + tl.load(header + 1), step + tl.load(header + 2)
     return count, items, positions, step + tl.load(step + TABLE), tl.load(step + TABLE + 1)
 
 
@@ -163,7 +163,7 @@ def decode_attention_kernel(
     kv_pairs,  # the same for two tiles at once
     out,  # bf16 [row, heads, VALUE_DIM]
     step,  # int32: the step's description, see steps.py
-    told,  # the place in `step` of the items' number and address, and of the positions
+    header,  # the place in `step` of the items' number and address, and of the positions
     partial,  # float32 [kv head, capacity, D + MORE]: all absent before and after
     capacity,
     scale,
@@ -190,7 +190,7 @@ def decode_attention_kernel(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     AHEAD: tl.constexpr = BEFORE if PDL else 0
     # The step's description was written before the previous kernel started, so it is read while that kernel still runs.
-    count, items, positions, tables, width = read_step(step, told, KV_HEADS, TABLE)
+    count, items, positions, tables, width = read_step(step, header, KV_HEADS, TABLE)
     first = tl.program_id(0)
     first_row, num_rows, sequence, first_tile, end_tile, place, fresh = read_item(
         items, first // KV_HEADS, first < count
@@ -315,14 +315,14 @@ def walk_tiles(
 
 @triton.jit
 def prompt_attention_kernel(
-    q, kv, kv_tiles, out, step, told, scale, softcap, sinks,
+    q, kv, kv_tiles, out, step, header, scale, softcap, sinks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr,
     TABLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As decode_attention_kernel, for items of many rows, none of which is split."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    count, items, positions, tables, width = read_step(step, told, KV_HEADS, TABLE)
+    count, items, positions, tables, width = read_step(step, header, KV_HEADS, TABLE)
     let_next_start(PDL)
     wait_for_previous(PDL)
     r, d = tl.arange(0, M), tl.arange(0, D)

@@ -46,11 +46,11 @@ class CudaOps(RecordingOps):
         return torch.cuda.get_device_name(), free, total
 
     def experts(self, parts: Sequence[Sequence[Weight]]) -> DeviceExperts:
-        with _told_when_full(parts[0][0].name):
+        with _explains_out_of_memory(parts[0][0].name):
             return make_experts(parts, self.device)
 
     def matrix(self, parts: Sequence[Weight]) -> DeviceMatrix:
-        with _told_when_full(parts[0].name):
+        with _explains_out_of_memory(parts[0].name):
             return make_matrix(parts, self.device)
 
     def vector(self, parts: Sequence[Weight]) -> torch.Tensor:
@@ -79,7 +79,7 @@ class CudaOps(RecordingOps):
 
 
 @contextmanager
-def _told_when_full(name: str) -> Iterator[None]:
+def _explains_out_of_memory(name: str) -> Iterator[None]:
     """Turn an out-of-memory error into one that names the weight that did not fit."""
     try:
         yield

@@ -112,7 +112,7 @@ def latent_attention_kernel(
     of_latents,
     out,  # bf16 [row, heads, LATENT]
     step,
-    told,
+    header,
     partial,  # float32 [group of heads, capacity, DL + MORE]: all absent before and after
     capacity,
     scale,
@@ -135,7 +135,7 @@ def latent_attention_kernel(
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TURNED: tl.constexpr = KEY - LATENT
-    count, items, positions, tables, width = read_step(step, told, KV_HEADS, TABLE)
+    count, items, positions, tables, width = read_step(step, header, KV_HEADS, TABLE)
     let_next_start(PDL)
     wait_for_previous(PDL)
     t, d, e = tl.arange(0, T), tl.arange(0, DT), tl.arange(0, DL)

@@ -487,7 +487,7 @@ class Lowering:
         args |= {"VALUE_DIM": spec.value_dim, "TABLE": shared.table_of(spec)}
         partial = shared.attention_partial[kind]
         few = {"partial": partial, "capacity": partial.shape[1], "T": decode_rows, "THREADS": 128}
-        few["told"] = shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]
+        few["header"] = shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]
         few |= {"BEFORE": 0, "BATCH": 1, "kv_pairs": None, "ALONE": is_interpreted()}
         # With so few rows most multiprocessors are idle, and the next kernel's programs would occupy them at once, two
         # on each of some. When all idle ones are free they spread evenly: with one row early, with more rows after the
@@ -504,7 +504,7 @@ class Lowering:
         room = {"warps": 4, "stages": stages, "registers": min(REGISTERS // (128 * each), 255)}
         self._add(decode_attention_kernel, (programs,), args | few, **room, label="attention")
         if has_prompts:
-            many = {"M": prompt_rows(spec), "told": shared.step[items + steps.MANY_ITEMS :]}
+            many = {"M": prompt_rows(spec), "header": shared.step[items + steps.MANY_ITEMS :]}
             programs = multiprocessors() * (1 if depth > 64 else 2)
             self._add(
                 prompt_attention_kernel, (programs,), args | many, warps=8, stages=stages, label="attention-prompt"

@@ -63,12 +63,12 @@ def attention_launches(
     args |= {"sinks": spec.sinks, "HEADS": spec.num_heads, "KV_HEADS": heads_of(spec)[1], "KEY": spec.head_dim}
     args |= {"LATENT": spec.value_dim, "DT": width, "DL": depth, "BLOCK_SIZE": kv.block_size}
     args |= {"WINDOW": spec.window or 0, "N": steps.KEYS, "SPLIT": steps.SPLIT, "TABLE": shared.table_of(spec)}
-    few = {"told": shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]}
+    few = {"header": shared.step[items + (steps.LAST_ITEMS if is_late else steps.FEW_ITEMS) :]}
     few |= {"T": shared.shapes[kind].decode_rows, "ALONE": is_interpreted()}
     programs = 1 if is_interpreted() else multiprocessors()
     launches = [Launch(latent_attention_kernel, (programs,), args | few, warps=4, stages=2, label="latent-attention")]
     if has_prompts:
-        many = {"told": shared.step[items + steps.MANY_ITEMS :], "T": prompt_rows(spec), "ALONE": is_interpreted()}
+        many = {"header": shared.step[items + steps.MANY_ITEMS :], "T": prompt_rows(spec), "ALONE": is_interpreted()}
         label = "latent-attention-prompt"
         launches.append(
             Launch(latent_attention_kernel, (multiprocessors(),), args | many, warps=8, stages=2, label=label)

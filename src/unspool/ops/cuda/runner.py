@@ -284,7 +284,7 @@ class CudaStep:
                 assert self._room is not None
                 sampled = (self._shared.sampled, self._results)
                 args = (made.out, logits, self._shared.step, self._planes, *sampled)
-                launches += self._room.launches(*args, filtered=mode[0], tells=mode[1])
+                launches += self._room.launches(*args, filtered=mode[0], wants_logprobs=mode[1])
             self._graphs[key] = (LaunchGraph(launches), made.out)
         return self._graphs[key]
 

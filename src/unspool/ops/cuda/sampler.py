@@ -14,12 +14,12 @@ from unspool.ops.cuda.filtering import BLOCK, PART, coarse_kernel, gather_kernel
 from unspool.ops.cuda.launch import Launch, next_power
 from unspool.ops.cuda.sampling import (
     CHUNK,
-    MOST_TOLD,
+    MOST_LOGPROBS,
     RESULT,
     STATE,
     draw_kernel,
+    logprobs_kernel,
     prepare_kernel,
-    tell_kernel,
 )
 from unspool.ops.cuda.slots import Slots, needs_slot
 from unspool.ops.cuda.steps import RESULTS, ROW_PARAMS
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from unspool.sampling.pipeline import Sampler
 
 WORDS = 16  # int32 words of a row's parameters
-BIASED, TELLS = 1, 4  # flags
+BIASED, WANTS_LOGPROBS = 1, 4  # flags
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SampleRows:
     frequency: np.ndarray  # float32; 0: off
     presence: np.ndarray  # float32; 0: off
     slot: np.ndarray  # int32: the slot of the request's token counts and bias; -1: none
-    flags: np.ndarray  # int32: BIASED | TELLS
+    flags: np.ndarray  # int32: BIASED | WANTS_LOGPROBS
     tops: np.ndarray  # int32: the number of best tokens to return
 
     @staticmethod
@@ -80,8 +80,8 @@ class SampleRows:
         return bool(((self.top_k > 0) | (self.top_p < 1) | (self.min_p > -np.inf)).any())
 
     @property
-    def tells(self) -> bool:
-        return bool((self.flags & TELLS).any())
+    def wants_logprobs(self) -> bool:
+        return bool((self.flags & WANTS_LOGPROBS).any())
 
     def words(self) -> np.ndarray:
         """The parameters as the kernels read them, [row, WORDS]."""
@@ -164,7 +164,7 @@ class Rows:
         if self._numbers != numbers:
             known = [self._known(number) for number in numbers]
             self._words = np.frombuffer(bytearray(b"".join(row for row, *_ in known)), np.int32).reshape(-1, WORDS)
-            self._mode = (any(filters for _, filters, _ in known), any(tells for *_, tells in known))
+            self._mode = (any(filters for _, filters, _ in known), any(wants_logprobs for *_, wants_logprobs in known))
             self._seated = [row for row, number in enumerate(numbers) if needs_slot(self._samplers[number].params)]
             self._numbers = list(numbers)
         self._words[:, 7:9] = np.array(positions, np.int64).view(np.int32).reshape(-1, 2)
@@ -178,7 +178,7 @@ class Rows:
         if found is None:
             sampler = self._samplers[number]
             row = row_of(sampler.params, sampler.seed)
-            found = self._packed[number] = (row.words().tobytes(), row.is_filtered, row.tells)
+            found = self._packed[number] = (row.words().tobytes(), row.is_filtered, row.wants_logprobs)
         return found
 
 
@@ -217,7 +217,7 @@ def row_of(params: ResolvedParams, seed: int) -> SampleRows:
     row.seed[:] = seed
     row.temperature[:] = params.temperature  # temperature 1 has no stage, 0 is greedy
     if params.logprobs is not None or params.best_of > params.n:
-        row.flags[:] |= TELLS
+        row.flags[:] |= WANTS_LOGPROBS
         row.tops[:] = params.logprobs or 0
     for stage in stages_on(params, None):
         assert isinstance(stage, str)
@@ -234,7 +234,7 @@ def can_draw(params: ResolvedParams) -> bool:
         return False
     if params.penalty_window >= 0 and any(stage in PENALTIES for stage in stages):
         return False  # a token that leaves the window would have to be subtracted again
-    return params.logprobs is None or (params.logprobs <= MOST_TOLD and params.logprobs_stage == "raw")
+    return params.logprobs is None or (params.logprobs <= MOST_LOGPROBS and params.logprobs_stage == "raw")
 
 
 class SamplingRoom:
@@ -250,7 +250,7 @@ class SamplingRoom:
 
     def launches(
         self, logits: Tensor, count: int, step: Tensor, planes: Tensor, sampled: Tensor, results: Tensor,
-        *, filtered: bool, tells: bool,
+        *, filtered: bool, wants_logprobs: bool,
     ) -> list[Launch]:  # fmt: skip
         common = {"step": step, "state": self.state, "vocab_size": self.vocab_size}
         common |= {"PARAMS_AT": ROW_PARAMS, "STATE": STATE}
@@ -265,24 +265,25 @@ class SamplingRoom:
             self._make_filter_room()
             gathered: dict[str, Any] = {"gathered": self._gathered}
             values = {"x_in": self._values}
-            first: dict[str, Any] = {"logits": logits, "x_out": self._values, "planes": planes, "TELLS": tells}
-            add(prepare_kernel, "prepare", chunked, **first, CHUNK=CHUNK)
+            first: dict[str, Any] = {"logits": logits, "x_out": self._values, "planes": planes, "CHUNK": CHUNK}
+            add(prepare_kernel, "prepare", chunked, **first, LOGPROBS=wants_logprobs)
             add(coarse_kernel, "coarse", chunked, **values, CHUNK=CHUNK, PART=PART)
             add(gather_kernel, "gather", chunked, **values, **gathered, CHUNK=CHUNK)
             add(search_kernel, "search", whole, **values, **gathered, BLOCK=BLOCK, warps=16)
-        told: dict[str, Any] = {
+        result_args: dict[str, Any] = {
             "logits": logits,
             "results": results,
             "RESULT_AT": RESULTS,
             "RESULT": RESULT,
             "CHUNK": CHUNK,
         }
-        modes = {"FILTERED": filtered, "TELLS": tells}
-        add(draw_kernel, "draw", chunked, **values, planes=planes, sampled=sampled, **modes, **told)
-        if tells:
+        modes = {"FILTERED": filtered, "LOGPROBS": wants_logprobs}
+        add(draw_kernel, "draw", chunked, **values, planes=planes, sampled=sampled, **modes, **result_args)
+        if wants_logprobs:
             if self._tops is None:
-                self._tops = torch.zeros(self.rows * self.chunks * MOST_TOLD, dtype=torch.int64, device=self.device)
-            add(tell_kernel, "tell", chunked, tops=self._tops, CHUNKS=next_power(self.chunks), MOST=MOST_TOLD, **told)
+                self._tops = torch.zeros(self.rows * self.chunks * MOST_LOGPROBS, dtype=torch.int64, device=self.device)
+            best: dict[str, Any] = {"tops": self._tops, "CHUNKS": next_power(self.chunks), "MOST": MOST_LOGPROBS}
+            add(logprobs_kernel, "logprobs", chunked, **best, **result_args)
         return out
 
     def _make_filter_room(self) -> None:

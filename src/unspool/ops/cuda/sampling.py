@@ -4,7 +4,7 @@
     prepare   bias, penalties, temperature; the row's largest value (without filters, the draw does this too)
     filters   top-k and top-p: see filtering.py
     draw      min-p, noise, the best of the survivors
-    tell      logprobs of the chosen token and the best ones, for requests that ask for them
+    logprobs  logprobs of the chosen token and the best ones, for requests that ask for them
 
 A row is divided among programs, one chunk of the vocabulary each. Integer atomics combine what a pass needs to know
 about the whole row, and the last program to arrive evaluates it: the result does not depend on which one is last.
@@ -30,10 +30,10 @@ SCORE, WINNER, TOTAL, RANK = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6), 
 LAST_K, LAST_P = tl.constexpr(8), tl.constexpr(10)  # two words each
 WANTED, GATHERED, BOUND = tl.constexpr(12), tl.constexpr(13), tl.constexpr(14)
 SUMS = tl.constexpr(16)
-MOST_TOLD = 20  # logprobs that can be returned in addition to the chosen token's
+MOST_LOGPROBS = 20  # logprobs that can be returned in addition to the chosen token's
 # int32 words of a row's result: the token or an error code, its logit; if logprobs are requested, the row's largest
 # logit, sum of weights (2), rank; two are unused; then the best tokens' ids and logits.
-RESULT = 8 + 2 * MOST_TOLD
+RESULT = 8 + 2 * MOST_LOGPROBS
 PLANES = 3  # per request: how often the penalties have counted each token (2), and its bias
 NONE, INFINITE, NOT_A_NUMBER = tl.constexpr(NONE_LEFT), tl.constexpr(HAS_INFINITY), tl.constexpr(HAS_NAN)
 
@@ -145,11 +145,11 @@ def forget(state, STATE: tl.constexpr):
 
 
 @triton.jit
-def prepared(logits, params, state, planes, row, token, inside, vocab_size, TELLS: tl.constexpr):
+def prepared(logits, params, state, planes, row, token, inside, vocab_size, LOGPROBS: tl.constexpr):
     """Logits after bias, penalties and temperature. Notes NaN and infinity in the row's state, and the largest raw
     logit if logprobs are requested."""
     x = tl.load(logits + row * vocab_size + token, mask=inside, other=float("-inf"))
-    if TELLS:
+    if LOGPROBS:
         is_bad = (x != x) | (x == float("inf"))
         tl.atomic_max(state + BEST_RAW, tl.max(tl.where(is_bad, 0, ordered(x))))
     bad = tl.max(tl.where(x != x, 2, tl.where(x == float("inf"), 1, 0)))
@@ -192,14 +192,14 @@ def penalised(x, params, plane, inside, vocab_size):
 @triton.jit
 def prepare_kernel(
     logits, x_out, step, state, planes, vocab_size,
-    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
+    PARAMS_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, LOGPROBS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the filters' input and its largest value."""
     row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
-    x = prepared(logits, params, state, planes, row, token, inside, vocab_size, TELLS)
+    x = prepared(logits, params, state, planes, row, token, inside, vocab_size, LOGPROBS)
     tl.store(x_out + row * vocab_size + token, x, mask=inside)
     tl.atomic_max(state + BEST, tl.max(tl.where((x != x) | (x == float("inf")), 0, ordered(x))))
 
@@ -214,7 +214,7 @@ def survives(key, token, last):
 def draw_kernel(
     logits, x_in, step, state, planes, sampled, results, vocab_size,
     PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr,
-    RESULT: tl.constexpr, FILTERED: tl.constexpr, TELLS: tl.constexpr, PDL: tl.constexpr,
+    RESULT: tl.constexpr, FILTERED: tl.constexpr, LOGPROBS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Choose the best survivor after adding noise (none at temperature 0); of equal ones the lowest id."""
     row, params, state = own_row(step, state, PARAMS_AT, STATE, PDL)
@@ -224,7 +224,7 @@ def draw_kernel(
     if FILTERED:
         x = tl.load(x_in + row * vocab_size + token, mask=inside, other=float("-inf"))
     else:
-        x = prepared(logits, params, state, planes, row, token, inside, vocab_size, TELLS)
+        x = prepared(logits, params, state, planes, row, token, inside, vocab_size, LOGPROBS)
     score = x
     if as_float(params) > 0:
         alive = inside & (x > float("-inf"))
@@ -258,15 +258,15 @@ def draw_kernel(
         out = results + tl.load(step + RESULT_AT) + row * RESULT
         tl.store(out, code)
         tl.store(out + 1, tl.load(logits + row * vocab_size + chosen).to(tl.int32, bitcast=True))
-        if TELLS:
+        if LOGPROBS:
             best = tl.load(state + BEST_RAW, cache_modifier=".cg")
             tl.store(out + 2, unordered(best).to(tl.int32, bitcast=True))
-        if not TELLS or (tl.load(params + 13) & 4) == 0:
+        if not LOGPROBS or (tl.load(params + 13) & 4) == 0:
             forget(state, STATE)
 
 
 @triton.jit
-def tell_kernel(
+def logprobs_kernel(
     logits, step, state, tops, results, vocab_size,
     PARAMS_AT: tl.constexpr, RESULT_AT: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, RESULT: tl.constexpr,
     CHUNKS: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,

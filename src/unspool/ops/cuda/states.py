@@ -18,9 +18,9 @@ WORDS = tl.constexpr(4)  # words per sequence: steps.SEQUENCE
 
 
 @triton.jit
-def read_sequence(told, rows, sequence):
+def read_sequence(description, rows, sequence):
     """A sequence's first row, number of rows, slot, and whether its state begins with zeros (1) or not (0)."""
-    own = told + 2 * rows + sequence * WORDS
+    own = description + 2 * rows + sequence * WORDS
     return tl.load(own), tl.load(own + 1), tl.load(own + 2).to(tl.int64), tl.load(own + 3)
 
 
@@ -77,11 +77,11 @@ def conv_kernel(
     and then replaces the state."""
     let_next_start(PDL)
     row, rows = tl.program_id(0), tl.num_programs(0)
-    told = step + tl.load(step + STATES)
-    sequence = tl.load(told + rows + row)
+    description = step + tl.load(step + STATES)
+    sequence = tl.load(description + rows + row)
     wait_for_previous(PDL)
     if sequence >= 0:
-        first, count, slot, is_fresh = read_sequence(told, rows, sequence)
+        first, count, slot, is_fresh = read_sequence(description, rows, sequence)
         offset = row - first
         channel = tl.program_id(1) * B + tl.arange(0, B)
         inside = channel < CHANNELS
@@ -105,7 +105,7 @@ def conv_kernel(
             if AFTER is not None:
                 total = total * tl.load(x + own * SIZE + AFTER + channel, mask=inside, other=0.0)
             tl.store(out + own * CHANNELS + channel, total.to(out.dtype.element_ty), mask=inside)
-            save = tl.load(told + first + at).to(tl.int64)
+            save = tl.load(description + first + at).to(tl.int64)
             if save >= 0:
                 keep_inputs(
                     states + save * ((TAPS - 1) * CHANNELS), x, state, first, at, is_fresh, channel, inside,
@@ -172,7 +172,7 @@ def recurrence_kernel(
     """Columns of one head's matrix S [key channel, value channel], for all tokens of one sequence in order: see
     RecurrenceSpec. The next token is prefetched before the current one is computed."""
     let_next_start(PDL)
-    told, count = step + tl.load(step + STATES), tl.load(step + STATES + 1)
+    description, count = step + tl.load(step + STATES), tl.load(step + STATES + 1)
     wait_for_previous(PDL)
     BLOCKS: tl.constexpr = (VALUE + COLUMNS - 1) // COLUMNS
     key = tl.arange(0, KEYS)
@@ -181,7 +181,7 @@ def recurrence_kernel(
         head = work // BLOCKS % HEADS
         column = work % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
         in_value = column < VALUE
-        first, length, slot, is_fresh = read_sequence(told, rows, work // (HEADS * BLOCKS))
+        first, length, slot, is_fresh = read_sequence(description, rows, work // (HEADS * BLOCKS))
         own_rate, own_bias = tl.load(rate + head), tl.load(bias + head)
         key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
         q_start, k_start, v_start = Q + key_head * KEY, K + key_head * KEY, V + head * VALUE
@@ -198,7 +198,7 @@ def recurrence_kernel(
             next_q, next_k, next_v, next_b, next_a = load_token(
                 x, gates, following, key, in_key, column, in_value, q_start, k_start, v_start, head, SIZE, GATES, HEADS
             )
-            save = tl.load(told + row).to(tl.int64)
+            save = tl.load(description + row).to(tl.int64)
             size = softplus(a + own_bias)
             decay = tl.exp(own_rate * size)
             if DELTA:

@@ -91,7 +91,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _text(value: Any) -> str:
-    """The value as a key. What is no JSON is told apart by its form; the compiler says what is wrong with it."""
+    """The value as a key. What is no JSON is identified by its form; the compiler reports what is wrong with it."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError):

@@ -120,7 +120,7 @@ def _others(
 def _split(cell: _Cell, pattern: Terminal, lexicon: Lexicon) -> list[_Cell]:
     inside = _Cell((*cell.inside, pattern.narrow), cell.outside)
     outside = _Cell(cell.inside, (*cell.outside, pattern.wide))
-    # Two patterns that exclude each other are the usual case, and quickly told.
+    # Two patterns that exclude each other are the usual case, and quickly found.
     apart = any(lexicon.is_empty(f"({other}) & ({pattern.narrow})") for other in cell.inside)
     if apart or lexicon.is_empty(inside.terminal):
         return [cell if pattern.is_exact else outside]

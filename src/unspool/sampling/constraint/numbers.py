@@ -17,7 +17,7 @@ from unspool.sampling.constraint.limits import Limits, Place, Refused
 
 WIDEST = 10**17  # bounds beyond it are narrowed to it: native integers have 64 bits
 EXACT = 2**53  # every integer up to it is a double
-MAX_DIGITS = 15  # every decimal of so many digits is told apart by doubles
+MAX_DIGITS = 15  # different decimals of so many digits are different doubles
 _FINEST = Decimal("1e-12")  # bounds closer to zero than this are moved away from what they exclude
 _MAX_U32 = 2**32 - 1
 _MAX_LISTED = 10_000

@@ -200,7 +200,7 @@ class Shaper:
         return [ListShape((), (), low, high, tuple(values))] if low <= high else []
 
     def _finite(self, goal: Goal) -> list[str] | None:
-        """All values that satisfy a goal, as JSON; None where there are too many to tell."""
+        """All values that satisfy a goal, as JSON; None where there are too many to list."""
         found: list[str] = []
         for facts in self._reader.ways(goal, goal[0].place if goal else ()):
             types = facts.possible_types
