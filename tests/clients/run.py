@@ -88,10 +88,10 @@ def served(url: str | None) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
-        told = process.stderr.readline()
-        found = re.search(r"http://\S+?(?=/v1)", told)
+        output = process.stderr.readline()
+        found = re.search(r"http://\S+?(?=/v1)", output)
         if found is None:
-            raise SystemExit(f"the server did not start: {told}{process.stderr.read()}")
+            raise SystemExit(f"the server did not start: {output}{process.stderr.read()}")
         yield found[0]
     finally:
         process.terminate()
@@ -103,11 +103,11 @@ def checked(client: Client, home: Path, url: str) -> dict[str, Any]:
     begun = time.monotonic()
     try:
         install(client, home)
-        told = run_checks(client, home, url)
+        reported = run_checks(client, home, url)
     except subprocess.CalledProcessError as error:
         what = f"{Path(error.cmd[0]).name} ended with {error.returncode}: {(error.stderr or '')[-400:]}"
-        told = {"version": "–", "checks": [{"name": "it runs", "error": what}]}
-    return {"client": client.name, **told, "seconds": round(time.monotonic() - begun, 1)}
+        reported = {"version": "–", "checks": [{"name": "it runs", "error": what}]}
+    return {"client": client.name, **reported, "seconds": round(time.monotonic() - begun, 1)}
 
 
 def install(client: Client, home: Path) -> None:
@@ -136,8 +136,8 @@ def run_checks(client: Client, home: Path, url: str) -> dict[str, Any]:
     else:
         command = [str(home / "venv" / "bin" / "python"), str(HERE / client.checks), url, MODEL]
     said = quietly(command, home)
-    told: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
-    return told
+    reported: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    return reported
 
 
 def quietly(command: list[str], home: Path) -> str:

@@ -106,10 +106,10 @@ def test_a_seed_that_was_drawn_is_told_and_gives_the_answer_again(source: ModelS
         body = {"prompt": "Once", "max_tokens": 30, "temperature": 1.2, "ignore_eos": True}
         async with pooled(source, llm, dies_after=[5]) as client:
             first = await client.ok("/v1/completions", body)
-            told = first["unspool"]
-            assert told["params"]["seed"]["origin"] == "drawn"
-            assert told["receipt"]["seed"] == told["choices"][0]["seed"] == told["params"]["seed"]["value"]
-            again = await client.ok("/v1/completions", body | {"seed": told["receipt"]["seed"]})
+            reported = first["unspool"]
+            assert reported["params"]["seed"]["origin"] == "drawn"
+            assert reported["receipt"]["seed"] == reported["choices"][0]["seed"] == reported["params"]["seed"]["value"]
+            again = await client.ok("/v1/completions", body | {"seed": reported["receipt"]["seed"]})
             assert again["choices"] == first["choices"]
 
     asyncio.run(check())
@@ -129,8 +129,8 @@ def test_an_answer_tells_its_share_of_its_replicas_hardware(
             meter.measure(is_alone=False)
             for fake in client.service._transport.fakes:  # type: ignore[attr-defined]
                 fake.replica._meter = meter
-            told = [(await client.ok(path, body))["unspool"], (await client.events(path, body))[-2][1]["unspool"]]
-            for used in (each["utilization"] for each in told):
+            reported = [(await client.ok(path, body))["unspool"], (await client.events(path, body))[-2][1]["unspool"]]
+            for used in (each["utilization"] for each in reported):
                 assert used["weight_bytes"] == llm.engine.steps.costs.weight_bytes()
                 assert used["mbu"] > 0
 

@@ -42,8 +42,8 @@ def test_the_metrics_of_the_model_server_protocol(prefix: str) -> None:
             assert sample.value == 1
             assert int(sample.labels["block_size"]) * int(sample.labels["num_gpu_blocks"]) == 8192
         for sample in idle["lora_requests_info"].samples:
-            told = [sample.labels[each] for each in ("max_lora", "running_lora_adapters", "waiting_lora_adapters")]
-            assert told == ["0", "", ""]
+            reported = [sample.labels[each] for each in ("max_lora", "running_lora_adapters", "waiting_lora_adapters")]
+            assert reported == ["0", "", ""]
         asking = asyncio.create_task(client.post("/v1/completions", LONG))
         while not any(sample.value for sample in (await scraped(client, prefix))["num_requests_running"].samples):
             assert not asking.done()

@@ -275,10 +275,10 @@ def test_an_update_of_the_model_loses_no_request(
             if answer.status_code != 200:
                 problems.append(answer.text)
                 continue
-            told = answer.json()
-            model = told["unspool"]["receipt"]["model"]
+            reported = answer.json()
+            model = reported["unspool"]["receipt"]["model"]
             seen.append(model)
-            if told["choices"][0]["text"] != texts[model]:
+            if reported["choices"][0]["text"] != texts[model]:
                 problems.append(f"a text that is not of {model}")
 
     def ask_streaming() -> None:
@@ -390,9 +390,9 @@ def test_the_command_runs_and_tells_and_ends_an_application(
     deployed = run(str(app), "--prefix", "/llm")
     assert deployed.returncode == 0, deployed.stderr
     assert "/llm/v1" in deployed.stdout
-    told = json.loads(run("--status").stdout)
-    assert told["status"] == "RUNNING"
-    assert told["deployments"]["Engine"]["replicas"] == {"RUNNING": 1}
+    reported = json.loads(run("--status").stdout)
+    assert reported["status"] == "RUNNING"
+    assert reported["deployments"]["Engine"]["replicas"] == {"RUNNING": 1}
     path, body = STORY
     answer = httpx.post(f"{cluster.url}/llm{path}", json=body, timeout=HANG)
     assert answer.json()["choices"][0]["text"] == story_of(expected)

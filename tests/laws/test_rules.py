@@ -104,12 +104,12 @@ def test_a_failure_costs_its_own_request_alone(speculate, tiny, make_crowd) -> N
         eager(engine)
     params = SamplingParams(max_tokens=12, seed=5, ignore_eos=True)
     good = engine.add([1, 2, 3], params)
-    bad = {engine.add([1, 2, 3], replace(params, **one)): told for told, one in WRONG.items()}
+    bad = {engine.add([1, 2, 3], replace(params, **one)): reported for reported, one in WRONG.items()}
     found = answers(engine, [good, *bad])
-    for id, told in bad.items():
+    for id, reported in bad.items():
         error = found[id]
         assert isinstance(error, RequestError)
-        assert str(error) == told
+        assert str(error) == reported
     alone = engine.add([1, 2, 3], params)
     assert found[good] == answers(engine, [alone])[alone]
 
@@ -153,7 +153,7 @@ def test_a_rule_sees_the_text_after_a_banned_string_was_taken_back(tiny, make_cr
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"stop_rules": "a"}, "stop_rules"),
         ({"stop_rules": [1]}, "stop_rules"),
@@ -162,8 +162,8 @@ def test_a_rule_sees_the_text_after_a_banned_string_was_taken_back(tiny, make_cr
         ({"order": ["temprature"]}, "'temprature'"),
     ],
 )
-def test_what_is_no_rule_is_refused_at_once(wrong, told) -> None:
-    with pytest.raises(RequestError, match=told):
+def test_what_is_no_rule_is_refused_at_once(wrong, expected) -> None:
+    with pytest.raises(RequestError, match=expected):
         SamplingParams(**wrong)
 
 

@@ -223,7 +223,7 @@ def held_once(text: str) -> bool:
 
 
 def main(cases: list[list[str]]) -> None:
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     for shape, format in cases:
         for each in launches_of(shape, format):
             compiled = each.kernel.warmup(grid=each.grid, **each.arguments, **each.options)
@@ -238,8 +238,8 @@ def main(cases: list[list[str]]) -> None:
                 assert each.grid[0] <= 132 * fit, f"{fit} programs a multiprocessor, not {each.grid[0] / 132:g}"
                 assert held_once(compiled.asm["ttgir"]), "a value that is handed over is stored twice"
                 assert each.registers * 128 * (each.grid[0] // 132) <= 65_536
-            told[each.label] = max(told.get(each.label, 0), compiled.metadata.shared)
-    print(json.dumps(told))
+            reported[each.label] = max(reported.get(each.label, 0), compiled.metadata.shared)
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -133,13 +133,13 @@ def test_a_vocabularys_pages_are_given_back_too(path: Path, tmp_path: Path) -> N
 def test_shares_taken_whole_or_by_halves_give_the_same_bits(path: Path) -> None:
     """Both ways are tried every 256 steps; one thread has nothing to share."""
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, logprobs=0)
-    told = []
+    reported = []
     for threads in (1, 2):
         engine = Engine(open_checkpoint(path), EngineConfig(device="cpu", kv_tokens=512, threads=threads))
         engine.add(PROMPT, params)
         tokens = []
         while engine.has_work:
             tokens += [token for event in engine.step() for token in getattr(event, "tokens", ())]
-        told.append([(token.id, token.logprob) for token in tokens])
-    assert len(told[0]) == 300
-    assert told[0] == told[1]
+        reported.append([(token.id, token.logprob) for token in tokens])
+    assert len(reported[0]) == 300
+    assert reported[0] == reported[1]

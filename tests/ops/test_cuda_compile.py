@@ -50,8 +50,8 @@ def result_of(compiler: subprocess.Popen[str]) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile_for_hopper(name: str, compilers: dict[str, subprocess.Popen[str]]) -> None:
-    told = result_of(compilers[name])
-    assert set(told) >= SAMPLING | {"attention", "attention-prompt"}
+    reported = result_of(compilers[name])
+    assert set(reported) >= SAMPLING | {"attention", "attention-prompt"}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

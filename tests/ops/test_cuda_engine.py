@@ -40,7 +40,7 @@ def answers(engine: Engine, names: list[str]) -> dict[str, Answer]:
     for index, name in enumerate(names):
         params = SamplingParams(max_tokens=4, ignore_eos=name != "allowed", **ASKED[name])
         engine.add([17 + len(name), 5, 5, 250, 7 + len(ASKED[name])], params, id=f"{name}-{index}")
-    told: dict[str, Answer] = {name: [] for name in names}
+    answers: dict[str, Answer] = {name: [] for name in names}
     while engine.has_work:
         for event in engine.step():
             assert not isinstance(event, Failed), event
@@ -48,10 +48,10 @@ def answers(engine: Engine, names: list[str]) -> dict[str, Answer]:
                 bits = struct.pack("<d", float("nan") if token.logprob is None else token.logprob)
                 bits += b"".join(struct.pack("<id", id, logprob) for id, logprob in token.top)
                 name = event.request.rpartition("-")[0]
-                if name in told:
-                    told[name].append((token.id, bits))
+                if name in answers:
+                    answers[name].append((token.id, bits))
     engine.check()
-    return told
+    return answers
 
 
 def test_ahead_is_plain_whatever_shapes_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def make_engine_of(shape: str, **changes: Any) -> Engine:
 
 def greedy(engine: Engine, *prompts: tuple[int, ...], count: int = 2) -> list[tuple[int, Answer]]:
     """Of each prompt, how much of it was reused, and its answer."""
-    told: dict[str, Answer] = {str(index): [] for index in range(len(prompts))}
+    answers: dict[str, Answer] = {str(index): [] for index in range(len(prompts))}
     reused = {}
     for index, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, logprobs=0)
@@ -104,9 +104,10 @@ def greedy(engine: Engine, *prompts: tuple[int, ...], count: int = 2) -> list[tu
             assert not isinstance(event, Failed), event
             if isinstance(event, Finished):
                 reused[event.request] = event.usage.cached_tokens
-            told[event.request] += [(each.id, struct.pack("<d", each.logprob)) for each in getattr(event, "tokens", ())]
+            tokens = getattr(event, "tokens", ())
+            answers[event.request] += [(each.id, struct.pack("<d", each.logprob)) for each in tokens]
     engine.check()
-    return [(reused[name], told[name]) for name in told]
+    return [(reused[name], answers[name]) for name in answers]
 
 
 @pytest.mark.parametrize("shape", KEPT)

@@ -156,9 +156,9 @@ def test_a_plan_for_a_gpu_that_is_elsewhere(capsys: pytest.CaptureFixture[str]) 
     assert math.isclose(plan["decode_floor"]["seconds_per_token"], plan["step_bytes"] / 4.4e12)
     small = ["plan", "--random", "llama-8b", "--gpu-size", "16GB"]
     assert main(small) == 0  # it is a plan, if one of what does not go
-    told = capsys.readouterr().out
-    assert "they do not fit together\n" in told
-    assert "nothing is left for a KV cache" in told
+    output = capsys.readouterr().out
+    assert "they do not fit together\n" in output
+    assert "nothing is left for a KV cache" in output
     assert main([*small, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["fits"], plan["kv_tokens"]) == (False, 0)
@@ -173,12 +173,12 @@ def test_a_plan_for_a_gpu_that_is_nowhere(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "expected"),
     [("llama-9b", "there is no shape 'llama-9b'"), ("llama-8b:q9", "unknown format 'q9'"), ("tiny:q4_k", "64 wide")],
 )
-def test_random_weights_that_cannot_be(spec: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_weights_that_cannot_be(spec: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--random", spec, "hello"]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_random_weights_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,8 +151,8 @@ def test_whole_answers_are_the_hosts() -> None:
             assert found.tokens[place] == expected.token, list(PARAMS)[r]
             params = samplers[r].params
             if params.logprobs is not None or params.best_of > params.n:
-                told = found.logprobs(place, params.logprobs or 0)
-                assert told == (expected.logprob, expected.top, expected.rank)
+                reported = found.logprobs(place, params.logprobs or 0)
+                assert reported == (expected.logprob, expected.top, expected.rank)
                 assert found.rank(place) == expected.rank
             samplers[r].accept(expected.token)
         rng.shuffle(order)

@@ -37,13 +37,13 @@ def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
 def answers(checkpoint: Checkpoint, prompts: list[list[int]], **options: object) -> list[list[int]]:
     engine = Engine(checkpoint, EngineConfig(device="cuda", kv_tokens=8192, **options))  # type: ignore[arg-type]
     ids = [engine.add(prompt, SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)) for prompt in prompts]
-    told: dict[str, list[int]] = {id: [] for id in ids}
+    reported: dict[str, list[int]] = {id: [] for id in ids}
     while engine.has_work:
         for event in engine.step():
             assert not isinstance(event, Failed), event
-            told[event.request] += [token.id for token in getattr(event, "tokens", ())]
+            reported[event.request] += [token.id for token in getattr(event, "tokens", ())]
     engine.check()
-    return [told[id] for id in ids]
+    return [reported[id] for id in ids]
 
 
 def test_greedy_tokens_are_transformers(checkpoint: Checkpoint) -> None:

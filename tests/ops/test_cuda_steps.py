@@ -105,8 +105,8 @@ def test_an_item_tells_the_first_tile_that_its_step_makes() -> None:
     batch = batch_of(sequences, "all")
     items = items_of(described(batch, 48, 48, SHAPE, take_all=True), steps.FEW_ITEMS)
     assert len(set(items[:, 0].tolist())) > len(sequences)  # the first one's tokens are cut into pieces
-    told = {(sequence, fresh) for _, _, sequence, _, end, _, fresh in items.tolist() if end > 0}
-    assert told == {(i, p // KEYS) for i, (p, _) in enumerate(sequences)}
+    reported = {(sequence, fresh) for _, _, sequence, _, end, _, fresh in items.tolist() if end > 0}
+    assert reported == {(i, p // KEYS) for i, (p, _) in enumerate(sequences)}
 
 
 def test_kept_results_never_share_a_place() -> None:
@@ -183,8 +183,8 @@ def test_states_are_told_by_row_and_by_sequence() -> None:
     assert count == 3
     assert step[place : place + 8].tolist() == [-1, 6, -1, -1, 5, -1, -1, -1]
     assert step[place + 8 : place + 16].tolist() == [0, 0, 0, 1, 2, 2, -1, -1]
-    told = step[place + 16 : place + 16 + 3 * steps.SEQUENCE].reshape(3, steps.SEQUENCE)
-    assert told.tolist() == [[0, 3, 4, 1], [3, 1, 0, 0], [4, 2, 2, 0]]
+    reported = step[place + 16 : place + 16 + 3 * steps.SEQUENCE].reshape(3, steps.SEQUENCE)
+    assert reported.tolist() == [[0, 3, 4, 1], [3, 1, 0, 0], [4, 2, 2, 0]]
     unsaved = described(replace(batch, saves=np.array([], np.int32)), 8, 8)
     assert (unsaved[place : place + 8] == -1).all()
     assert described(batch_of(sequences), 8, 8)[steps.STATES + 1] == 0

@@ -28,7 +28,7 @@ MODELS = b'{"data":[{"id":"m"}]}'
 Handler = Callable[[asyncio.StreamWriter], Any]
 
 
-def told(capsys: Capture) -> dict[str, Any]:
+def reported(capsys: Capture) -> dict[str, Any]:
     value: dict[str, Any] = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
     return value
 
@@ -122,7 +122,7 @@ def test_a_bad_server_is_a_result_and_never_a_hang(answer: Handler, error: str, 
     with bad_server(answer) as url:
         status = serve.main(["--url", f"bad={url}", "--rate", "50", "--requests", "2", "--timeout", str(seconds)])
     assert status == 1
-    [row] = told(capsys)["rows"]
+    [row] = reported(capsys)["rows"]
     assert (row["requests"], row["failed"], row["errors"]) == (2, 2, {error: 2})
     assert row["goodput"] == 0
 
@@ -135,17 +135,17 @@ def test_a_server_that_is_not_there(capsys: Capture) -> None:
 def test_nobody_asks_a_dead_server_a_thousand_times(capsys: Capture) -> None:
     dead = ["--url", "http://127.0.0.1:1", "--model", "m"]
     assert serve.main([*dead, "--rate", "1000", "--requests", "1000"]) == 1
-    [row] = told(capsys)["rows"]
+    [row] = reported(capsys)["rows"]
     assert row["requests"] == row["failed"] < 1000
     assert determinism.main([*dead, "--runs", "1000", "--at-once", "4"]) == 1
-    assert [sum(each["errors"].values()) for each in told(capsys)["results"]] == [12, 12]
+    assert [sum(each["errors"].values()) for each in reported(capsys)["results"]] == [12, 12]
 
 
 def test_repeating_a_request_ends_where_a_server_hangs(capsys: Capture) -> None:
     with bad_server(hang) as url:
         small = ["--url", url, "--runs", "1000", "--at-once", "1", "--only", "greedy", "--timeout", "0.1"]
         assert determinism.main(small) == 1
-    [row] = told(capsys)["results"]
+    [row] = reported(capsys)["results"]
     assert (row["answers"], row["errors"]) == (0, {"timeout": 3})
 
 
@@ -169,7 +169,7 @@ def url_of(server: Live) -> str:
 def test_an_open_load_on_our_server(server: Live, capsys: Capture) -> None:
     arguments = ["--url", f"ours={url_of(server)}", "--rate", "40", "80", "--requests", "4", "--mix", "short"]
     assert serve.main([*arguments, "--first", "600", "--between", "600"]) == 0
-    rows = told(capsys)["rows"]
+    rows = reported(capsys)["rows"]
     assert [(row["server"], row["rate"], row["requests"], row["failed"], row["met"]) for row in rows] == [
         ("ours", 40.0, 4, 0, 4), ("ours", 80.0, 4, 0, 4),
     ]  # fmt: skip
@@ -179,7 +179,7 @@ def test_an_open_load_on_our_server(server: Live, capsys: Capture) -> None:
 def test_what_others_used_is_told_where_the_servers_process_is_known(server: Live, capsys: Capture) -> None:
     arguments = ["--url", f"ours={url_of(server)}", "--rate", "40", "--requests", "2", "--mix", "short"]
     assert serve.main([*arguments, "--pid", f"ours={os.getpid()}"]) == 0
-    assert told(capsys)["rows"][0]["disturbed"] >= 0
+    assert reported(capsys)["rows"][0]["disturbed"] >= 0
     for wrong in ("ours=none", f"other={os.getpid()}", "0"):
         with pytest.raises(RequestError, match="--pid is"):
             serve.main([*arguments, "--pid", wrong])
@@ -216,7 +216,7 @@ def test_ctrl_c_and_going_on(
     assert (partial["interrupted"], [row["rate"] for row in partial["rows"]]) == (True, [40.0])
     assert serve.main(arguments) == 0
     assert asked == [40.0, 80.0, 80.0], "what is kept is not measured again"
-    whole = told(capsys)
+    whole = reported(capsys)
     assert [row["rate"] for row in whole["rows"]] == [40.0, 80.0]
     assert whole["rows"][0] == partial["rows"][0]
 
@@ -224,7 +224,7 @@ def test_ctrl_c_and_going_on(
 def test_targets_that_nothing_meets(server: Live, capsys: Capture) -> None:
     arguments = ["--url", url_of(server), "--rate", "40", "--requests", "2", "--mix", "short"]
     assert serve.main([*arguments, "--first", "0.0000001"]) == 0
-    [row] = told(capsys)["rows"]
+    [row] = reported(capsys)["rows"]
     assert (row["met"], row["goodput"], row["failed"]) == (0, 0, 0)
 
 
@@ -239,7 +239,7 @@ def test_a_chat_has_turns(server: Live, capsys: Capture, monkeypatch: pytest.Mon
     monkeypatch.setattr(serve, "ask", noted)
     arguments = ["--url", url_of(server), "--rate", "40", "--requests", "1", "--mix", "short", "--turns", "3"]
     assert serve.main(arguments) == 0
-    [row] = told(capsys)["rows"]
+    [row] = reported(capsys)["rows"]
     assert row["requests"] == 3
     assert [(each["turn"], each["requests"]) for each in row["turns"]] == [(1, 1), (2, 1), (3, 1)]
     assert all(each["first"]["p50"] > 0 for each in row["turns"])
@@ -248,7 +248,7 @@ def test_a_chat_has_turns(server: Live, capsys: Capture, monkeypatch: pytest.Mon
 
 def test_our_server_gives_one_answer(server: Live, capsys: Capture) -> None:
     assert determinism.main(["--url", url_of(server), "--runs", "6", "--at-once", "3", "-n", "6"]) == 0
-    assert [(row["answers"], row["distinct"]) for row in told(capsys)["results"]] == [(6, 1), (6, 1)]
+    assert [(row["answers"], row["distinct"]) for row in reported(capsys)["results"]] == [(6, 1), (6, 1)]
 
 
 def test_a_server_that_gives_several(capsys: Capture) -> None:
@@ -260,5 +260,5 @@ def test_a_server_that_gives_several(capsys: Capture) -> None:
 
     with bad_server(vary) as url:
         determinism.main(["--url", url, "--runs", "8", "--at-once", "4", "--only", "greedy"])
-    [row] = told(capsys)["results"]
+    [row] = reported(capsys)["results"]
     assert (row["answers"], row["distinct"], row["first_divergence"]) == (8, 2, 2)

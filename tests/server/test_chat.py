@@ -336,9 +336,9 @@ def test_any_seed_is_one_that_json_can_hold(seed: int) -> None:
     async def test(client: Client) -> None:
         body = {"messages": USER, "max_tokens": 8, "temperature": 1.5}
         answer = await client.ok(PATH, body | {"seed": seed})
-        told = answer["unspool"]["receipt"]["seed"]
-        assert 0 <= told < 2**53
-        assert (await client.ok(PATH, body | {"seed": told}))["choices"] == answer["choices"]
+        reported = answer["unspool"]["receipt"]["seed"]
+        assert 0 <= reported < 2**53
+        assert (await client.ok(PATH, body | {"seed": reported}))["choices"] == answer["choices"]
 
     in_process(test)
 
@@ -386,7 +386,7 @@ def test_endings_are_openais_words_and_the_report_tells_more() -> None:
     async def test(client: Client) -> None:
         forced = {"kind": "choice", "value": ["one two three"]}
         body = {"messages": USER, "max_tokens": 30, "seed": 1}
-        for more, reason, stop, told in (
+        for more, reason, stop, reported in (
             ({"constraint": forced, "stop": ["tw"]}, "stop", "tw", "stop"),
             ({"max_tokens": 2, "ignore_eos": True}, "length", None, "length"),
             ({"deadline_ms": 0.001, "ignore_eos": True}, "length", None, "deadline"),
@@ -394,10 +394,10 @@ def test_endings_are_openais_words_and_the_report_tells_more() -> None:
             answer = await client.ok(PATH, body | more)
             choice = answer["choices"][0]
             assert (choice["finish_reason"], choice["stop_reason"]) == (reason, stop)
-            assert answer["unspool"]["choices"][0]["finish_reason"] == told
+            assert answer["unspool"]["choices"][0]["finish_reason"] == reported
             last = [data for _, data in await client.events(PATH, body | more) if data != "[DONE]"][-1]
             assert (last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]) == (reason, stop)
-            assert last["unspool"]["choices"][0]["finish_reason"] == told
+            assert last["unspool"]["choices"][0]["finish_reason"] == reported
 
     in_process(test)
 

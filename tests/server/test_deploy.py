@@ -93,8 +93,8 @@ def expressions() -> Iterator[Any]:
             name = f"{panel['title']} {target['refId']}"
             yield pytest.param(target["expr"], target["legendFormat"], id=name)
     for rule in rules():
-        told = json.dumps(rule["annotations"])
-        yield pytest.param(rule["expr"], told, id=rule["alert"])
+        reported = json.dumps(rule["annotations"])
+        yield pytest.param(rule["expr"], reported, id=rule["alert"])
 
 
 def check_known(expression: str, exported: dict[str, list[dict[str, str]]]) -> set[str]:
@@ -119,12 +119,12 @@ def check_known(expression: str, exported: dict[str, list[dict[str, str]]]) -> s
     return parsed.labels
 
 
-@pytest.mark.parametrize(("expression", "told"), list(expressions()))
+@pytest.mark.parametrize(("expression", "expected"), list(expressions()))
 def test_what_is_asked_for_is_exported(
-    expression: str, told: str, exported: dict[str, list[dict[str, str]]]
+    expression: str, expected: str, exported: dict[str, list[dict[str, str]]]
 ) -> None:
     groups = check_known(expression, exported)
-    shown = set(re.findall(r"{{ *(?:\$labels\.)?(\w+) *}}", told))
+    shown = set(re.findall(r"{{ *(?:\$labels\.)?(\w+) *}}", expected))
     assert shown <= groups or not groups, "a legend names labels that the expression keeps"
 
 
@@ -165,13 +165,13 @@ def test_every_metric_of_the_documents_is_exported(exported: dict[str, list[dict
     table = text[text.index("## Metrics") :]
     table = table[: table.index("The time between tokens")]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    told = {name for row in rows for name in re.findall(r"`([a-z_0-9]+)", row)}
+    names = {name for row in rows for name in re.findall(r"`([a-z_0-9]+)", row)}
     found = {
         re.sub(r"_(bucket|sum|count|created)$", "", name.removeprefix("unspool:"))
         for name in exported
         if not name.endswith("_created")
     }
-    assert found == told
+    assert found == names
 
 
 # Kubernetes and systemd ---------------------------------------------------------------------------------------------

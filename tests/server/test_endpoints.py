@@ -55,8 +55,8 @@ def test_text_offsets_are_exact() -> None:
             if token.isascii():
                 assert choice["text"][start:end].endswith(token) or token.startswith(("<", "bytes:"))
         chunks = [event for _, event in await client.events("/v1/completions", body) if event != "[DONE]"]
-        told = [offset for c in chunks for offset in (c["choices"][0]["logprobs"] or {}).get("text_offset", [])]
-        assert told == offsets
+        reported = [offset for c in chunks for offset in (c["choices"][0]["logprobs"] or {}).get("text_offset", [])]
+        assert reported == offsets
 
     in_process(test)
 
@@ -85,11 +85,11 @@ def test_alternatives_tell_the_chosen_token_and_all_bytes() -> None:
     async def test(client: Client) -> None:
         body = {"prompt": "a", "temperature": 3, "max_tokens": 40, "seed": 3, "ignore_eos": True}
         for count in (0, 1, 20):
-            told = (await client.ok("/v1/completions", body | {"logprobs": count}))["choices"][0]["logprobs"]
-            for token, value, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+            found = (await client.ok("/v1/completions", body | {"logprobs": count}))["choices"][0]["logprobs"]
+            for token, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
                 assert top[token] == value
                 assert len(top) in (count, count + 1)  # no two share a key; the chosen one may be among them
-        assert any(token.startswith("bytes:\\x") for token in told["tokens"])
+        assert any(token.startswith("bytes:\\x") for token in found["tokens"])
 
     in_process(test)
 
@@ -368,10 +368,10 @@ def test_prompts_are_counted() -> None:
     async def test(client: Client) -> None:
         chat = {"messages": [{"role": "user", "content": "Hello"}]}
         for path, body in (("/v1/chat/completions", chat), ("/v1/responses", {"input": "Hello"})):
-            told = await client.ok(f"{path}/input_tokens", body)
+            reported = await client.ok(f"{path}/input_tokens", body)
             answer = await client.ok(path, body | {"max_output_tokens" if "input" in body else "max_tokens": 1})
             usage = answer["usage"]
-            assert told["input_tokens"] == usage.get("input_tokens", usage.get("prompt_tokens"))
+            assert reported["input_tokens"] == usage.get("input_tokens", usage.get("prompt_tokens"))
 
     in_process(test)
 

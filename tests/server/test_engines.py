@@ -130,11 +130,11 @@ def test_prompt_logprobs_are_written_as_vllm_does() -> None:
         ids = (await client.ok("/tokenize", {"messages": USER}))["tokens"]
         assert whole["prompt_logprobs"][0] is None
         assert len(whole["prompt_logprobs"]) == len(ids)
-        for id, told in zip(ids[1:], whole["prompt_logprobs"][1:], strict=True):
-            assert told[str(id)]["logprob"] <= 0
-            assert told[str(id)]["rank"] >= 1
-            assert 2 <= len(told) <= 3
-            assert {1, 2} <= {entry["rank"] for entry in told.values()}
+        for id, reported in zip(ids[1:], whole["prompt_logprobs"][1:], strict=True):
+            assert reported[str(id)]["logprob"] <= 0
+            assert reported[str(id)]["rank"] >= 1
+            assert 2 <= len(reported) <= 3
+            assert {1, 2} <= {entry["rank"] for entry in reported.values()}
         text = await client.ok(COMPLETIONS, {"prompt": ids, "max_tokens": 1, "prompt_logprobs": 2})
         assert text["choices"][0]["prompt_logprobs"] == whole["prompt_logprobs"]
 
@@ -171,9 +171,9 @@ def test_usage_and_timings_in_every_chunk() -> None:
             assert counts == sorted(counts)
             assert counts[-1] == 5
             assert all(event["usage"]["prompt_tokens"] == events[-1]["usage"]["prompt_tokens"] for event in events)
-            told = [event["timings"] for event in events if event["choices"]]
-            assert told[-1]["predicted_n"] == 5
-            assert all(one["prompt_n"] > 0 for one in told)
+            reported = [event["timings"] for event in events if event["choices"]]
+            assert reported[-1]["predicted_n"] == 5
+            assert all(one["prompt_n"] > 0 for one in reported)
 
     in_process(test)
 

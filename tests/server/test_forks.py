@@ -211,13 +211,13 @@ def test_a_replay_without_a_seed_is_refused() -> None:
 def test_steps_add_up_to_what_was_computed() -> None:
     async def test(client: Client) -> None:
         answer = await client.ok("/v1/fork", {**ASKED, "n": 2})
-        told = (await client.get("/v1/engine/steps")).json()
+        reported = (await client.get("/v1/engine/steps")).json()
         first = answer["number"]
-        mine = [work for step in told["steps"] for work in step["works"] if work["request"] in (first, first + 1)]
+        mine = [work for step in reported["steps"] for work in step["works"] if work["request"] in (first, first + 1)]
         num_prompt = len(answer["prompt"])
         assert sum(work["tokens"] for work in mine if work["request"] == first) == num_prompt + 11
-        assert [step["number"] for step in told["steps"]] == list(range(len(told["steps"])))
-        later = (await client.get(f"/v1/engine/steps?since={told['steps'][-3]['number']}")).json()
+        assert [step["number"] for step in reported["steps"]] == list(range(len(reported["steps"])))
+        later = (await client.get(f"/v1/engine/steps?since={reported['steps'][-3]['number']}")).json()
         assert len(later["steps"]) == 2
         assert (await client.get("/v1/engine/steps?since=x")).status_code == 400
 
@@ -249,16 +249,16 @@ def test_the_cache_map_tells_counts_of_a_running_request_and_none_of_its_tokens(
     async def test(client: Client) -> None:
         secret = [297, 301, 307, 311, 313, 317] * 12
         asked = asyncio.create_task(client.ok("/v1/fork", {**ASKED, "prompt": secret, "max_tokens": 1500}))
-        while not (told := (await client.get("/v1/engine/cache")).json())["requests"]:
+        while not (reported := (await client.get("/v1/engine/cache")).json())["requests"]:
             await asyncio.sleep(0.005)
-        [request] = told["requests"]
+        [request] = reported["requests"]
         number = request.pop("number")
         assert request.pop("state") in ("running", "waiting")
         counts = {"prompt_tokens", "tokens", "computed", "cached", "blocks", "states"}
         assert set(request) == counts
         assert request["prompt_tokens"] == len(secret)
         assert all(isinstance(value, int) for name, value in request.items() if name not in ("blocks", "states"))
-        assert max(request["blocks"], default=0) < told["num_blocks"]
+        assert max(request["blocks"], default=0) < reported["num_blocks"]
         brake.release()
         assert (await asked)["number"] == number
 
@@ -276,10 +276,10 @@ def test_the_cache_map_accounts_for_every_state_of_recurrent_layers() -> None:
         assert before["counts"] == {"free": before["num_slots"], "held": 0, "snapshot": 0}
         assert before["bytes"] > 0
         asked = asyncio.create_task(client.ok("/v1/fork", {**ASKED, "prompt": list(range(100)), "max_tokens": 300}))
-        while not (told := (await client.get("/v1/engine/cache")).json())["requests"]:
+        while not (reported := (await client.get("/v1/engine/cache")).json())["requests"]:
             await asyncio.sleep(0.005)
-        [request] = told["requests"]
-        held = [index for index, use in enumerate(_unrolled(told["states"]["map"])) if use == "held"]
+        [request] = reported["requests"]
+        held = [index for index, use in enumerate(_unrolled(reported["states"]["map"])) if use == "held"]
         assert sorted(request["states"]) == held
         brake.release()
         await asked
@@ -298,26 +298,26 @@ def _unrolled(runs: list[list[Any]]) -> list[str]:
 def test_the_cache_map_accounts_for_every_block() -> None:
     async def test(client: Client) -> None:
         await client.ok("/v1/fork", {**ASKED, "prompt": list(range(100))})
-        told = (await client.get("/v1/engine/cache")).json()
-        assert sum(count for _, count in told["map"]) == told["num_blocks"] == sum(told["counts"].values())
-        assert told["counts"]["cached"] == 100 // told["block_size"]
-        for state, count in told["counts"].items():
-            assert count == sum(length for name, length in told["map"] if name == state)
-        assert told["requests"] == []
-        assert told["states"] is None
+        reported = (await client.get("/v1/engine/cache")).json()
+        assert sum(count for _, count in reported["map"]) == reported["num_blocks"] == sum(reported["counts"].values())
+        assert reported["counts"]["cached"] == 100 // reported["block_size"]
+        for state, count in reported["counts"].items():
+            assert count == sum(length for name, length in reported["map"] if name == state)
+        assert reported["requests"] == []
+        assert reported["states"] is None
 
     in_process(test)
 
 
 def test_capabilities_name_every_parameter_and_its_value() -> None:
     async def test(client: Client) -> None:
-        told = (await client.get("/v1/capabilities")).json()
-        by_name = {one["name"]: one for one in told["parameters"]}
+        reported = (await client.get("/v1/capabilities")).json()
+        by_name = {one["name"]: one for one in reported["parameters"]}
         assert by_name["temperature"]["value"] == 1.0
         assert by_name["temperature"]["origin"] == "default"
         assert by_name["top_p"]["schema"]["maximum"] == 1
-        assert told["receipt"]["kernels"] == client.service.llm.receipt(0).kernels
-        assert told["has_template"]
+        assert reported["receipt"]["kernels"] == client.service.llm.receipt(0).kernels
+        assert reported["has_template"]
         machine = (await client.get("/v1/machine")).json()
         assert machine["cores"] >= 1
         assert machine["weights_bytes"] > 0

@@ -42,8 +42,8 @@ def test_a_stream_ends_with_the_whole_answer_and_joins_to_it() -> None:
         assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
         assert "".join(chunk["content"] for chunk in chunks) == whole["content"]
         assert [id for chunk in chunks for id in chunk["tokens"]] == whole["tokens"]
-        told = [one for chunk in chunks for one in chunk.get("completion_probabilities", [])]
-        assert told == whole["completion_probabilities"]
+        reported = [one for chunk in chunks for one in chunk.get("completion_probabilities", [])]
+        assert reported == whole["completion_probabilities"]
         assert chunks[-1]["tokens_predicted"] == 6
 
     in_process(test)
@@ -152,19 +152,19 @@ def test_a_seed_of_minus_one_is_drawn() -> None:
 def test_content_is_tokenized_as_llamacpp_does() -> None:
     async def test(client: Client) -> None:
         text = "a<|endoftext|>é"
-        told = await client.ok("/tokenize", {"content": text})
-        assert set(told) == {"tokens"}
+        reported = await client.ok("/tokenize", {"content": text})
+        assert set(reported) == {"tokens"}
         ours = await client.ok("/tokenize", {"prompt": text, "add_special_tokens": False, "parse_special": True})
-        assert told["tokens"] == ours["tokens"]
+        assert reported["tokens"] == ours["tokens"]
         raw = await client.ok("/tokenize", {"content": text, "parse_special": False})
-        assert raw["tokens"] != told["tokens"]
+        assert raw["tokens"] != reported["tokens"]
         special = await client.ok("/tokenize", {"content": text, "add_special": True, "parse_special": False})
         assert special["tokens"][-len(raw["tokens"]) :] == raw["tokens"]
         pieces = (await client.ok("/tokenize", {"content": text, "with_pieces": True}))["tokens"]
-        assert [one["id"] for one in pieces] == told["tokens"]
+        assert [one["id"] for one in pieces] == reported["tokens"]
         parts = [one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"]) for one in pieces]
         assert b"".join(parts).decode() == text
-        back = await client.ok("/detokenize", {"tokens": told["tokens"]})
+        back = await client.ok("/detokenize", {"tokens": reported["tokens"]})
         assert back["content"] == back["prompt"] == text
         assert (await client.refused("/tokenize", {"content": "a", "prompt": "a"}))["param"] == "prompt"
         assert (await client.refused("/tokenize", {"prompt": "a", "with_pieces": True}))["param"] == "with_pieces"
@@ -174,9 +174,9 @@ def test_content_is_tokenized_as_llamacpp_does() -> None:
 
 def test_a_conversation_is_rendered() -> None:
     async def test(client: Client) -> None:
-        told = await client.ok("/apply-template", {"messages": USER})
+        reported = await client.ok("/apply-template", {"messages": USER})
         ids = (await client.ok("/tokenize", {"messages": USER}))["tokens"]
-        assert told["prompt"] == (await client.ok("/detokenize", {"tokens": ids}))["prompt"]
+        assert reported["prompt"] == (await client.ok("/detokenize", {"tokens": ids}))["prompt"]
 
     in_process(test)
 

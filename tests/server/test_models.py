@@ -92,8 +92,8 @@ class Hold:
 
 
 async def states(client: Client) -> dict[str, str]:
-    told = (await client.get("/v1/models")).json()["data"]
-    return {model["id"]: model["state"] for model in told}
+    reported = (await client.get("/v1/models")).json()["data"]
+    return {model["id"]: model["state"] for model in reported}
 
 
 async def ask(client: Client, model: str | None, **more: Any) -> str:
@@ -106,8 +106,8 @@ def test_a_model_is_loaded_when_it_is_asked_for(files: dict[str, Path]) -> None:
     async def test(client: Client) -> None:
         assert await states(client) == {"ash": "unloaded", "birch": "unloaded", "cedar": "unloaded"}
         assert (await client.get("/ready")).status_code == 200
-        told = await client.ok("/v1/completions", {**ASK, "model": "birch-alias"})
-        assert told["model"] == "birch"
+        reported = await client.ok("/v1/completions", {**ASK, "model": "birch-alias"})
+        assert reported["model"] == "birch"
         assert await states(client) == {"ash": "unloaded", "birch": "loaded", "cedar": "unloaded"}
         entry = (await client.get("/v1/models/birch-alias")).json()
         assert entry["id"] == "birch-alias"
@@ -298,9 +298,9 @@ def test_a_stream_lives_while_its_model_is_loaded(
         events = [data for _, data in parse_events(response.content) if data is not None]
         assert events[-1] == "[DONE]"
         if fails:
-            [told] = events[:-1]
-            assert told["error"]["code"] == "model_load_failed"
-            assert "its last tensor is cut" in told["error"]["message"]
+            [reported] = events[:-1]
+            assert reported["error"]["code"] == "model_load_failed"
+            assert "its last tensor is cut" in reported["error"]["message"]
         else:
             text = "".join(each["choices"][0]["text"] for each in events[:-1])
             assert text == await ask(client, "ash")
@@ -330,8 +330,8 @@ def test_errors_of_late_streams_have_their_apis_shape(files: dict[str, Path], mo
         assert (other, response["type"], response["param"]) == ("error", "error", "messages")
         assert chat["error"]["param"] == "messages"
         assert done == "[DONE]"
-        for told in (anthropic["error"], response, chat["error"]):
-            assert message in told["message"]
+        for reported in (anthropic["error"], response, chat["error"]):
+            assert message in reported["message"]
 
     run(host, test)
 
@@ -527,9 +527,9 @@ def test_overrides_are_told(files: dict[str, Path]) -> None:
     async def test(client: Client) -> None:
         answer = await client.ok("/v1/completions", ASK)
         assert answer["unspool"]["receipt"]["overrides"] == ["rope_theta=500", "max_model_len=100"]
-        told = (await client.get("/v1/capabilities")).json()
-        assert told["context_length"] == 100
-        assert told["overrides"] == [
+        reported = (await client.get("/v1/capabilities")).json()
+        assert reported["context_length"] == 100
+        assert reported["overrides"] == [
             {"option": "rope_theta", "value": "500", "before": "10000"},
             {"option": "max_model_len", "value": "100", "before": "512"},
         ]

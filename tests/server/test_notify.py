@@ -64,13 +64,13 @@ def listener(request: pytest.FixtureRequest) -> Iterator[Listener]:
 
 
 def test_a_service_tells_its_life(listener: Listener) -> None:
-    told = Notifier(listener.environment)
-    with told.starting() as ready:
+    notifier = Notifier(listener.environment)
+    with notifier.starting() as ready:
         first = listener.hear()
         assert first == {"EXTEND_TIMEOUT_USEC": "60000000", "STATUS": "loading"}
         ready("http://127.0.0.1:8000")
     assert listener.hear_until("READY")[-1] == {"READY": "1", "STATUS": "serving at http://127.0.0.1:8000"}
-    told.stopping()
+    notifier.stopping()
     assert listener.hear() == {"STOPPING": "1", "STATUS": "letting answers finish"}
     assert listener.is_silent
 
@@ -94,10 +94,10 @@ def test_a_load_that_fails_is_never_ready(listener: Listener) -> None:
 
 
 def test_signs_of_life_end_when_something_has_died(listener: Listener) -> None:
-    told = Notifier({**listener.environment, "WATCHDOG_USEC": "2000", "WATCHDOG_PID": str(os.getpid())})
-    assert told.watchdog_seconds == 0.002
+    notifier = Notifier({**listener.environment, "WATCHDOG_USEC": "2000", "WATCHDOG_PID": str(os.getpid())})
+    assert notifier.watchdog_seconds == 0.002
     well = iter([True] * 4 + [False])
-    asyncio.run(told.keep_alive(lambda: next(well)))
+    asyncio.run(notifier.keep_alive(lambda: next(well)))
     assert [listener.hear() for _ in range(4)] == [{"WATCHDOG": "1"}] * 4
     assert listener.is_silent
 
@@ -108,13 +108,13 @@ def test_signs_of_life_end_when_something_has_died(listener: Listener) -> None:
     ids=["none", "no socket", "empty", "vsock"],
 )
 def test_where_nobody_listens_nothing_is_sent(environment: dict[str, str], said: list[str]) -> None:
-    told = Notifier(environment)
-    assert not told.is_wanted
-    assert told.watchdog_seconds is None
-    with told.starting() as ready:
+    notifier = Notifier(environment)
+    assert not notifier.is_wanted
+    assert notifier.watchdog_seconds is None
+    with notifier.starting() as ready:
         ready("http://127.0.0.1:1")
-    told.stopping()
-    asyncio.run(told.keep_alive(lambda: True))
+    notifier.stopping()
+    asyncio.run(notifier.keep_alive(lambda: True))
     assert ("neither a path nor an abstract socket" in str(said)) == ("vsock" in str(environment))
 
 
@@ -124,9 +124,9 @@ def test_a_watchdog_that_is_not_ours(listener: Listener, more: dict[str, str]) -
 
 
 def test_a_manager_that_went_is_one_warning(tmp_path: Path, said: list[str]) -> None:
-    told = Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")})
-    told.ready("x")
-    told.stopping()
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    notifier.ready("x")
+    notifier.stopping()
     assert said == ["the service manager cannot be told anything: No such file or directory"]
 
 

@@ -171,8 +171,8 @@ def test_every_answer_of_a_limited_key_tells_its_limits(tmp_path: Path) -> None:
     async def test(client: Client, keyed: Keyed, account: Account) -> None:
         done = await keyed.post(client)
         assert done.json()["usage"]["total_tokens"] == 7
-        told = {name: value for name, value in done.headers.items() if "ratelimit" in name}
-        assert told == {
+        limits = {name: value for name, value in done.headers.items() if "ratelimit" in name}
+        assert limits == {
             "x-ratelimit-limit-requests": "3",
             "x-ratelimit-remaining-requests": "2",
             "x-ratelimit-reset-requests": "20s",
@@ -214,9 +214,9 @@ def test_anthropics_paths_have_anthropics_words(tmp_path: Path) -> None:
         done = await keyed.post(client, body, "/v1/messages")
         usage = done.json()["usage"]
         used = usage["input_tokens"] + usage["output_tokens"]
-        told = {name: value for name, value in done.headers.items() if "ratelimit" in name}
-        resets = {name: told.pop(name) for name in list(told) if name.endswith("-reset")}
-        assert told == {
+        limits = {name: value for name, value in done.headers.items() if "ratelimit" in name}
+        resets = {name: limits.pop(name) for name in list(limits) if name.endswith("-reset")}
+        assert limits == {
             "anthropic-ratelimit-requests-limit": "1",
             "anthropic-ratelimit-requests-remaining": "0",
             "anthropic-ratelimit-tokens-limit": "500",

@@ -25,7 +25,7 @@ def test_metrics_and_answers_tell_what_came_of_drafts() -> None:
         answer = await client.ok("/v1/completions", BODY)
         without = await client.ok("/v1/completions", {**BODY, "speculate": "off"})
         assert answer["choices"][0]["text"] == without["choices"][0]["text"] == "A" * LENGTH
-        told = answer["unspool"]["choices"][0]["details"]["speculation"]
+        reported = answer["unspool"]["choices"][0]["details"]["speculation"]
         assert "details" not in without["unspool"]["choices"][0]
         page = (await client.get("/metrics")).text
         values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line and not line.startswith("#"))
@@ -34,15 +34,15 @@ def test_metrics_and_answers_tell_what_came_of_drafts() -> None:
         def value(metric: str, more: str = "") -> float:
             return float(values[f'unspool:spec_decode_{metric}{{model_name="{name}"{more}}}'])
 
-        assert value("num_drafts_total") == told["steps"] > 0
-        assert value("num_draft_tokens_total") == told["drafted"] > 0
-        assert value("num_accepted_tokens_total") == told["accepted"] > LENGTH / 2
+        assert value("num_drafts_total") == reported["steps"] > 0
+        assert value("num_draft_tokens_total") == reported["drafted"] > 0
+        assert value("num_accepted_tokens_total") == reported["accepted"] > LENGTH / 2
         places = [value("num_accepted_tokens_per_pos_total", f',position="{place}"') for place in range(16)]
-        assert places[: len(told["accepted_at"])] == told["accepted_at"]
-        assert sum(places) == told["accepted"]
-        assert value("mean_accepted_length") == told["mean_accepted"] == told["accepted"] / told["steps"]
-        assert value("saved_seconds") == pytest.approx(told["seconds_saved"])
-        assert told["seconds_saved"] > 0
+        assert places[: len(reported["accepted_at"])] == reported["accepted_at"]
+        assert sum(places) == reported["accepted"]
+        assert value("mean_accepted_length") == reported["mean_accepted"] == reported["accepted"] / reported["steps"]
+        assert value("saved_seconds") == pytest.approx(reported["seconds_saved"])
+        assert reported["seconds_saved"] > 0
 
     in_process(test, llm=eager_llm())
 
@@ -50,9 +50,9 @@ def test_metrics_and_answers_tell_what_came_of_drafts() -> None:
 def test_python_tells_the_same() -> None:
     llm = eager_llm()
     params = SamplingParams(max_tokens=LENGTH, temperature=0, logit_bias={65: 100})
-    told = llm.generate(PROMPT, params).choices[0].speculation
-    assert told == llm.engine.speculation.total
-    assert told.accepted + told.steps <= LENGTH
+    reported = llm.generate(PROMPT, params).choices[0].speculation
+    assert reported == llm.engine.speculation.total
+    assert reported.accepted + reported.steps <= LENGTH
     plain = llm.generate(
         PROMPT, SamplingParams(max_tokens=LENGTH, temperature=0, logit_bias={65: 100}, speculate="off")
     )

@@ -25,7 +25,7 @@ from unspool.reporting import Journal, check_plot, print_table, quantile
 Capture = pytest.CaptureFixture[str]
 
 
-def told(capsys: Capture) -> dict[str, Any]:
+def reported(capsys: Capture) -> dict[str, Any]:
     value: dict[str, Any] = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
     return value
 
@@ -33,7 +33,7 @@ def told(capsys: Capture) -> dict[str, Any]:
 # Each benchmark -----------------------------------------------------------------------------------------------------
 def test_without_a_cache_every_position_is_computed_again(chat_model: str, capsys: Capture) -> None:
     assert cli(["bench", "why-cache", "-m", chat_model, "-n", "40", "--threads", "1"]) == 0
-    found = told(capsys)
+    found = reported(capsys)
     assert found["positions"] == {"with": 40, "without": 820}
     assert found["same_answer"] is True
     assert found["lengths"] == list(range(1, 41))
@@ -73,7 +73,7 @@ def test_an_engine_that_computes_positions_again_is_measured(chat_model: str, ca
 
 def test_repeated_answers_are_the_same(chat_model: str, capsys: Capture) -> None:
     assert determinism.main(["-m", chat_model, "--runs", "6", "--at-once", "3", "-n", "6", "--threads", "1"]) == 0
-    results = told(capsys)["results"]
+    results = reported(capsys)["results"]
     assert [(row["mode"], row["answers"], row["distinct"]) for row in results] == [("greedy", 6, 1), ("seeded", 6, 1)]
 
 
@@ -90,7 +90,7 @@ def test_answers_that_differ_are_counted_and_where_they_part() -> None:
 def test_latency_by_prompt_and_batch(chat_model: str, capsys: Capture) -> None:
     small = ["--prompts", "4", "9", "--at-once", "1", "3", "-n", "4", "--rounds", "2", "--threads", "1"]
     assert latency.main(["-m", chat_model, *small]) == 0
-    rows = told(capsys)["rows"]
+    rows = reported(capsys)["rows"]
     assert [(row["prompt_tokens"], row["at_once"], row["samples"]) for row in rows] == [
         (4, 1, 2), (4, 3, 6), (9, 1, 2), (9, 3, 6),
     ]  # fmt: skip
@@ -114,12 +114,12 @@ def test_latency_behind_a_context_that_is_cached(chat_model: str, capsys: Captur
     assert rows[-3:] == [1 + 5, 1, 1]
     small = ["--prompts", "4", "--context", "0", str(size), "--at-once", "1", "-n", "3", "--rounds", "1"]
     assert latency.main(["-m", chat_model, "--threads", "1", *small]) == 0
-    assert [(row["prompt_tokens"], row["context"]) for row in told(capsys)["rows"]] == [(4, 0), (4, size)]
+    assert [(row["prompt_tokens"], row["context"]) for row in reported(capsys)["rows"]] == [(4, 0), (4, size)]
 
 
 def test_throughput_counts_every_token(chat_model: str, capsys: Capture) -> None:
     assert throughput.main(["-m", chat_model, "--mix", "short", "--requests", "5", "--threads", "1"]) == 0
-    [row] = told(capsys)["rows"]
+    [row] = reported(capsys)["rows"]
     jobs = jobs_of("short", 5, 0)
     assert row["output_tokens"] == sum(job.output_tokens for job in jobs)
     assert row["prompt_tokens"] == sum(job.prompt_tokens for job in jobs)
@@ -130,7 +130,7 @@ def test_a_roofline_has_each_step_below_the_ceiling_that_limits_it(
 ) -> None:
     small = ["--batches", "1", "3", "--prompts", "8", "--context", "16", "--rounds", "2", "--threads", "1"]
     assert roofline.main(["-m", chat_model, *small]) == 0
-    found = told(capsys)
+    found = reported(capsys)
     assert [(each["what"], each["batch"], each["rows"]) for each in found["points"]] == [
         ("decode", 1, 1), ("decode", 3, 1), ("prefill", 1, 8),
     ]  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_roofline_has_each_step_below_the_ceiling_that_limits_it(
 def test_what_choosing_a_token_costs(capsys: Capture) -> None:
     small = ["--vocab-size", "2000", "--rounds", "1", "--rows", "2", "--reference"]
     assert bench_sampling.main(small) == 0
-    medians = told(capsys)["median_us"]
+    medians = reported(capsys)["median_us"]
     assert set(medians["greedy"]) == {"unspool", "reference"}
     assert set(bench_sampling.CASES) | set(bench_sampling.OURS_ALONE) == set(medians)
 
@@ -210,10 +210,10 @@ def test_ctrl_c_and_going_on(
     with monkeypatch.context() as patch:
         interrupt_after(patch, 2)  # only two crowds are left
         assert determinism.main(keep) == 0
-    whole = told(capsys)
+    whole = reported(capsys)
     assert [(row["answers"], row["distinct"]) for row in whole["results"]] == [(6, 1), (6, 1)]
     assert determinism.main(small) == 0
-    assert told(capsys)["results"] == whole["results"], "interrupted or not, the same"
+    assert reported(capsys)["results"] == whole["results"], "interrupted or not, the same"
 
 
 def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paces: tuple[float, flo
     (tmp_path / "via_unspool.py").write_text(FAKE)
     monkeypatch.setattr(rounds, "DRIVERS", tmp_path)
     monkeypatch.setattr(rounds, "SETTLE_SECONDS", 0.0)
-    told = {"text": "", "ids": [1] * 37, "version": "1"}
-    engines = compare.checkouts([sys.executable] * 2, told)
+    reported = {"text": "", "ids": [1] * 37, "version": "1"}
+    engines = compare.checkouts([sys.executable] * 2, reported)
     for engine, pace in zip(engines, paces, strict=True):
         engine.options["pace"] = pace
     known = {name: row for name, row in rounds.rows(64).items() if name in ("decode-32", "prefill-512")}
@@ -72,9 +72,9 @@ def test_a_run_tells_noise_first_and_then_the_change(tmp_path: Path, monkeypatch
     assert printed[4].split()[:-3] == [
         "decode,", "32-token", "prompt", "1000.0", "2000.0", "tokens/s", "2.000", "(2.000", "to", "2.000)", "faster",
     ]  # fmt: skip
-    told = json.loads(json.dumps(compare.report(record, summary, {"model": "m"})))
-    assert told["rows"]["decode-32"]["ratio"] == {"median": pytest.approx(2), "low": pytest.approx(2), "high": 2.0}
-    assert len(told["rounds"]["prefill-512"][compare.AGAIN]) == 9
+    reported = json.loads(json.dumps(compare.report(record, summary, {"model": "m"})))
+    assert reported["rows"]["decode-32"]["ratio"] == {"median": pytest.approx(2), "low": pytest.approx(2), "high": 2.0}
+    assert len(reported["rounds"]["prefill-512"][compare.AGAIN]) == 9
 
 
 def test_checkouts_that_are_alike_show_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,8 @@ class QuickReader:
 
 
 def fake(name: str, pace: float) -> rounds.Engine:
-    told = {"text": "", "ids": [1] * 37, "version": f"{name} 1", "pace": pace}
-    return rounds.Engine(name, Path(sys.executable), "fake", told)
+    reported = {"text": "", "ids": [1] * 37, "version": f"{name} 1", "pace": pace}
+    return rounds.Engine(name, Path(sys.executable), "fake", reported)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_a_run_visits_every_engine_in_every_round(drivers: Path) -> None:
     printed = "\n".join(cpu.table(record, known))
     assert "4.00×" in printed
     assert "eight requests at once" in printed
-    told = json.loads(json.dumps(cpu.report(record, known, 10**8)))
-    assert told["decode_share_of_fastest_read"] == pytest.approx(1000 * 1e8 / record.ceiling)
-    low, high = told["decode_share_of_bandwidth_quartiles"]
-    assert [low, told["decode_share_of_bandwidth"], high] == pytest.approx(record.shares(10**8))
-    assert low <= told["decode_share_of_bandwidth"] <= high
+    reported = json.loads(json.dumps(cpu.report(record, known, 10**8)))
+    assert reported["decode_share_of_fastest_read"] == pytest.approx(1000 * 1e8 / record.ceiling)
+    low, high = reported["decode_share_of_bandwidth_quartiles"]
+    assert [low, reported["decode_share_of_bandwidth"], high] == pytest.approx(record.shares(10**8))
+    assert low <= reported["decode_share_of_bandwidth"] <= high
 
 
 def test_no_prompt_is_used_twice_not_even_to_try_again(drivers: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,15 +64,15 @@ def test_a_measure_starts_the_engine_that_it_asks(
     monkeypatch.setattr(gpu, "make_engine", start)
     monkeypatch.setattr(gpu, "decode_rows", lambda engine, bandwidth: {"1": {"ms": 1.0}})
     assert gpu.main(["--random", "tiny", "--rounds", "1", *(f"--only={measure}" for measure in measures)]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    reported = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert started == engines
-    assert told["laws"] == {"completions": 2, "cached": 0, "answers": 2}
-    assert told["ready_seconds"] > 0
-    assert ("decode" in told) == ("decode" in measures)
+    assert reported["laws"] == {"completions": 2, "cached": 0, "answers": 2}
+    assert reported["ready_seconds"] > 0
+    assert ("decode" in reported) == ("decode" in measures)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--rows", "0"], "--rows: [0] are not all from 1 to 8,192"),
         (["--rows", "1", "--rows", "9000"], "--rows: [1, 9000]"),
@@ -81,11 +81,11 @@ def test_a_measure_starts_the_engine_that_it_asks(
     ],
 )
 def test_sizes_of_kernels_that_have_no_room_are_refused(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         kernels.main(arguments)
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 def test_kernels_end_with_a_line_that_the_schema_describes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -104,9 +104,9 @@ def test_kernels_end_with_a_line_that_the_schema_describes(
     )
     assert kernels.main(["--random", "tiny", "--rows", "1", "--rows", "8"]) == 0
     output = capsys.readouterr().out
-    told = validate("bench", json.loads(output.splitlines()[-1]))
-    assert [each["rows"] for each in told["kernels"]] == [1, 1, 8, 8]
-    assert told["limits"] == {"bandwidth": 1e12, "compute": 1e14}
+    reported = validate("bench", json.loads(output.splitlines()[-1]))
+    assert [each["rows"] for each in reported["kernels"]] == [1, 1, 8, 8]
+    assert reported["limits"] == {"bandwidth": 1e12, "compute": 1e14}
     assert "limits: 1.00 TB/s read, 100 TFLOP/s" in output
     pytest.importorskip("matplotlib")
     path = tmp_path / "kernels.svg"

@@ -30,9 +30,9 @@ def test_a_synthetic_drafter_is_right_as_often_as_it_says() -> None:
 def test_it_runs_and_its_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     small = "--device cpu --random tiny --synthetic 0.5 --synthetic 0.9 --context 8 -n 24 --rounds 1 --at-once 1 3"
     assert main([*small.split(), "--lengths", "2", "3"]) == 0
-    told = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
-    assert [row["at_once"] for row in told["rows"]] == [1, 3]
-    drafts = told["rows"][0]["drafts"]
+    reported = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert [row["at_once"] for row in reported["rows"]] == [1, 3]
+    drafts = reported["rows"][0]["drafts"]
     assert [(draft["chance"], draft["length"]) for draft in drafts] == [
         (0.5, 2), (0.5, 3), (0.5, None), (0.9, 2), (0.9, 3), (0.9, None),
     ]  # fmt: skip
@@ -42,10 +42,10 @@ def test_it_runs_and_its_last_line_is_json(capsys: pytest.CaptureFixture[str]) -
 def test_drafts_beside_plain_decoding(chat_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["-m", chat_model, "--kinds", "plain", "--rounds", "1", "-n", "6", "--at-once", "1", "2"]
     assert main(small) == 0
-    told = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
-    assert [(each["kind"], each["at_once"]) for each in told["kinds"]] == [("plain", 1), ("plain", 2)]
-    assert all(row["drafted"] >= row["accepted"] for each in told["kinds"] for row in each["drafters"].values())
-    assert told["cost"]["1"] == 1.0
+    reported = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert [(each["kind"], each["at_once"]) for each in reported["kinds"]] == [("plain", 1), ("plain", 2)]
+    assert all(row["drafted"] >= row["accepted"] for each in reported["kinds"] for row in each["drafters"].values())
+    assert reported["cost"]["1"] == 1.0
 
 
 def test_ctrl_c_tells_what_is_done(
@@ -56,7 +56,7 @@ def test_ctrl_c_tells_what_is_done(
 
     monkeypatch.setattr("unspool.bench.speculate.costs", interrupted)
     assert main(["-m", chat_model, "--kinds", "plain", "--rounds", "1", "-n", "4"]) == 130
-    told = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
-    assert told["interrupted"] is True
-    assert [each["kind"] for each in told["kinds"]] == ["plain"]
-    assert set(told["kinds"][0]["drafters"]) == {"lookup"}
+    reported = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert reported["interrupted"] is True
+    assert [each["kind"] for each in reported["kinds"]] == ["plain"]
+    assert set(reported["kinds"][0]["drafters"]) == {"lookup"}

@@ -118,10 +118,10 @@ def test_an_answer_tells_its_share(
     assert used["mbu"] > 0
     assert used["prefill_compute"] > 0
     assert main(run) == 0
-    told = capsys.readouterr().err
-    assert "of memory bandwidth; " in told
-    assert "MB a token)" in told
-    assert "of compute)" in told
+    output = capsys.readouterr().err
+    assert "of memory bandwidth; " in output
+    assert "MB a token)" in output
+    assert "of compute)" in output
 
 
 def test_the_work_of_an_answer_is_that_of_its_steps(chat_model: str) -> None:

@@ -170,8 +170,8 @@ def test_bandwidth_ends_with_json(capsys: Capture) -> None:
     assert found.bytes_per_second > 0
     assert "1 thread," in found.how
     bandwidth.main(["--threads", "1", "--seconds", "0"])
-    told = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
-    assert told["gb_per_second"]["1"] > 0
+    reported = validate("bench", json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert reported["gb_per_second"]["1"] > 0
 
 
 def test_plan_states_the_formula(chat_model: str, capsys: Capture) -> None:
@@ -221,27 +221,27 @@ def test_a_model_cannot_command_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
+    ("count", "expected"),
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.00 kB"), (96_576_768, "96.6 MB"), (999_999, "1.00 MB"),
      (2.5e15, "2,500 TB")],
 )  # fmt: skip
-def test_human_bytes(count: float, told: str) -> None:
-    assert human_bytes(count) == told
+def test_human_bytes(count: float, expected: str) -> None:
+    assert human_bytes(count) == expected
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "expected"),
     [(1.01833, "1.02 s"), (0.99951, "1.00 s"), (0.0016, "1.60 ms"), (0.1234, "123 ms"), (4e-5, "40.0 µs")],
 )
-def test_human_seconds(seconds: float, told: str) -> None:
-    assert human_seconds(seconds) == told
+def test_human_seconds(seconds: float, expected: str) -> None:
+    assert human_seconds(seconds) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(0.98200, "0.982"), (1.0, "1.00"), (12.54, "12.5"), (626.1, "626"), (12345.6, "12,346")]
+    ("value", "expected"), [(0.98200, "0.982"), (1.0, "1.00"), (12.54, "12.5"), (626.1, "626"), (12345.6, "12,346")]
 )
-def test_human_number(value: float, told: str) -> None:
-    assert human_number(value) == told
+def test_human_number(value: float, expected: str) -> None:
+    assert human_number(value) == expected
 
 
 class Screen(io.StringIO):

@@ -81,10 +81,10 @@ def test_a_chat_goes_on_with_another_model(chat: Any, chat_model: str, short_mod
     assert "Here are: " in err
     used = len("user: hello\nassistant: \nuser: again\nassistant: \n") + 7
     assert f"context {used} of 96" in err, "the second model saw both turns"
-    for wrong, told in ((short_model + "x", "does not exist; did you"), (base_model, "tiny-base has no chat template")):
+    for wrong, text in ((short_model + "x", "does not exist; did you"), (base_model, "tiny-base has no chat template")):
         status, out, err = chat(chat_model, f"/model {wrong}\nhello\n")
         assert status == 2, "of a pipe; in a terminal it costs the turn alone"
-        assert told in err
+        assert text in err
         assert len(out.splitlines()) == 1, "the chat goes on with the model that it has"
 
 

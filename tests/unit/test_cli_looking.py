@@ -93,7 +93,7 @@ def test_rm_asks_and_names_what_it_does_not_know(
     home: Path, hub: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, chat_model: str
 ) -> None:
     ours(home)
-    for name, told in (
+    for name, reported in (
         ("smolm2", "smolm2 was not fetched; did you mean 'smollm2'?"),
         (chat_model, "was not fetched; `unspool models` lists those that were"),
         ("coder", "`unspool config remove coder` removes the name"),
@@ -101,7 +101,7 @@ def test_rm_asks_and_names_what_it_does_not_know(
         if name == "coder":
             assert main(["config", "add", "coder", chat_model]) == 0
         assert main(["rm", name, "-y"]) == 2
-        assert told in capsys.readouterr().err
+        assert reported in capsys.readouterr().err
     assert main(["rm", "smollm2"]) == 2
     assert "--yes deletes without asking" in capsys.readouterr().err
     for typed, status in (("n\n", 1), ("\n", 1), ("Yes\n", 0)):
@@ -124,11 +124,11 @@ class Typed:
 # show ---------------------------------------------------------------------------------------------------------------
 def test_show_tells_what_the_file_says(chat_model: str, base_model: str, capsys: Capture) -> None:
     assert main(["show", chat_model]) == 0
-    told = capsys.readouterr().out
-    assert "architecture  llama: 2 layers, 64 wide" in told
-    assert "context       60,000 tokens" in told
-    assert "vocabulary    320 tokens; ends with <|endoftext|> (256)" in told
-    assert "tools are described in the first message" in told
+    output = capsys.readouterr().out
+    assert "architecture  llama: 2 layers, 64 wide" in output
+    assert "context       60,000 tokens" in output
+    assert "vocabulary    320 tokens; ends with <|endoftext|> (256)" in output
+    assert "tools are described in the first message" in output
     assert main(["show", base_model]) == 0
     assert "template      none: `unspool run` continues text" in capsys.readouterr().out
     assert main(["show", chat_model, "--template"]) == 0
@@ -145,11 +145,11 @@ def test_show_tells_what_the_file_says(chat_model: str, base_model: str, capsys:
 
 def test_show_as_json_is_everything(chat_model: str, capsys: Capture) -> None:
     assert main(["show", chat_model, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["config"]["num_layers"] == 2
-    assert told["vocabulary"]["eos_ids"] == [256]
-    assert sum(tensor["bytes"] for tensor in told["tensors"]) == sum(told["bytes"].values())
-    assert told["metadata"]["tokenizer.ggml.tokens"] == {"length": 320}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["config"]["num_layers"] == 2
+    assert reported["vocabulary"]["eos_ids"] == [256]
+    assert sum(tensor["bytes"] for tensor in reported["tensors"]) == sum(reported["bytes"].values())
+    assert reported["metadata"]["tokenizer.ggml.tokens"] == {"length": 320}
 
 
 def test_show_fetches_nothing(home: Path, capsys: Capture) -> None:
@@ -160,12 +160,12 @@ def test_show_fetches_nothing(home: Path, capsys: Capture) -> None:
 # tokenize -----------------------------------------------------------------------------------------------------------
 def test_tokens_have_their_places(chat_model: str, capsys: Capture) -> None:
     assert main(["tokenize", "-m", chat_model, "aé<", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["count"], told["text"]) == (4, "aé<")
-    assert [(each["text"], each["start"], each["end"]) for each in told["tokens"]] == [
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["count"], reported["text"]) == (4, "aé<")
+    assert [(each["text"], each["start"], each["end"]) for each in reported["tokens"]] == [
         ("a", 0, 1), ("", 1, 1), ("é", 1, 2), ("<", 2, 3),
     ]  # fmt: skip
-    assert [each["bytes"] for each in told["tokens"]] == ["61", "c3", "a9", "3c"]
+    assert [each["bytes"] for each in reported["tokens"]] == ["61", "c3", "a9", "3c"]
     assert main(["tokenize", "-m", chat_model, "aé"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         " id  place  piece", " 97  0-1    'a'", "195  1-1    c3", "169  1-2    'é'", "3 tokens",
@@ -182,7 +182,7 @@ def test_tokens_of_a_conversation_and_back(chat_model: str, capsys: Capture) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["x", "--system", "y"], "--system is a message of a conversation; it goes with --chat"),
         (["x", "--decode", "1"], "--decode and a text are both given"),
@@ -190,9 +190,9 @@ def test_tokens_of_a_conversation_and_back(chat_model: str, capsys: Capture) -> 
         (["--decode", "x"], "--decode: 'x' is not a whole number"),
     ],
 )
-def test_what_cannot_be_tokenized(arguments: list[str], told: str, chat_model: str, capsys: Capture) -> None:
+def test_what_cannot_be_tokenized(arguments: list[str], expected: str, chat_model: str, capsys: Capture) -> None:
     assert main(["tokenize", "-m", chat_model, *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 # ps -----------------------------------------------------------------------------------------------------------------
@@ -211,10 +211,10 @@ def test_a_server_is_listed_while_it_runs(
                 break
             threading.Event().wait(0.01)
         assert main(["ps", "--json"]) == 0
-        (told,) = json.loads(capsys.readouterr().out)
-        assert told["pid"] == process.pid
-        assert [model["id"] for model in told["models"]] == ["tiny-chat"]
-        assert told["state"] == "ready"
+        (reported,) = json.loads(capsys.readouterr().out)
+        assert reported["pid"] == process.pid
+        assert [model["id"] for model in reported["models"]] == ["tiny-chat"]
+        assert reported["state"] == "ready"
         assert main(["ps"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["pid", "address", "state", "up", "memory", "models"]

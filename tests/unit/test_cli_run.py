@@ -56,20 +56,20 @@ def test_the_answer_is_on_stdout_and_the_summary_on_stderr(chat_model: str, caps
 
 
 def test_json_has_everything(chat_model: str, capsys: Capture) -> None:
-    told = answer(chat_model, capsys, "hello", "-n", "9", "--temperature", "0.5", *LETTERS)
-    assert told["model"] == "tiny-chat"
-    assert bytes(told["token_ids"]).decode() == told["text"]
-    assert told["finish_reason"] == "length"
-    assert told["params"]["temperature"] == {"value": 0.5, "origin": "request"}
-    assert told["params"]["top_p"]["origin"] == "default"
-    assert told["params"]["seed"] == {"value": 5, "origin": "request"}
-    assert told["usage"] == {"prompt_tokens": 23, "completion_tokens": 9, "cached_tokens": 0, "total_tokens": 32}
-    assert set(told["timings"]) == {"load", "queue", "prefill", "decode", "total", "first_token", "tokens_per_second"}
-    assert told["receipt"]["kernels"] == "reference"
-    assert told["receipt"]["seed"] == 5
-    assert told["warnings"] == []
-    assert "choices" not in told
-    assert "logprobs" not in told
+    shown = answer(chat_model, capsys, "hello", "-n", "9", "--temperature", "0.5", *LETTERS)
+    assert shown["model"] == "tiny-chat"
+    assert bytes(shown["token_ids"]).decode() == shown["text"]
+    assert shown["finish_reason"] == "length"
+    assert shown["params"]["temperature"] == {"value": 0.5, "origin": "request"}
+    assert shown["params"]["top_p"]["origin"] == "default"
+    assert shown["params"]["seed"] == {"value": 5, "origin": "request"}
+    assert shown["usage"] == {"prompt_tokens": 23, "completion_tokens": 9, "cached_tokens": 0, "total_tokens": 32}
+    assert set(shown["timings"]) == {"load", "queue", "prefill", "decode", "total", "first_token", "tokens_per_second"}
+    assert shown["receipt"]["kernels"] == "reference"
+    assert shown["receipt"]["seed"] == 5
+    assert shown["warnings"] == []
+    assert "choices" not in shown
+    assert "logprobs" not in shown
 
 
 def test_the_same_seed_gives_the_same_answer(chat_model: str, capsys: Capture) -> None:
@@ -80,11 +80,11 @@ def test_the_same_seed_gives_the_same_answer(chat_model: str, capsys: Capture) -
 
 
 def test_several_answers(chat_model: str, capsys: Capture) -> None:
-    told = answer(chat_model, capsys, "hello", "-n", "8", "--answers", "3", *LETTERS)
-    texts = [choice["text"] for choice in told["choices"]]
+    shown = answer(chat_model, capsys, "hello", "-n", "8", "--answers", "3", *LETTERS)
+    texts = [choice["text"] for choice in shown["choices"]]
     assert len(texts) == 3
-    assert told["text"] == texts[0]
-    assert told["usage"]["completion_tokens"] == 24
+    assert shown["text"] == texts[0]
+    assert shown["usage"]["completion_tokens"] == 24
     assert main(command(chat_model, "hello", "-n", "8", "--answers", "3", *LETTERS)) == 0
     printed = capsys.readouterr().out
     ended = [text if text.endswith("\n") else text + "\n" for text in texts]
@@ -92,11 +92,11 @@ def test_several_answers(chat_model: str, capsys: Capture) -> None:
 
 
 def test_logprobs_are_told_with_their_texts(chat_model: str, capsys: Capture) -> None:
-    told = answer(chat_model, capsys, "hi", "-n", "3", "--logprobs", "2", "--prompt-logprobs", "0", "--raw", *LETTERS)
-    assert [token["id"] for token in told["logprobs"]] == told["token_ids"]
-    assert all(len(token["top"]) == 2 and token["logprob"] < 0 for token in told["logprobs"])
-    assert told["prompt_logprobs"][0] is None
-    assert told["prompt_logprobs"][1]["text"] == "i"
+    shown = answer(chat_model, capsys, "hi", "-n", "3", "--logprobs", "2", "--prompt-logprobs", "0", "--raw", *LETTERS)
+    assert [token["id"] for token in shown["logprobs"]] == shown["token_ids"]
+    assert all(len(token["top"]) == 2 and token["logprob"] < 0 for token in shown["logprobs"])
+    assert shown["prompt_logprobs"][0] is None
+    assert shown["prompt_logprobs"][1]["text"] == "i"
     assert main(command(chat_model, "hi", "--logprobs", "2")) == 2
     assert "--logprobs is shown with --json alone" in capsys.readouterr().err
 
@@ -117,8 +117,8 @@ def test_stop_understands_escapes(chat_model: str, capsys: Capture) -> None:
 
 
 def test_a_finished_constraint_is_an_ending_of_its_own(chat_model: str, capsys: Capture) -> None:
-    told = answer(chat_model, capsys, "hello", "--regex", "ab{3}", "--seed", "1")
-    assert (told["text"], told["finish_reason"], told["stop"]) == ("abbb", "constraint", None)
+    shown = answer(chat_model, capsys, "hello", "--regex", "ab{3}", "--seed", "1")
+    assert (shown["text"], shown["finish_reason"], shown["stop"]) == ("abbb", "constraint", None)
     exactly = answer(chat_model, capsys, "hello", "--regex", "ab{3}", "--seed", "1", "-n", "4")
     assert exactly["finish_reason"] == "constraint", "whole, and not cut"
     assert answer(chat_model, capsys, "hello", "--regex", "ab{3}", "-n", "3")["finish_reason"] == "length"
@@ -135,8 +135,8 @@ def test_the_summary_names_the_stop(chat_model: str, capsys: Capture) -> None:
 
 def test_a_beam_search_counts_cached_tokens_once(chat_model: str, capsys: Capture) -> None:
     """A beam that another one was forked into has computed its prompt, not found it."""
-    told = answer(chat_model, capsys, "hello", "-n", "8", "--beam", "4", "--answers", "4")
-    assert told["usage"]["cached_tokens"] == 0
+    reported = answer(chat_model, capsys, "hello", "-n", "8", "--beam", "4", "--answers", "4")
+    assert reported["usage"]["cached_tokens"] == 0
 
 
 # Where the prompt comes from ---------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def test_raw_leaves_the_template_out(chat_model: str, base_model: str, capsys: C
 
 
 def test_a_system_message(chat_model: str, base_model: str, capsys: Capture) -> None:
-    told = answer(chat_model, capsys, "hello", "--system", "be brief", "-n", "1")
-    assert told["usage"]["prompt_tokens"] == len("system: be brief\nuser: hello\nassistant: ")
+    reported = answer(chat_model, capsys, "hello", "--system", "be brief", "-n", "1")
+    assert reported["usage"]["prompt_tokens"] == len("system: be brief\nuser: hello\nassistant: ")
     assert main(command(chat_model, "hello", "--system", "x", "--raw")) == 2
     assert "--raw leaves out" in capsys.readouterr().err
     assert main(command(base_model, "hello", "--system", "x")) == 2
@@ -226,8 +226,8 @@ def test_an_unreadable_model(tmp_path: Path, capsys: Capture) -> None:
 
 def test_a_prompt_that_does_not_fit(short_model: str, capsys: Capture) -> None:
     assert main(command(short_model, "x" * 200)) == 2
-    told = capsys.readouterr().err
-    assert "the prompt is too long: it has 218 tokens. This model's maximum context length is 96 tokens" in told
+    output = capsys.readouterr().err
+    assert "the prompt is too long: it has 218 tokens. This model's maximum context length is 96 tokens" in output
 
 
 @pytest.mark.parametrize(("flag", "field"), [("-n", "max_tokens"), ("--min-tokens", "min_tokens")])
@@ -238,9 +238,9 @@ def test_an_answer_that_cannot_become_so_long(flag: str, field: str, short_model
 
 
 def test_the_end_of_the_context_is_told(short_model: str, capsys: Capture) -> None:
-    told = answer(short_model, capsys, "hi", "--ignore-eos")
-    assert told["finish_reason"] == "length"
-    assert told["usage"]["total_tokens"] == 96
+    reported = answer(short_model, capsys, "hi", "--ignore-eos")
+    assert reported["finish_reason"] == "length"
+    assert reported["usage"]["total_tokens"] == 96
 
 
 # Pipes and signals -------------------------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def test_ctrl_c_with_json_prints_what_there_is(
 ) -> None:
     interrupt_at(4)
     assert main(command(chat_model, "hello", "--json", *LETTERS)) == 130
-    told = json.loads(capsys.readouterr().out)
-    assert told["finish_reason"] == "abort"
-    assert len(told["token_ids"]) == told["usage"]["completion_tokens"] == 4
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["finish_reason"] == "abort"
+    assert len(reported["token_ids"]) == reported["usage"]["completion_tokens"] == 4
 
 
 def test_ctrl_c_gives_out_what_was_held_back(
@@ -335,14 +335,14 @@ def test_explain_fits_the_terminal(
     if columns == 200:
         assert lines == table.splitlines()
         return
-    told = " ".join(" ".join(lines).split())
+    reported = " ".join(" ".join(lines).split())
     _head, *rows = table.splitlines()
     assert "instead" not in lines[0].split(), "no header over nothing"
     for number, row in enumerate(rows, 1):
         cells = re.split("  +", row)
-        assert f"{number} {cells[1]} {cells[2]} rank {cells[3]} entropy {cells[4]} bits" in told
-        assert f"temperature 0.8: {cells[5]} top_k 4 leaves {cells[6]} draw {cells[7]} ahead of {cells[8]}" in told
-        assert f"instead {cells[9]} {cells[10]}" in told
+        assert f"{number} {cells[1]} {cells[2]} rank {cells[3]} entropy {cells[4]} bits" in reported
+        assert f"temperature 0.8: {cells[5]} top_k 4 leaves {cells[6]} draw {cells[7]} ahead of {cells[8]}" in reported
+        assert f"instead {cells[9]} {cells[10]}" in reported
 
 
 def test_explain_aligns_wide_characters() -> None:
@@ -367,9 +367,9 @@ def test_explain_in_json_can_be_recomputed(chat_model: str, capsys: Capture) -> 
     from unspool.sampling.draw import gumbel
 
     assert explain(chat_model, "hi", "-n", "4", "--temperature", "0.7", "--top-p", "0.9", "--seed", "3", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["steps"]) == 4
-    for step, token in zip(told["steps"], told["token_ids"], strict=True):
+    reported = json.loads(capsys.readouterr().out)
+    assert len(reported["steps"]) == 4
+    for step, token in zip(reported["steps"], reported["token_ids"], strict=True):
         assert 0 < step["entropy_bits"] < np.log2(320)
         best, second = step["candidates"][:2]
         assert best["token"] == step["token"] == token

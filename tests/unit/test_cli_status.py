@@ -89,18 +89,18 @@ def request(prompt: int, computed: int, output: int = 0) -> Any:
 
 
 def test_what_an_engine_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(running: list[Any], waiting: list[Any]) -> str:
+    def reported(running: list[Any], waiting: list[Any]) -> str:
         return work_of(SimpleNamespace(scheduler=SimpleNamespace(running=running, waiting=waiting)))  # type: ignore[arg-type]
 
     monkeypatch.setenv("COLUMNS", "100")
-    assert told([], []) == "preparing the prompt"
-    assert told([request(3000, 1000), request(10, 12, 3)], [request(990, 0)]) == (
+    assert reported([], []) == "preparing the prompt"
+    assert reported([request(3000, 1000), request(10, 12, 3)], [request(990, 0)]) == (
         "reading the prompt ━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 1,010 of 4,000 tokens (25%)"
     )
-    assert told([request(10, 12, 1)], []) == "answering, 1 token"
-    assert told([request(10, 12, 40), request(10, 12, 2)], []) == "answering, 42 tokens"
+    assert reported([request(10, 12, 1)], []) == "answering, 1 token"
+    assert reported([request(10, 12, 40), request(10, 12, 2)], []) == "answering, 42 tokens"
     monkeypatch.setenv("COLUMNS", "40")
-    assert told([request(3000, 1000)], []) == "reading the prompt 1,000 of 3,000 tokens (33%)"
+    assert reported([request(3000, 1000)], []) == "reading the prompt 1,000 of 3,000 tokens (33%)"
     progress = LoadProgress("m.gguf", 4_000_000_000)
     assert progress.describe() == "loading m.gguf"
     progress.take(0.5)
@@ -114,7 +114,7 @@ def test_a_bar_is_full_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["run", "--raw", "a" * 3000, "-n", "1"], "reading the prompt"),
         (["explain", "--raw", "a" * 3000, "-n", "1"], "reading the prompt"),
@@ -122,14 +122,14 @@ def test_a_bar_is_full_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_commands_tell(
-    arguments: list[str], told: str, at_once: None, chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    arguments: list[str], expected: str, at_once: None, chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(status, "LINE_INTERVAL", 0.0)
     is_told, num_steps, draw, step = threading.Event(), itertools.count(1), Status._draw, Engine.step
 
     def drawn(self: Status, text: str) -> None:
         draw(self, text)
-        if told in text:
+        if expected in text:
             is_told.set()
 
     def held(engine: Engine) -> object:
@@ -142,6 +142,6 @@ def test_commands_tell(
     engine = ["-m", chat_model, "--device", "cpu", "--threads", "1", "--step-tokens", "16", "--seed", "1"]
     monkeypatch.setattr(Status.__init__, "__defaults__", (None, None, 0.0005))
     assert main([*arguments, *engine, "--progress"]) == 0
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert main([*arguments, *engine, "-q"]) == 0
     assert capsys.readouterr().err == ""

@@ -275,8 +275,8 @@ def test_judging_calls_of_tools() -> None:
 def test_the_command_reports_json_and_fails_on_errors(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_endless(model)
     assert main(["doctor", str(model), "--json"]) == 1
-    told = validate("doctor", json.loads(capsys.readouterr().out))
-    assert told["counts"]["error"] == 1
+    reported = validate("doctor", json.loads(capsys.readouterr().out))
+    assert reported["counts"]["error"] == 1
 
 
 # At every load ------------------------------------------------------------------------------------------------------
@@ -341,8 +341,8 @@ def test_the_command_tries_the_model(model: Path, capsys: pytest.CaptureFixture[
 
 def test_a_base_model_has_no_chat_to_try(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(write_model(model, template=None)), "--try", "--quick", "--json"]) == 0
-    told = validate("doctor", json.loads(capsys.readouterr().out))
-    assert "trial-needs-template" in [finding["code"] for finding in told["findings"]]
+    reported = validate("doctor", json.loads(capsys.readouterr().out))
+    assert "trial-needs-template" in [finding["code"] for finding in reported["findings"]]
 
 
 def test_an_option_in_place_of_a_value_of_the_files(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

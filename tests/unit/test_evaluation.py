@@ -29,7 +29,7 @@ from unspool.weights.packaged import Wheel
 Capture = pytest.CaptureFixture[str]
 
 
-def told(capsys: Capture) -> dict[str, Any]:
+def reported(capsys: Capture) -> dict[str, Any]:
     value: dict[str, Any] = validate("eval", json.loads(capsys.readouterr().out.splitlines()[-1]))
     return value
 
@@ -431,9 +431,9 @@ def test_ctrl_c_and_going_on(
         count = itertools.count(1)  # only four are left
         patch.setattr(Grid, "_answer", interrupted)
         assert sampling.main(keep) == 0
-    whole = told(capsys)
+    whole = reported(capsys)
     assert sampling.main(small) == 0
-    assert told(capsys)["rows"] == whole["rows"], "interrupted or not, the same"
+    assert reported(capsys)["rows"] == whole["rows"], "interrupted or not, the same"
     with pytest.raises(RequestError, match="other settings"):
         tune.main([sums, "-m", chat_model, *SMALL, "--keep", str(tmp_path / "answers.jsonl")])
 
@@ -511,9 +511,9 @@ def test_surprise_by_position(
     with monkeypatch.context() as patch:
         patch.setattr(drift, "_bits", interrupted)
         assert drift.main(keep) == 130
-    assert [row["way"] for row in told(capsys)["rows"]] == ["reference"]
+    assert [row["way"] for row in reported(capsys)["rows"]] == ["reference"]
     assert drift.main(keep) == 0
-    rows = told(capsys)["rows"]
+    rows = reported(capsys)["rows"]
     assert [(row["way"], row["windows"]) for row in rows] == [("reference", 3), ("greedy", 3), ("t=1", 3)]
     assert rows[1]["bits"]["mean"] < rows[2]["bits"]["mean"], "the likeliest tokens surprise least"
     assert len(rows[0]["by_position"]) == len(rows[0]["starts"]) == 16

@@ -388,9 +388,9 @@ def test_a_length_that_the_context_cannot_hold_is_refused(llm: LLM) -> None:
     assert (whole.params.max_tokens, len(whole.token_ids)) == (None, room)
     with pytest.raises(
         ContextLengthError, match=f"The prompt has 5 and max_tokens is {room + 1}: {room + 6} together"
-    ) as told:
+    ) as reported:
         llm.generate(PROMPT, max_tokens=room + 1)
-    assert told.value.param == "max_tokens"
+    assert reported.value.param == "max_tokens"
 
 
 def test_tokens_tell_their_rank(llm: LLM) -> None:

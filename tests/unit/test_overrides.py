@@ -38,7 +38,7 @@ def answer(model: Path | Checkpoint, **options: Any) -> tuple[Any, str, tuple[st
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"rope_theta": 500.0}, "rope_theta=500"),
         ({"rope_scaling": "linear:2"}, "rope_scaling=linear 2"),
@@ -51,14 +51,14 @@ def answer(model: Path | Checkpoint, **options: Any) -> tuple[Any, str, tuple[st
         ({"override_kv": {"llama.rope.freq_base": 500}}, "override_kv=llama.rope.freq_base=float:500.0"),
     ],
 )
-def test_what_changes_bits_changes_the_fingerprint(path: Path, options: dict[str, Any], told: str) -> None:
+def test_what_changes_bits_changes_the_fingerprint(path: Path, options: dict[str, Any], expected: str) -> None:
     bits, model, overrides = answer(path, **options)
     plain, own, nothing = answer(path)
     assert nothing == ()
     assert bits != plain
     assert model != own
     assert len(overrides) == 1
-    assert overrides[0].endswith(told)
+    assert overrides[0].endswith(expected)
 
 
 def test_two_ways_to_the_same_numbers_have_the_same_bits(path: Path) -> None:
@@ -206,9 +206,9 @@ def test_commands_tell_what_was_set(path: Path, tmp_path: Path, capsys: pytest.C
     template.write_text("{{ messages[0].content }}")
     options = ["--rope-theta", "500", "--max-model-len", "300", "--chat-template", str(template)]
     assert main(["plan", str(path), "--json", *options]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["context_length"] == 300
-    assert [(each["option"], each["before"]) for each in told["overrides"]] == [
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["context_length"] == 300
+    assert [(each["option"], each["before"]) for each in reported["overrides"]] == [
         ("rope_theta", "10000"),
         ("max_model_len", "512"),
         ("chat_template", None),

@@ -208,8 +208,8 @@ def test_what_resolving_refuses(fields: dict[str, Any], param: str) -> None:
     ],
 )
 def test_combinations_that_cancel_are_warned_of(fields: dict[str, Any], words: str) -> None:
-    told = resolve(**fields).warnings
-    assert any(words in line for line in told), told
+    reported = resolve(**fields).warnings
+    assert any(words in line for line in reported), reported
 
 
 def test_a_models_hidden_top_k_is_told() -> None:
@@ -242,12 +242,12 @@ def test_an_answer_can_tell_its_parameters_as_json() -> None:
         return row
 
     params = resolve(logit_bias={3: -INF}, order=["bias", louder], constraint=None, beam=BeamParams(2))
-    told = json.loads(json.dumps(params.as_dict()))
-    assert told["logit_bias"] == {"value": {"3": "-inf"}, "origin": "request"}
-    assert told["order"]["value"][0] == "bias"
-    assert "louder" in told["order"]["value"][1]
-    assert told["beam"]["value"]["width"] == 2
-    assert told["seed"] == {"value": 42, "origin": "drawn"}
+    reported = json.loads(json.dumps(params.as_dict()))
+    assert reported["logit_bias"] == {"value": {"3": "-inf"}, "origin": "request"}
+    assert reported["order"]["value"][0] == "bias"
+    assert "louder" in reported["order"]["value"][1]
+    assert reported["beam"]["value"]["width"] == 2
+    assert reported["seed"] == {"value": 42, "origin": "drawn"}
 
 
 def test_parameters_can_be_sent_to_another_process() -> None:

@@ -20,8 +20,8 @@ Capture = pytest.CaptureFixture[str]
 
 def planned(capsys: Capture, *arguments: str) -> dict[str, Any]:
     assert main(["plan", *arguments, "--json"]) == 0
-    told: dict[str, Any] = validate("plan", json.loads(capsys.readouterr().out))
-    return told
+    reported: dict[str, Any] = validate("plan", json.loads(capsys.readouterr().out))
+    return reported
 
 
 # The figures that everyone quotes round the parameters to 70 and 7 billion and count the embedding table, of which a

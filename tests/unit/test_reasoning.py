@@ -112,8 +112,8 @@ def follow(matcher: ThinkingMatcher, tokenizer: Any, text: str) -> None:
 
 def written(matcher: ThinkingMatcher, tokenizer: Any) -> str:
     """What must follow, token by token, and as a list."""
-    told, text = matcher.fork().forced(), ""
-    for token in told:
+    reported, text = matcher.fork().forced(), ""
+    for token in reported:
         mask = matcher.mask()
         assert mask is not None
         assert [word for word in mask if word] == [1 << (token % 32)]

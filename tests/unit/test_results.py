@@ -50,11 +50,11 @@ def test_a_long_answer_prints_in_a_line_or_three(llm: LLM) -> None:
 
 def test_a_result_is_json_ready_and_survives_pickle(llm: LLM) -> None:
     result = llm.chat(HELLO, max_tokens=5, seed=1, n=2, logprobs=1)
-    told = json.loads(json.dumps(result.as_dict()))
-    assert told["text"] == result.text
-    assert [each["token_ids"] for each in told["choices"]] == [each.token_ids for each in result.choices]
-    assert told["usage"]["total_tokens"] == result.usage.total_tokens
-    assert told["logprobs"] == result.logprobs
+    reported = json.loads(json.dumps(result.as_dict()))
+    assert reported["text"] == result.text
+    assert [each["token_ids"] for each in reported["choices"]] == [each.token_ids for each in result.choices]
+    assert reported["usage"]["total_tokens"] == result.usage.total_tokens
+    assert reported["logprobs"] == result.logprobs
     again = pickle.loads(pickle.dumps(result))
     assert again.as_dict() == result.as_dict()
     with pytest.raises(RequestError, match="left its model"):
@@ -72,13 +72,13 @@ def test_tokens_have_texts(llm: LLM) -> None:
 def test_a_notebook_shows_text_and_never_markup(llm: LLM) -> None:
     bound = Constraint("choice", ["<script>alert('&\"')</script>"])
     plain = llm.generate("hi", max_tokens=60, constraint=bound)
-    told = llm.generate("hi", max_tokens=60, constraint=bound, logprobs=3, trace=True)
-    for result in (plain, told):
+    reported = llm.generate("hi", max_tokens=60, constraint=bound, logprobs=3, trace=True)
+    for result in (plain, reported):
         html = result._repr_html_()
         assert "<script" not in html
         assert "constraint" in html or "eos" in html
-    assert told._repr_html_().count("<span ") == len(told.tokens)
-    assert "entropy" in told._repr_html_()
+    assert reported._repr_html_().count("<span ") == len(reported.tokens)
+    assert "entropy" in reported._repr_html_()
 
 
 def test_a_schema_gives_a_value(llm: LLM) -> None:

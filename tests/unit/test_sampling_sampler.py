@@ -41,12 +41,12 @@ def sampler(
 
 
 def run(one: Sampler, given: np.ndarray, start: int = 0) -> list[str]:
-    told = []
+    reported = []
     for index, row in enumerate(given):
         choice = one.choose(row, len(PROMPT) + start + index)
         one.accept(choice.token)
-        told.append(repr(choice))
-    return told
+        reported.append(repr(choice))
+    return reported
 
 
 def test_choosing_commits_nothing_and_writes_nothing() -> None:

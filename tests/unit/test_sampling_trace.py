@@ -135,6 +135,6 @@ def test_greedy_needs_no_noise() -> None:
 def test_a_trace_is_json() -> None:
     trace = chosen(rows(1)[0], 5, **FIELDS).trace
     assert trace is not None
-    told = json.loads(json.dumps(trace.as_dict(), allow_nan=False))
-    assert told["token"] == trace.token
-    assert told["stages"][0]["tokens"][0].keys() == {"token", "before", "after"}
+    reported = json.loads(json.dumps(trace.as_dict(), allow_nan=False))
+    assert reported["token"] == trace.token
+    assert reported["stages"][0]["tokens"][0].keys() == {"token", "before", "after"}

@@ -99,13 +99,13 @@ def test_a_file_is_scored(chat_model: str, tmp_path: Path, capsys: Capture) -> N
     path.write_text("Grüße aus dem Süden. " * 20, "utf-8")
     arguments = ["score", str(path), "-m", chat_model, "--window", "64", "--stride", "16", "--kv-tokens", "2048"]
     assert main([*arguments, "--json", "--top", "2"]) == 0
-    told = validate("score", json.loads(capsys.readouterr().out))
-    assert told["tokens"] == told["scored"] + 1 == len(path.read_bytes())
-    assert told["bytes"] == told["scored"]
-    assert all(len(token["top"]) == 2 for token in told["token_table"])
-    assert told["nll"] == pytest.approx(-sum(token["logprob"] for token in told["token_table"]))
+    reported = validate("score", json.loads(capsys.readouterr().out))
+    assert reported["tokens"] == reported["scored"] + 1 == len(path.read_bytes())
+    assert reported["bytes"] == reported["scored"]
+    assert all(len(token["top"]) == 2 for token in reported["token_table"])
+    assert reported["nll"] == pytest.approx(-sum(token["logprob"] for token in reported["token_table"]))
     assert main(arguments) == 0
-    assert f"perplexity {told['perplexity']:.4f}" in capsys.readouterr().out
+    assert f"perplexity {reported['perplexity']:.4f}" in capsys.readouterr().out
     assert main([*arguments, "--tokens", "--limit", "3"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4, "a head, two tokens, the summary"
 
@@ -152,6 +152,6 @@ def test_ctrl_c_tells_what_was_scored(
     monkeypatch.setattr(LLM, "score_many", interrupted)
     arguments = ["--window", "32", "--stride", "16", "--json", "--kv-tokens", "2048"]
     assert main(["score", str(tmp_path / "text"), "-m", chat_model, *arguments]) == 130
-    told = validate("score", json.loads(capsys.readouterr().out))
-    assert told["interrupted"] is True
-    assert told["scored"] == 31 + 16
+    reported = validate("score", json.loads(capsys.readouterr().out))
+    assert reported["interrupted"] is True
+    assert reported["scored"] == 31 + 16

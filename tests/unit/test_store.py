@@ -204,7 +204,7 @@ def test_leftovers_of_killed_runs_are_removed_at_once(fake: Fake) -> None:
 def test_one_process_fetches_and_the_others_take_what_it_fetched(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two downloads of one file would be one too many, and the second would remove the directory of the first."""
     started, release = threading.Event(), threading.Event()
-    download, told, paths = packaged._download, list[str](), list[Path]()
+    download, reported, paths = packaged._download, list[str](), list[Path]()
 
     def slow(*arguments: Any) -> Path:
         started.set()
@@ -212,7 +212,7 @@ def test_one_process_fetches_and_the_others_take_what_it_fetched(fake: Fake, mon
         return download(*arguments)
 
     def waiting(what: str, done: int, total: int | None) -> None:
-        told.append(what)
+        reported.append(what)
         release.set()
 
     monkeypatch.setattr(packaged, "_download", slow)
@@ -221,7 +221,7 @@ def test_one_process_fetches_and_the_others_take_what_it_fetched(fake: Fake, mon
     assert started.wait(600)
     paths.append(fake.fetch(waiting))
     first.join()
-    assert told == ["another process fetches pack==1"]
+    assert reported == ["another process fetches pack==1"]
     assert [path.read_bytes() == CONTENT for path in paths] == [True, True]
 
 

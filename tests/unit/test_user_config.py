@@ -55,7 +55,7 @@ def test_names_and_aliases_stand_for_a_model(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("default = 3", "default: the name of a model was expected"),
         ("defalt = 'x'", "defalt: this key is not known; did you mean 'default'"),
@@ -68,12 +68,12 @@ def test_names_and_aliases_stand_for_a_model(home: Path) -> None:
         ("[models", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_by_its_key(home: Path, text: str, told: str) -> None:
+def test_a_wrong_file_is_refused_by_its_key(home: Path, text: str, expected: str) -> None:
     path = write(home, text)
     with pytest.raises(ModelError) as refused:
         read_config()
     assert str(refused.value).startswith(str(path))
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 def test_the_command_shows_and_changes_and_keeps_comments(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_the_command_shows_and_changes_and_keeps_comments(home: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["bogus"], "'bogus' is no action"),
         (["add", "x"], "takes NAME MODEL"),
@@ -109,12 +109,12 @@ def test_the_command_shows_and_changes_and_keeps_comments(home: Path, capsys: py
     ],
 )
 def test_a_wrong_change_leaves_the_file(
-    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     path = write(home)
     before = path.read_bytes()
     assert main(["config", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert path.read_bytes() == before
 
 

@@ -153,8 +153,8 @@ def settle(page: Any) -> None:
 
 def current(page: Any) -> dict[str, Any]:
     """The branch that is shown, as data."""
-    told: dict[str, Any] = json.loads(page.evaluate("JSON.stringify(unspool.app.current)"))
-    return told
+    reported: dict[str, Any] = json.loads(page.evaluate("JSON.stringify(unspool.app.current)"))
+    return reported
 
 
 def drawn(page: Any) -> int:

@@ -57,9 +57,9 @@ def test_what_a_model_writes_is_text_and_nothing_else(page: Any, name: str) -> N
     text = HOSTILE[name]
     page.on("dialog", lambda dialog: pytest.fail(f"a dialog: {dialog.message}"))
     write(page, text)
-    told = current(page)
-    assert told["error"] is None, told["error"]
-    assert "".join(token["text"] for token in told["tokens"]) == text
+    state = current(page)
+    assert state["error"] is None, state["error"]
+    assert "".join(token["text"] for token in state["tokens"]) == text
     drawn(page)
     for view in VIEWS:
         page.evaluate(f"unspool.app.go('{view}')")
@@ -124,20 +124,20 @@ def test_a_server_that_dies_is_told_and_its_return_too(open_page: Callable[..., 
         process.send_signal(signal.SIGKILL)
         process.wait()
         page.wait_for_selector(".answer .error")
-        told = current(page)
-        assert told["state"] == "failed"
-        assert len(told["tokens"]) >= 4
+        state = current(page)
+        assert state["state"] == "failed"
+        assert len(state["tokens"]) >= 4
         page.wait_for_selector(".link.down")
         process, again = start_server(smollm2_path, int(address.rsplit(":", 1)[1]))
         assert again == address
         page.wait_for_selector(".link.up")
         page.click("text=Go on from what came")
         wait(page, "unspool.app.current.parent !== null")
-        page.wait_for_selector(f".answer .t >> nth={len(told['tokens']) + 2}")
+        page.wait_for_selector(f".answer .t >> nth={len(state['tokens']) + 2}")
         page.click("button.stop")
         done(page)
-        assert [one["id"] for one in current(page)["tokens"]][: len(told["tokens"])] == [
-            one["id"] for one in told["tokens"]
+        assert [one["id"] for one in current(page)["tokens"]][: len(state["tokens"])] == [
+            one["id"] for one in state["tokens"]
         ]
     finally:
         process.kill()

@@ -53,11 +53,11 @@ def test_another_candidate_is_one_click_and_keeps_the_first_answer(page: Any) ->
     row.locator("button.branch").click()
     wait(page, "unspool.app.current.parent !== null")
     done(page)
-    told = current(page)
-    assert [one["id"] for one in told["tokens"][:6]] == [*(one["id"] for one in first["tokens"][:5]), token]
-    assert told["tokens"][5]["given"]
+    state = current(page)
+    assert [one["id"] for one in state["tokens"][:6]] == [*(one["id"] for one in first["tokens"][:5]), token]
+    assert state["tokens"][5]["given"]
     page.wait_for_selector(".step >> text=was put there by hand")
-    assert told["report"]["cached_tokens"] <= told["usage"]["prompt_tokens"]
+    assert state["report"]["cached_tokens"] <= state["usage"]["prompt_tokens"]
     go(page, "What if")
     assert page.locator("svg .node").count() == 3
     page.keyboard.press("Alt+ArrowLeft")
@@ -66,7 +66,7 @@ def test_another_candidate_is_one_click_and_keeps_the_first_answer(page: Any) ->
     assert text_of(current(page)) == text_of(first)
     page.keyboard.press("Alt+ArrowRight")
     settle(page)
-    assert current(page)["id"] == told["id"]
+    assert current(page)["id"] == state["id"]
 
 
 def test_siblings_grow_at_the_cursor_and_are_walked(page: Any) -> None:
@@ -224,8 +224,8 @@ def test_the_states_of_recurrent_layers_have_a_map(open_page: Callable[..., Any]
         page.evaluate("unspool.app.stop(unspool.app.current)")
         done_text = "[aria-label=Cache] .keys >> nth=1"
         wait(page, "document.querySelectorAll('[aria-label=Cache] .keys')[1].textContent.includes('held 0')")
-        told = page.locator(done_text).inner_text()
-        assert int(told.split("snapshot ")[1].split()[0]) >= 2
+        output = page.locator(done_text).inner_text()
+        assert int(output.split("snapshot ")[1].split()[0]) >= 2
         page.evaluate("unspool.app.go('write')")
         page.click(".answer .t >> nth=5")
         page.wait_for_selector(".draw")
@@ -302,9 +302,9 @@ def test_drafts_are_marked_where_they_were_accepted_and_rejected(
         accepted = page.locator(".t.accepted").count()
         assert accepted == 60 - len(works), "each step chooses one token beside those that were drafted for it"
         assert accepted > 3
-        told = page.locator(".summary").inner_text()
-        assert f"{accepted} accepted" in told
-        rejected = int(told.split("accepted, ")[1].split()[0])
+        output = page.locator(".summary").inner_text()
+        assert f"{accepted} accepted" in output
+        rejected = int(output.split("accepted, ")[1].split()[0])
         assert 0 < rejected <= drafted - accepted
         page.hover(".t.rejected >> nth=0")
         assert "rejected here" in page.locator(".tip").inner_text()
@@ -388,8 +388,8 @@ def test_a_permalink_reproduces_the_answer_and_checks_the_receipt(
 
 def changed_link(link: str, **changes: Any) -> str:
     head, _, data = link.partition("#r=")
-    told = json.loads(base64.urlsafe_b64decode(data + "=" * (-len(data) % 4)))
-    text = json.dumps({**told, **{name: change(told[name]) for name, change in changes.items()}})
+    reported = json.loads(base64.urlsafe_b64decode(data + "=" * (-len(data) % 4)))
+    text = json.dumps({**reported, **{name: change(reported[name]) for name, change in changes.items()}})
     return head + "#r=" + base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -403,7 +403,7 @@ def test_a_permalink_of_another_engine_says_what_differs(
     page.wait_for_selector(".notice >> text=clipboard")
     link = page.evaluate("navigator.clipboard.readText()").removeprefix(server.url)
     assert "Name a colour" not in link.partition("#")[0], "the request is in the fragment alone"
-    other = open_page(server, changed_link(link, receipt=lambda told: {**told, "kernels": "cpu-neon", "version": "0"}))
+    other = open_page(server, changed_link(link, receipt=lambda own: {**own, "kernels": "cpu-neon", "version": "0"}))
     verdict = other.locator("#receipt-verdict").inner_text()
     assert "The receipt differs" in verdict
     assert "kernels: cpu-neon then" in verdict

@@ -32,9 +32,9 @@ def busy_seconds(page: Any) -> Iterator[float]:
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     before = 0.0
     while True:
-        told = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-        yield told["TaskDuration"] - before
-        before = told["TaskDuration"]
+        reported = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+        yield reported["TaskDuration"] - before
+        before = reported["TaskDuration"]
 
 
 def depth(page: Any, index: int) -> float:
@@ -45,22 +45,22 @@ def depth(page: Any, index: int) -> float:
 def test_an_answer_streams_in_and_is_tinted_by_probability(page: Any) -> None:
     run(page, "The sea is", **STORY)
     assert drawn(page) == 24
-    told = current(page)
-    text = "".join(token["text"] for token in told["tokens"])
+    state = current(page)
+    text = "".join(token["text"] for token in state["tokens"])
     assert page.locator(".tokens").inner_text().replace("\n", "") == text.replace("\n", "")
-    for index, token in enumerate(told["tokens"]):
+    for index, token in enumerate(state["tokens"]):
         p = math.exp(token["logprob"])
         assert abs(depth(page, index) - (0 if p >= 0.7 else (1 - p / 0.7) ** 0.75)) < 1e-3
     page.select_option("#tint", "surprise")
     settle(page)
-    bits = -told["tokens"][5]["logprob"] / math.log(2)
+    bits = -state["tokens"][5]["logprob"] / math.log(2)
     assert abs(depth(page, 5) - min(1, bits / 12)) < 1e-3
     page.select_option("#tint", "entropy")
     settle(page)
-    assert abs(depth(page, 5) - min(1, told["tokens"][5]["trace"]["entropy_bits"] / 8)) < 1e-3
+    assert abs(depth(page, 5) - min(1, state["tokens"][5]["trace"]["entropy_bits"] / 8)) < 1e-3
     page.select_option("#tint", "time")
     settle(page)
-    gaps = [b["at"] - a["at"] for a, b in zip(told["tokens"], told["tokens"][1:], strict=False)]
+    gaps = [b["at"] - a["at"] for a, b in zip(state["tokens"], state["tokens"][1:], strict=False)]
     latest = 1 + gaps.index(max(gaps))
     assert depth(page, latest) == max(depth(page, index) for index in range(24)), "the latest is tinted the most"
     page.select_option("#tint", "none")
@@ -130,9 +130,9 @@ def test_an_answer_can_be_stopped(page: Any) -> None:
 def test_special_tokens_blanks_and_newlines_are_shown_on_demand(page: Any) -> None:
     page.check("input[name=mode][value=chat]", force=True)
     run(page, "Say yes.", max_tokens=80, temperature=0, seed=1)
-    told = current(page)
-    assert told["finish"] == "eos"
-    assert told["tokens"][-1]["special"] == "<|im_end|>"
+    state = current(page)
+    assert state["finish"] == "eos"
+    assert state["tokens"][-1]["special"] == "<|im_end|>"
     assert "<|im_end|>" not in page.locator(".tokens").inner_text()
     page.check("#marks")
     drawn(page)
@@ -151,14 +151,14 @@ def test_an_edited_answer_goes_on_from_there(page: Any) -> None:
     page.fill(".edit", kept + " and the moon")
     page.click("button:has-text('Go on from here')")
     done(page)
-    told = current(page)
-    assert [token["id"] for token in told["tokens"][:4]] == [token["id"] for token in first["tokens"][:4]]
-    assert told["parent"] == first["id"]
-    assert "".join(token["text"] for token in told["tokens"]).startswith(kept + " and the moon")
-    given = [token["text"] for token in told["tokens"] if token.get("given")]
+    state = current(page)
+    assert [token["id"] for token in state["tokens"][:4]] == [token["id"] for token in first["tokens"][:4]]
+    assert state["parent"] == first["id"]
+    assert "".join(token["text"] for token in state["tokens"]).startswith(kept + " and the moon")
+    given = [token["text"] for token in state["tokens"] if token.get("given")]
     assert "".join(given) == " and the moon"
     assert page.locator(".t.given").count() == len(given)
-    assert len(told["tokens"]) > 4 + len(given)
+    assert len(state["tokens"]) > 4 + len(given)
 
 
 # Why this token -----------------------------------------------------------------------------------------------------
@@ -205,10 +205,10 @@ def test_what_a_stage_removed_stays_in_sight_however_much_is_left(page: Any) -> 
 def test_rank_and_entropy_are_of_the_full_vocabulary(page: Any, server: Live) -> None:
     """Against the probabilities of the likeliest 256 tokens: what the others can add to the entropy is bounded."""
     run(page, "The capital of France is", max_tokens=4, temperature=0.7, seed=2)
-    told = current(page)
-    for index, token in enumerate(told["tokens"]):
-        output = [one["id"] for one in told["tokens"][:index]]
-        body = {"prompt": told["prompt"], "output": output, "temperature": 0.7, "seed": 2, "trace_top": 256}
+    state = current(page)
+    for index, token in enumerate(state["tokens"]):
+        output = [one["id"] for one in state["tokens"][:index]]
+        body = {"prompt": state["prompt"], "output": output, "temperature": 0.7, "seed": 2, "trace_top": 256}
         trace = httpx.post(f"{server.url}/v1/whatif", json=body, timeout=60).json()["trace"]
         p = np.array([probability for _, probability in trace["alternatives"]])
         rest, least = 1 - p.sum(), -(p * np.log2(p)).sum()
@@ -252,9 +252,9 @@ def test_sliders_choose_again_and_say_that_it_is_hypothetical(page: Any) -> None
     page.locator("[data-whatif=temperature]").fill("0")
     page.click("text=Go on that way")
     done(page)
-    told = current(page)
-    assert told["tokens"][index]["id"] == best
-    assert told["params"]["temperature"]["value"] == 0
+    state = current(page)
+    assert state["tokens"][index]["id"] == best
+    assert state["params"]["temperature"]["value"] == 0
 
 
 def test_typed_text_becomes_a_branch(page: Any) -> None:
@@ -265,9 +265,9 @@ def test_typed_text_becomes_a_branch(page: Any) -> None:
     page.click(".typing button")
     wait(page, "unspool.app.current.parent !== null")
     done(page)
-    told = current(page)
-    assert "".join(token["text"] for token in told["tokens"][2:]).startswith(" full of whales")
-    assert len(told["tokens"]) > 20
+    state = current(page)
+    assert "".join(token["text"] for token in state["tokens"][2:]).startswith(" full of whales")
+    assert len(state["tokens"]) > 20
 
 
 def test_the_answer_is_walked_by_keys(page: Any) -> None:
