@@ -125,16 +125,16 @@ def test_commands_tell(
     arguments: list[str], expected: str, at_once: None, chat_model: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(status, "LINE_INTERVAL", 0.0)
-    is_told, num_steps, draw, step = threading.Event(), itertools.count(1), Status._draw, Engine.step
+    is_shown, num_steps, draw, step = threading.Event(), itertools.count(1), Status._draw, Engine.step
 
     def drawn(self: Status, text: str) -> None:
         draw(self, text)
         if expected in text:
-            is_told.set()
+            is_shown.set()
 
     def held(engine: Engine) -> object:
-        """The second step waits until it was told what the engine is at."""
-        assert next(num_steps) == 1 or is_told.wait(600)
+        """The second step waits until the line shows what the engine is at."""
+        assert next(num_steps) == 1 or is_shown.wait(600)
         return step(engine)
 
     monkeypatch.setattr(Status, "_draw", drawn)
