@@ -204,9 +204,11 @@ REFUSED: dict[str, Asked] = {
     "embeddings": ("/v1/embeddings", {"input": "x"}),
     "a seed": ("/v1/replay", {"prompt": "x", "max_tokens": 4}),
 }
-# What two runs may tell differently: names that were drawn, times, and what happened to be computed already.
+# What two runs may tell differently: names that were drawn, times and shares of ceilings that one process has measured,
+# and what happened to be computed already.
 DIFFERENT = {
-    "id", "created", "created_at", "completed_at", "timings", "request_id", "item_id", "call_id", "response_id",
+    "id", "created", "created_at", "completed_at", "timings", "utilization", "request_id", "item_id", "call_id",
+    "response_id",
     "cached_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens", "place", "number",
     "prompt_tokens_details", "input_tokens_details", "usage", "obfuscation",
 }  # fmt: skip
