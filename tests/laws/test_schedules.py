@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -207,34 +208,30 @@ class World:
             self.scheduler.states.check([])
 
 
+def run_worlds(chunk: int, *, least_hits: int, **options: Any) -> None:
+    """Run 150 schedules, which together must do something."""
+    finished = preempted = hits = 0
+    for seed in range(chunk * 150, chunk * 150 + 150):
+        world = World(random.Random(seed), **options)
+        world.run(60)
+        finished += world.finished
+        preempted += world.scheduler.num_preemptions
+        hits += world.scheduler.prefix_hits
+    assert finished > 500
+    assert preempted > 20
+    assert hits > least_hits
+
+
 @pytest.mark.parametrize("chunk", range(8))
 def test_states_of_recurrent_layers_follow_their_requests(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared, forked, rewound, drafted for, preempted: the state is that of the request's own tokens."""
     monkeypatch.setattr(recurrent, "MIN_INTERVAL", 5)
-    finished = preempted = hits = 0
-    for seed in range(chunk * 150, chunk * 150 + 150):
-        world = World(random.Random(seed), has_states=True)
-        world.run(60)
-        finished += world.finished
-        preempted += world.scheduler.num_preemptions
-        hits += world.scheduler.prefix_hits
-    assert finished > 500, "the schedules must do something"
-    assert preempted > 20
-    assert hits > 300
+    run_worlds(chunk, has_states=True, least_hits=300)
 
 
 @pytest.mark.parametrize("chunk", range(8))
 def test_every_answer_in_a_crowd_equals_the_one_alone(chunk: int) -> None:
-    finished = preempted = hits = 0
-    for seed in range(chunk * 150, chunk * 150 + 150):
-        world = World(random.Random(seed))
-        world.run(60)
-        finished += world.finished
-        preempted += world.scheduler.num_preemptions
-        hits += world.scheduler.prefix_hits
-    assert finished > 500, "the schedules must do something"
-    assert preempted > 20
-    assert hits > 500
+    run_worlds(chunk, least_hits=500)
 
 
 @pytest.mark.parametrize("windows", [(5,), (None, 7), (None, 9, 2), (12, 1)], ids=str)
@@ -244,16 +241,7 @@ def test_released_blocks_change_no_answer(chunk: int, windows: Windows, monkeypa
     monkeypatch.setattr(blocks_module, "KEY_TILE", random.Random(chunk).choice([1, 4]))
     for module in (blocks_module, tables):
         monkeypatch.setattr(module, "REWIND", 2)
-    finished = preempted = hits = 0
-    for seed in range(chunk * 150, chunk * 150 + 150):
-        world = World(random.Random(seed), windows=windows)
-        world.run(60)
-        finished += world.finished
-        preempted += world.scheduler.num_preemptions
-        hits += world.scheduler.prefix_hits
-    assert finished > 500, "the schedules must do something"
-    assert preempted > 20
-    assert hits > 100
+    run_worlds(chunk, windows=windows, least_hits=100)
 
 
 def test_scored_prompts_share_a_limit_of_logits() -> None:

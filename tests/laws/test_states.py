@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.laws.crowd import Crowd, Job
+from tests.laws.guesses import Guesses
 from tests.steady_costs import SteadyCosts
 from unspool.engine import state
 from unspool.errors import ModelError, RequestError
@@ -103,26 +104,6 @@ def test_drafts_change_nothing(shape: str, tiny: Tiny) -> None:
             assert fast.alone(job) == answer
         accepted = fast.engine.speculation.total.accepted
         assert accepted == 0 if options.get("state_bytes") == each else accepted > 20, "without a slot, no draft"
-
-
-class Guesses:
-    """Drafts of the right answer, often with a wrong token in it."""
-
-    def __init__(self, num_prompt: int) -> None:
-        self.num_prompt, self.answer, self.rng = num_prompt, (), random.Random(3)
-
-    def propose(self, contexts, counts):  # type: ignore[no-untyped-def]
-        starts = [len(context.tokens) - self.num_prompt for context in contexts]
-        pairs = zip(starts, counts, strict=True)
-        return [[self.some(token) for token in self.answer[at : at + min(count, 4)]] for at, count in pairs]
-
-    def some(self, token: int) -> int:
-        return token if self.rng.random() < 0.8 else self.rng.randrange(256)
-
-    def seconds(self, count: int) -> float:
-        return 0.0
-
-    def forget(self, number: int) -> None: ...
 
 
 def test_a_saved_prompt_goes_on_in_the_next_engine(shape: str, tiny: Tiny, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.laws.crowd import Crowd, Job, random_job
 from tests.laws.emulated_device import device_crowd
+from tests.laws.guesses import Guesses
+from tests.steady_costs import SteadyCosts
 from unspool.cache import blocks
 from unspool.cache.blocks import blocks_in_window
 from unspool.engine import sizing, state, tables
@@ -23,7 +25,6 @@ from unspool.ops import storage
 from unspool.ops.storage import layer_groups, one_group
 from unspool.params import BeamParams, SamplingParams
 from unspool.plan import NO_BLOCK
-from unspool.speculate.estimates import Costs
 
 GROUPS = {name: layer_groups(architecture_of(SHAPES[name]).storage) for name in EVERY_FAMILY}
 WINDOWED = [name for name, groups in GROUPS.items() if groups[-1].window is not None]
@@ -172,31 +173,11 @@ def test_banned_strings_go_back_behind_what_was_released(
     assert (restarts > 0) == (rewind == 0)
 
 
-class Guesses:
-    """Drafts of the right answer, often with a wrong token in it."""
-
-    def __init__(self, num_prompt: int) -> None:
-        self.num_prompt, self.answer, self.rng = num_prompt, (), random.Random(3)
-
-    def propose(self, contexts, counts):  # type: ignore[no-untyped-def]
-        starts = [len(context.tokens) - self.num_prompt for context in contexts]
-        pairs = zip(starts, counts, strict=True)
-        return [[self.some(token) for token in self.answer[at : at + min(count, 6)]] for at, count in pairs]
-
-    def some(self, token: int) -> int:
-        return token if self.rng.random() < 0.8 else self.rng.randrange(256)
-
-    def seconds(self, count: int) -> float:
-        return 0.0
-
-    def forget(self, number: int) -> None: ...
-
-
 @every_shape
 def test_drafts_change_nothing(shape: str, tiny: Tiny, keeping: Callable[..., Crowd]) -> None:
     guesses = Guesses(100)
     fast, plain = small(shape, tiny, speculate=guesses), keeping(shape)
-    fast.engine.speculation.policy.costs = Costs([(1, 1.0), (64, 1.0001)])  # drafts pay, whatever the machine does
+    fast.engine.speculation.policy.costs = SteadyCosts([(1, 1.0), (64, 1.0001)])  # drafts pay
     params = SamplingParams(max_tokens=120, temperature=0.7, seed=2, ignore_eos=True, logprobs=0)
     job = Job(PROMPT[:100], params)
     answer = plain.alone(job)
