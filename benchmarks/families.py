@@ -315,6 +315,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.processor:
         options.threads = 1
+    for option, least in (("rounds", 1), ("tries", 1), ("steps", 2), ("threads", 1), ("chat_words", 1)):
+        if getattr(options, option) < least:
+            parser.error(f"--{option.replace('_', '-')} is {getattr(options, option)}; it must be at least {least}")
     if unknown := [name for name in options.models if name not in STANDS]:
         parser.error(f"there is no model {unknown[0]!r}; there are {', '.join(STANDS)}")
     chosen = {name: row for name, row in known.items() if not options.only or name in options.only}

@@ -15,6 +15,7 @@ tests/fixtures/converter.json. A difference above BOUND, or a model that cannot 
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -334,4 +335,14 @@ def main(checkout: str, python: str, names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", help="a checkout of llama.cpp")
+    parser.add_argument("python", help="an interpreter with torch, transformers and sentencepiece")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models (all)")
+    options = parser.parse_args()
+    if not (Path(options.checkout) / "convert_hf_to_gguf.py").is_file():
+        parser.error(f"{options.checkout} is no checkout of llama.cpp: it has no convert_hf_to_gguf.py")
+    unknown = sorted({*options.names} - {*NAMES, *SOURCES})
+    if unknown:
+        parser.error(f"there is no model {unknown[0]!r}; there are {', '.join([*NAMES, *SOURCES])}")
+    sys.exit(main(options.checkout, options.python, options.names))

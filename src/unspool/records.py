@@ -62,20 +62,21 @@ else:
             if one is None or self._num_made > FEW:
                 return self._compiled().__get__(one, owner)
             if self._order is None:
-                self._look()
+                self._note_fields()
             return partial(self._fill, one)
 
-        def _look(self):
-            """Note what fields there are."""
+        def _note_fields(self):
+            """Remember which fields arguments set, and what the others are set to."""
             fields = _fields(self._cls)
             self._named = {each.name for each in fields if each.init}
-            self._has_then = hasattr(self._cls, "__post_init__")
+            self._has_post_init = hasattr(self._cls, "__post_init__")
             self._defaults = [(each.name, each.default) for each in fields if each.default is not MISSING]
             makers = (each for each in fields if each.default_factory is not MISSING)
             self._makers = [(each.name, each.default_factory) for each in makers]
             optional = {name for name, _ in (*self._defaults, *self._makers)}
             self._num_set = len(self._named | optional)  # __post_init__ sets the others
-            self._order = [each.name for each in fields if each.init and not each.kw_only]  # last: now all is known
+            # The last: while it is None, `__get__` comes here.
+            self._order = [each.name for each in fields if each.init and not each.kw_only]
 
         def _compiled(self):
             cls = self._cls
@@ -100,7 +101,7 @@ else:
                 self._compiled()(one, *values, **named)  # raises
             for name, value in given.items():
                 _set(one, name, value)
-            if self._has_then:
+            if self._has_post_init:
                 one.__post_init__()
 
     def _compile_init(cls, frozen):

@@ -46,16 +46,16 @@ def make_parser(
 ) -> Parser:
     """The options of a command that serves."""
     parser = Parser(command, usage, description, epilog)
-    _add_place(parser, port)
+    _add_address(parser, port)
     _add_access(parser)
     _add_limits(parser)
-    _add_manner(parser, log)
+    _add_behaviour(parser, log)
     flags.add_engine_flags(parser, serving=True, several=True)
     parser.add_common()
     return parser
 
 
-def _add_place(parser: Parser, port: int) -> None:
+def _add_address(parser: Parser, port: int) -> None:
     group = parser.add_argument_group("where")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     group.add_argument("--port", type=int, default=port, help=f"port ({port}); 0 picks a free one")
@@ -105,7 +105,7 @@ def _add_limits(parser: Parser) -> None:
     group.add_argument("--idle-timeout", type=float, default=75.0, metavar="S", help="kept between requests (75)")
 
 
-def _add_manner(parser: Parser, log: str) -> None:
+def _add_behaviour(parser: Parser, log: str) -> None:
     group = parser.add_argument_group("how")
     group.add_argument("--lenient", action="store_true", help="ignore unknown fields with a warning in the response")
     group.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds to finish in when stopped (30)")

@@ -74,7 +74,7 @@ class StepMeter:
         self.num_steps = 0
         self.seconds = 0.0
         self._new: deque[Measured] = deque()
-        self._counting = threading.Lock()  # of one thread at a time; the engine's may add steps meanwhile
+        self._lock = threading.Lock()  # held to count; the engine's thread may add steps meanwhile
         self._num_bytes = 0
         self._flops = 0.0
         self._fastest = 0.0
@@ -111,13 +111,13 @@ class StepMeter:
     @property
     def history(self) -> list[StepStats]:
         """The latest steps, oldest first."""
-        with self._counting:
+        with self._lock:
             self._count_new()
             return list(self._history)
 
     def _count(self) -> None:
         if self._new:
-            with self._counting:
+            with self._lock:
                 self._count_new()
 
     def _count_new(self) -> None:

@@ -36,7 +36,8 @@ __all__ = [
     "Vector", "load", "uses_cuda",
 ]  # fmt: skip
 
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA's driver on Linux, and under Windows' Linux
+# How the names in /dev begin that NVIDIA's drivers make: for cards, boards with a GPU of their own, Windows' Linux.
+GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "nvmap", "dxg")
 
 Rows = Any  # the backend's type for activations
 Matrix = Any  # the backend's type for a prepared weight, from Ops.matrix
@@ -293,9 +294,19 @@ def uses_cuda(config: EngineConfig) -> bool:
     return config.device == "cuda" or (config.device == "auto" and _cuda_is_usable())
 
 
+def _may_have_gpu() -> bool:
+    """Whether it makes sense to ask NVIDIA's driver, which takes longer than to look for its devices."""
+    if sys.platform != "linux":
+        return True
+    try:
+        return any(name.startswith(GPU_DEVICES) for name in os.listdir("/dev"))
+    except OSError:
+        return True
+
+
 def _cuda_is_usable() -> bool:
     """Whether a GPU can be used. Asks for the device and its driver first, because importing torch is slow."""
-    if sys.platform == "linux" and not any(map(os.path.exists, GPU_DEVICES)):
+    if not _may_have_gpu():
         return False
     import ctypes
 

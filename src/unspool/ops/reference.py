@@ -26,7 +26,7 @@ from unspool.ops import (
     Rope,
 )
 from unspool.ops.routing import Routing, choose_experts
-from unspool.ops.storage import Storage, Widths, counts_of, describe, groups_for, state_bytes
+from unspool.ops.storage import Storage, Widths, counts_of, describe, group_of_each_layer, groups_for, state_bytes
 
 if TYPE_CHECKING:
     from unspool.weights.weight import Weight
@@ -47,7 +47,7 @@ class ReferenceKV:
         self.block_size, self.num_states = engine.block_size, num_states
         self.groups = groups_for(layers, num_blocks)
         self.num_blocks = counts_of(num_blocks)
-        self.group_of = {layer: place for place, group in enumerate(self.groups) for layer in group.layers}
+        self.group_of = group_of_each_layer(self.groups)
         self.keys: dict[int, Array] = {}
         self.values: dict[int, Array] = {}
         self.states: dict[tuple[int, str], Array] = {}

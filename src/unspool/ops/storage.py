@@ -92,6 +92,11 @@ def groups_for(layers: Sequence[Storage], num_blocks: int | Sequence[int]) -> tu
     return groups
 
 
+def group_of_each_layer(groups: Sequence[LayerGroup]) -> dict[int, int]:
+    """The number of the group that each layer belongs to, of those that store keys."""
+    return {layer: number for number, group in enumerate(groups) for layer in group.layers}
+
+
 def counts_of(num_blocks: int | Sequence[int]) -> tuple[int, ...]:
     """The blocks of each group, as `groups_for` counts groups."""
     return (num_blocks,) if isinstance(num_blocks, int) else tuple(num_blocks)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import unspool._native as _native
 from unspool.config import EngineConfig
 from unspool.errors import EngineError
-from unspool.ops.storage import Storage, counts_of, describe, groups_for
+from unspool.ops.storage import Storage, counts_of, describe, group_of_each_layer, groups_for
 
 
 class CpuKV:
@@ -24,7 +24,7 @@ class CpuKV:
         engine = engine.with_device_defaults("cpu")
         self.block_size, self.num_states = engine.block_size, num_states
         self.groups, self.num_blocks = groups_for(layers, num_blocks), counts_of(num_blocks)
-        group_of = {layer: place for place, group in enumerate(self.groups) for layer in group.layers}
+        group_of = group_of_each_layer(self.groups)
         sizes = [(*_sizes(layer), group_of.get(index, 0)) for index, layer in enumerate(layers)]
         self.native = _native.KvCache(sizes, engine.block_size, self.num_blocks, num_states, engine.kv_dtype)
         # Byte offset of a state within the states of its layer.

@@ -11,7 +11,7 @@ from torch import Tensor
 from unspool.config import EngineConfig
 from unspool.errors import BackendError, RequestError
 from unspool.ops.cuda.steps import KEYS
-from unspool.ops.storage import KeyValues, Storage, counts_of, describe, groups_for, state_bytes
+from unspool.ops.storage import KeyValues, Storage, counts_of, describe, group_of_each_layer, groups_for, state_bytes
 
 
 def kept_channels(key_dim: int, value_dim: int, *, latent: bool) -> int:
@@ -45,7 +45,7 @@ class CudaKV:
         self.engine = engine
         self.block_size, self.num_states = engine.block_size, num_states
         self.groups, self.num_blocks = groups_for(layers, num_blocks), counts_of(num_blocks)
-        self.group_of = {layer: place for place, group in enumerate(self.groups) for layer in group.layers}
+        self.group_of = group_of_each_layer(self.groups)
         self.layout = f"cuda-f16-{engine.block_size}-paired-{describe(layers, self.groups)}"
         self.storage = tuple(layers)
         self._tensors: dict[Kind, Tensor] = {}
